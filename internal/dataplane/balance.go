@@ -42,7 +42,7 @@ func MasqueradingOf(s *Settings, f *table.Frontend) Masquerading {
 	switch {
 	case f.Masquerade, f.Kind == table.ClusterIP && s.MasqueradeAll:
 		return MasqueradeAlways
-	case f.Kind == table.ClusterIP && len(s.Pods) > 0:
+	case f.Kind == table.ClusterIP && len(s.Pods)+len(s.PodInterfaces) > 0:
 		return MasqueradeOutside
 	}
 	return MasqueradeNone

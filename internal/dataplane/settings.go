@@ -18,7 +18,10 @@ type Settings struct {
 	// Pods are the ranges of pods (Table.ClusterCIDRs), LocalPods the ranges of this
 	// node's own (Table.LocalCIDRs).
 	Pods, LocalPods []netip.Prefix
-	MasqueradeAll   bool
+	// PodInterfaces are the interfaces of this node's own pods (Table.PodInterfaces): what comes from there counts as of
+	// both ranges.
+	PodInterfaces []table.Interface
+	MasqueradeAll bool
 	// Services are the ranges of ClusterIPs (Table.ServiceCIDRs).
 	Services []netip.Prefix
 	// NodeAddrs are where node ports answer, without ::1, for which Linux has
@@ -42,7 +45,10 @@ func SettingsOf(t *table.Table, f svc.Family) Settings {
 		}
 		return out
 	}
-	s := Settings{MasqueradeAll: t.MasqueradeAll, Pods: of(t.ClusterCIDRs), LocalPods: of(t.LocalCIDRs), Services: of(t.ServiceCIDRs)}
+	s := Settings{
+		MasqueradeAll: t.MasqueradeAll, Pods: of(t.ClusterCIDRs), LocalPods: of(t.LocalCIDRs), PodInterfaces: t.PodInterfaces,
+		Services: of(t.ServiceCIDRs),
+	}
 	s.Localhost = t.Loopback && f == svc.IPv4
 	for _, a := range t.NodePortAddrs {
 		if svc.FamilyOf(a) != f || a.IsLoopback() && f == svc.IPv6 {
@@ -64,7 +70,8 @@ func (s *Settings) Equal(o *Settings) bool {
 // SamePorts reports whether both say the same of what depends on single service
 // ports: everything but where node ports answer and what addresses Services have.
 func (s *Settings) SamePorts(o *Settings) bool {
-	return s.MasqueradeAll == o.MasqueradeAll && slices.Equal(s.Pods, o.Pods) && slices.Equal(s.LocalPods, o.LocalPods)
+	return s.MasqueradeAll == o.MasqueradeAll && slices.Equal(s.Pods, o.Pods) && slices.Equal(s.LocalPods, o.LocalPods) &&
+		slices.Equal(s.PodInterfaces, o.PodInterfaces)
 }
 
 // OpenLoopback lets node ports and host ports answer on 127.0.0.0/8, if they are to. The mode
@@ -78,6 +85,11 @@ func (s *Settings) OpenLoopback() error {
 		return fmt.Errorf("let node ports and host ports answer on 127.0.0.1: %w", err)
 	}
 	return nil
+}
+
+// LoopbackOpens reports whether OpenLoopback can work here: not where /proc/sys is read-only, as in most containers.
+func LoopbackOpens() bool {
+	return sysctl.Value(routeLocalnet) == "1" || sysctl.Writable(routeLocalnet)
 }
 
 // CloseLoopback undoes OpenLoopback, before the Guard of the mode that opened it goes from

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 type carrier dataplane.Carried
@@ -14,7 +15,7 @@ func (c carrier) Carried() dataplane.Carried { return dataplane.Carried(c) }
 
 // Every number of an Applier that carries connections itself has its metric.
 func TestCarriedMetrics(t *testing.T) {
-	m := newMetrics()
+	m := newMetrics("nft", []svc.Family{svc.IPv4, svc.IPv6})
 	m.registry.MustRegister(newCarried(carrier{
 		Connections: 1, UDPFlows: 2, FailingEndpoints: 3, Accepted: 4, Retried: 5, Failed: 6,
 		EndpointFailures: 7, Paused: 8, ToEndpoints: 9, ToClients: 10,

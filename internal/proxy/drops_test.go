@@ -29,7 +29,7 @@ func TestDropMetrics(t *testing.T) {
 	}
 	tab := table.New(web)
 	tab.NodePortAddrs = []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")}
-	m := newMetrics()
+	m := newMetrics("nft", []svc.Family{svc.IPv4, svc.IPv6})
 	m.registry.MustRegister(newDropMetrics(counted{
 		{Protocol: svc.TCP, To: ap("192.0.2.1:30080"), Dropped: 3},
 		{Protocol: svc.TCP, To: ap("192.0.2.2:30080"), Dropped: 4},
@@ -49,8 +49,8 @@ func TestDropMetrics(t *testing.T) {
 	want := []string{
 		`fairlead_service_dropped_packets_total{namespace="default",port="http",protocol="TCP",service="web"} 7`,
 		`fairlead_service_refused_packets_total{namespace="default",port="",protocol="UDP",service="web"} 5`,
-		`kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy="external"} 1`,
-		`kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy="internal"} 1`,
+		`kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_policy="external"} 1`,
+		`kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_policy="internal"} 1`,
 	}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("metrics\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -58,7 +58,7 @@ func TestDropMetrics(t *testing.T) {
 	m.built(tab, table.New(), []table.Key{web.Key()})
 	page = httptest.NewRecorder()
 	m.handler().ServeHTTP(page, httptest.NewRequest("GET", "/metrics", nil))
-	if !strings.Contains(page.Body.String(), `no_local_endpoints_total{traffic_policy="external"} 0`) {
+	if !strings.Contains(page.Body.String(), `no_local_endpoints_total{ip_family="IPv4",traffic_policy="external"} 0`) {
 		t.Error("the deleted Service still counts as one without local endpoints")
 	}
 }

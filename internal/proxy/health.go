@@ -95,7 +95,7 @@ func (h *proxyHealth) state(now time.Time) healthState {
 // ports.
 func (h *proxyHealth) serving() bool { return h.state(time.Now()).serving }
 
-// healthBody is the body of /healthz and /livez as kube-proxy v1.36 has it, which
+// healthBody is the body of /healthz and /livez as kube-proxy v1.37 has it, which
 // cloud load balancers and scripts read.
 type healthBody struct {
 	LastUpdated  time.Time `json:"lastUpdated"`

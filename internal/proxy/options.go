@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/netip"
 	"time"
 
@@ -48,12 +49,13 @@ type Options struct {
 	// Log receives what happens; nil discards it.
 	Log *slog.Logger
 
-	// ClusterCIDRs, DetectLocal, MasqueradeAll and NodePortAddresses are decisions
-	// for the Table; see there.
+	// ClusterCIDRs to PrimaryAddress are decisions for the Table; see table.Config.
 	ClusterCIDRs      []netip.Prefix
 	DetectLocal       table.DetectLocal
+	PodInterfaces     []table.Interface
 	MasqueradeAll     bool
 	NodePortAddresses table.NodePortAddresses
+	PrimaryAddress    netip.Addr
 
 	// Servers returns where Client reaches the API server; no Service gets an
 	// external or load balancer IP there. It is called in every round. Nil knows
@@ -97,6 +99,10 @@ type Options struct {
 	// /healthz and /proxyMode, as "IP:port"; empty serves nothing.
 	HealthzAddress string
 	MetricsAddress string
+	// ListenOrFail makes Run return an error, rather than try again, if one of these cannot be listened on.
+	ListenOrFail bool
+	// Handlers are further paths of MetricsAddress.
+	Handlers map[string]http.Handler
 
 	// MinInterval is the least time between the end of one Apply and the start
 	// of the next (default 2 ms). It grows with the time that Apply takes, up
@@ -165,8 +171,8 @@ func (o *Options) complete() error {
 func (o *Options) tableConfig() table.Config {
 	cfg := table.Config{
 		NodeName: o.NodeName, ClusterCIDRs: o.ClusterCIDRs, DetectLocal: o.DetectLocal,
-		MasqueradeAll: o.MasqueradeAll, NodePortAddresses: o.NodePortAddresses,
-		NoLoopback: o.NoLoopback,
+		MasqueradeAll: o.MasqueradeAll, NodePortAddresses: o.NodePortAddresses, PrimaryAddress: o.PrimaryAddress,
+		NoLoopback: o.NoLoopback, PodInterfaces: o.PodInterfaces,
 	}
 	if has := o.Schedulers; has != nil {
 		cfg.Scheduler = func(annotations map[string]string) (string, error) { return dialect.Scheduler(annotations, has) }

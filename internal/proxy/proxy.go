@@ -11,12 +11,14 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
@@ -59,7 +61,7 @@ func New(opts Options) (*Proxy, error) {
 		return nil, err
 	}
 	p := &Proxy{
-		opts: opts, log: opts.Log, feed: newFeed(), metrics: newMetrics(),
+		opts: opts, log: opts.Log, feed: newFeed(), metrics: newMetrics(opts.Mode, socket.UsableFamilies()),
 		status:   newStatus(opts.NodeName, opts.Mode),
 		health:   &proxyHealth{timeout: opts.HealthTimeout},
 		builder:  table.NewBuilder(opts.tableConfig()),
@@ -77,7 +79,7 @@ func New(opts Options) (*Proxy, error) {
 	p.metrics.registry.MustRegister(opts.Collectors...)
 	p.ranges = newRanges(opts.ServiceCIDRs, opts.Log, p.feed.wakeUp)
 	p.events = newRecorder(opts.Client, opts.NodeName, opts.Log)
-	p.checks = newHealthPorts(p.health.serving, opts.NodePortAddresses.IsDefault())
+	p.checks = newHealthPorts(p.health.serving, opts.NodePortAddresses.Everywhere())
 	return p, nil
 }
 
@@ -88,15 +90,22 @@ func (p *Proxy) Run(ctx context.Context) error {
 	defer stop()
 	defer p.events.Start()()
 	var wg sync.WaitGroup
-	wg.Go(func() { p.serveHealth(ctx) })
-	wg.Go(func() { p.serveMetrics(ctx) })
+	var failed atomic.Pointer[error]
+	for _, serve := range []func(context.Context) error{p.serveHealth, p.serveMetrics} {
+		wg.Go(func() {
+			if err := serve(ctx); err != nil {
+				failed.Store(&err)
+				stop()
+			}
+		})
+	}
 	wg.Go(func() { p.feed.run(ctx, &p.opts) })
 	wg.Go(func() { p.ranges.run(ctx, p.opts.Client) })
 	if p.opts.FallbackReason != "" {
 		p.events.node("ProxyModeFallback", p.opts.FallbackReason)
 	}
 	if tracker := p.openTracker(); tracker != nil {
-		p.cleaner = newCleaner(tracker, &p.opts, p.metrics.conntrack)
+		p.cleaner = newCleaner(tracker, &p.opts, p.metrics.swept)
 		wg.Go(func() {
 			p.cleaner.run(ctx)
 			_ = tracker.Close()
@@ -107,6 +116,9 @@ func (p *Proxy) Run(ctx context.Context) error {
 	p.loop(ctx, addresses)
 	p.checks.close()
 	wg.Wait()
+	if err := failed.Load(); err != nil {
+		return *err
+	}
 	return nil
 }
 
@@ -369,7 +381,7 @@ func (p *Proxy) apply(ctx context.Context, full, audit bool) {
 	}
 	p.follow(now, changed)
 	for _, t := range p.triggers {
-		p.metrics.latency.Observe(time.Since(t).Seconds())
+		p.metrics.latency.observe(time.Since(t))
 	}
 	p.triggers = nil
 	p.health.updated(time.Now())

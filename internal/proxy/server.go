@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net"
 	"net/http"
 	"time"
@@ -33,11 +34,11 @@ const listenRetry = time.Second
 
 // serve serves h on addr until ctx ends, nothing if addr is empty. Services are
 // more than metrics: an address that cannot be opened, or no longer accepts
-// connections, is retried for as long as it takes. what and reason are for the log
+// connections, is retried for as long as it takes, unless Options.ListenOrFail is set. what and reason are for the log
 // and the Event of the Node.
-func (p *Proxy) serve(ctx context.Context, what, reason, addr string, h http.Handler) {
+func (p *Proxy) serve(ctx context.Context, what, reason, addr string, h http.Handler) error {
 	if addr == "" {
-		return
+		return nil
 	}
 	retry := time.NewTicker(listenRetry)
 	defer retry.Stop()
@@ -48,7 +49,7 @@ func (p *Proxy) serve(ctx context.Context, what, reason, addr string, h http.Han
 			if err == nil {
 				_ = l.Close()
 			}
-			return
+			return nil
 		case err == nil:
 			if failed {
 				p.log.Info("serving "+what, "address", addr)
@@ -57,12 +58,16 @@ func (p *Proxy) serve(ctx context.Context, what, reason, addr string, h http.Han
 			newServer(l, h).run(ctx)
 		case !failed:
 			failed = true
+			err = fmt.Errorf("cannot serve %s on %s: %w", what, addr, err)
+			p.events.node(reason, err.Error())
+			if p.opts.ListenOrFail {
+				return err
+			}
 			p.log.Warn("cannot serve "+what+"; retrying", "address", addr, "err", err, "period", listenRetry)
-			p.events.node(reason, "cannot serve "+what+" on "+addr+": "+err.Error())
 		}
 		select {
 		case <-ctx.Done():
-			return
+			return nil
 		case <-retry.C:
 		}
 	}
@@ -70,22 +75,33 @@ func (p *Proxy) serve(ctx context.Context, what, reason, addr string, h http.Han
 
 // serveHealth serves /healthz and /livez until ctx ends. The reason of the Event
 // is kube-proxy's.
-func (p *Proxy) serveHealth(ctx context.Context) {
+func (p *Proxy) serveHealth(ctx context.Context) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", p.serveHealthz)
 	mux.HandleFunc("/livez", p.serveLivez)
-	p.serve(ctx, "health checks", "FailedToStartProxierHealthcheck", p.opts.HealthzAddress, mux)
+	return p.serve(ctx, "health checks", "FailedToStartProxierHealthcheck", p.opts.HealthzAddress, mux)
+}
+
+// kubeProxyName is a mode as kube-proxy names it, for programs that ask one.
+func kubeProxyName(mode string) string {
+	if mode == "nft" {
+		return "nftables"
+	}
+	return mode
 }
 
 // serveMetrics serves /metrics and what goes with it until ctx ends.
-func (p *Proxy) serveMetrics(ctx context.Context) {
+func (p *Proxy) serveMetrics(ctx context.Context) error {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", p.Metrics())
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok")) })
-	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(p.opts.Mode)) })
+	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(kubeProxyName(p.opts.Mode))) })
 	mux.HandleFunc("/status", func(w http.ResponseWriter, _ *http.Request) { // for 'fairlead status' on this machine
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(p.Status())
 	})
-	p.serve(ctx, "metrics", "FailedToServeMetrics", p.opts.MetricsAddress, mux)
+	for path, h := range p.opts.Handlers {
+		mux.Handle(path, h)
+	}
+	return p.serve(ctx, "metrics", "FailedToServeMetrics", p.opts.MetricsAddress, mux)
 }

@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -196,7 +194,7 @@ func (s *sweep) stale(e conntrack.Entry) bool {
 type cleaner struct {
 	tracker Tracker
 	relayed bool
-	removed prometheus.Counter
+	swept   func(took time.Duration, removed int, families map[svc.Family]int)
 	log     *slog.Logger
 	wake    loop.Signal
 
@@ -222,9 +220,9 @@ const (
 	cleanPause = 4
 )
 
-func newCleaner(t Tracker, o *Options, removed prometheus.Counter) *cleaner {
+func newCleaner(t Tracker, o *Options, swept func(time.Duration, int, map[svc.Family]int)) *cleaner {
 	return &cleaner{
-		tracker: t, relayed: o.Relayed, removed: removed, log: o.Log,
+		tracker: t, relayed: o.Relayed, swept: swept, log: o.Log,
 		wake: loop.NewSignal(), pending: map[svc.Frontend]*served{},
 	}
 }
@@ -306,13 +304,21 @@ func (c *cleaner) clean(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, cleanTimeout)
 	defer cancel()
-	removed, err := c.tracker.Sweep(ctx, unreplied, func(e conntrack.Entry) bool {
+	isStale := func(e conntrack.Entry) bool {
 		if s, concerned := fronts[svc.Frontend{Protocol: e.Protocol, Addr: e.OrigDst}]; concerned {
 			return s.stale(&e, c.relayed) || !c.relayed && s.spent(&e, udpTimeout)
 		}
 		return everything.stale(e)
+	}
+	families, start := map[svc.Family]int{}, time.Now()
+	removed, err := c.tracker.Sweep(ctx, unreplied, func(e conntrack.Entry) bool {
+		stale := isStale(e)
+		if stale {
+			families[svc.FamilyOf(e.OrigDst.Addr())]++
+		}
+		return stale
 	})
-	c.removed.Add(float64(removed))
+	c.swept(time.Since(start), removed, families)
 	if removed > 0 {
 		c.log.Debug("removed stale connection tracking entries", "entries", removed)
 	}

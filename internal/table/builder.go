@@ -79,7 +79,7 @@ func NewBuilder(cfg Config) *Builder {
 
 		problems: map[svc.Name][]Problem{},
 		news:     map[svc.Name]bool{},
-		table:    &Table{ClusterCIDRs: cluster, LocalCIDRs: local, MasqueradeAll: cfg.MasqueradeAll},
+		table:    &Table{ClusterCIDRs: cluster, LocalCIDRs: local, PodInterfaces: cfg.PodInterfaces, MasqueradeAll: cfg.MasqueradeAll},
 	}
 }
 
@@ -203,8 +203,11 @@ func (b *Builder) SetNode(n *corev1.Node) {
 				agent = append(agent, svc.Frontend{Protocol: svc.TCP, Addr: netip.AddrPortFrom(ip.Unmap(), uint16(port))})
 			}
 		}
-		primary = firstOfEachFamily(primary)
 	}
+	if a := b.cfg.PrimaryAddress; a.IsValid() {
+		primary = slices.Insert(primary, 0, a.Unmap())
+	}
+	primary = firstOfEachFamily(primary)
 	b.reserve(reservedAgent, agent)
 	newZone, newPrimary := zone != b.node.zone, !slices.Equal(primary, b.node.primary)
 	b.node.zone, b.node.primary = zone, primary

@@ -20,8 +20,12 @@ type Config struct {
 	MasqueradeAll bool
 	// DetectLocal decides which clients are pods of this node.
 	DetectLocal DetectLocal
-	// NodePortAddresses chooses where node ports answer.
+	// PodInterfaces are the interfaces of this node's Pods, for the two ways of DetectLocal that go by them.
+	PodInterfaces []Interface
+	// NodePortAddresses chooses where node ports answer. PrimaryAddress, if it is valid, is the Node's primary address
+	// of its family in place of what the Node says.
 	NodePortAddresses NodePortAddresses
+	PrimaryAddress    netip.Addr
 	// NoLoopback reports whether the mode cannot lead packets from 127.0.0.0/8 to an endpoint.
 	NoLoopback bool
 	// Scheduler reads ServicePort.Scheduler out of a Service's annotations. An
@@ -34,6 +38,34 @@ type Config struct {
 	Unweighted func(scheduler string) string
 }
 
+// Interface is an interface by its name, or all whose names begin with it.
+type Interface struct {
+	Name   string
+	Prefix bool
+}
+
+// String is the interface as nft(8) has it.
+func (i Interface) String() string {
+	if i.Prefix {
+		return i.Name + "*"
+	}
+	return i.Name
+}
+
+// maxInterface is the length of the longest name of an interface (IFNAMSIZ less its end).
+const maxInterface = 15
+
+// ParseInterface reads the name of an interface, or the beginning of names. It refuses what no interface can have
+// (dev_valid_name of the kernel), and what another program's rules would read as a pattern.
+func ParseInterface(name string, prefix bool) (Interface, error) {
+	if name == "" || len(name) > maxInterface || name == "." || name == ".." ||
+		strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`/:"*+!\\`, r) }) {
+		return Interface{}, fmt.Errorf("%q cannot be the name of an interface: want 1 to %d printable characters but %s", name, maxInterface,
+			`/ : " * + ! \`)
+	}
+	return Interface{name, prefix}, nil
+}
+
 // DetectLocal is the value of --detect-local-mode: how pods of this node are told
 // from all other clients.
 type DetectLocal uint8
@@ -41,11 +73,12 @@ type DetectLocal uint8
 // The ways to tell. By ClusterCIDR and NodeCIDR the same ranges also decide what is
 // masqueraded on the way to a ClusterIP, as with kube-proxy. DetectAuto leaves that to
 // Config.ClusterCIDRs, and knows local pods by the Node's podCIDRs; of a family
-// without any by Config.ClusterCIDRs.
+// without any by Config.ClusterCIDRs. DetectInterface goes by Config.PodInterfaces only.
 const (
 	DetectAuto DetectLocal = iota
 	DetectClusterCIDR
 	DetectNodeCIDR
+	DetectInterface
 )
 
 // ParseDetectLocal reads the value of --detect-local-mode; empty is DetectAuto.
@@ -57,8 +90,10 @@ func ParseDetectLocal(word string) (DetectLocal, error) {
 		return DetectClusterCIDR, nil
 	case "NodeCIDR":
 		return DetectNodeCIDR, nil
+	case "BridgeInterface", "InterfaceNamePrefix":
+		return DetectInterface, nil
 	}
-	return 0, fmt.Errorf("--detect-local-mode is %q; want ClusterCIDR or NodeCIDR", word)
+	return 0, fmt.Errorf("--detect-local-mode is %q; want ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix", word)
 }
 
 // cidrs returns Table.ClusterCIDRs and Table.LocalCIDRs. node are the Node's
@@ -69,6 +104,8 @@ func (c *Config) cidrs(node []netip.Prefix) (cluster, local []netip.Prefix) {
 		return c.ClusterCIDRs, c.ClusterCIDRs
 	case DetectNodeCIDR:
 		return node, node
+	case DetectInterface:
+		return nil, nil
 	case DetectAuto:
 	}
 	local = slices.Clone(node)
@@ -87,51 +124,62 @@ func (c *Config) cidrs(node []netip.Prefix) (cluster, local []netip.Prefix) {
 // (Link-local addresses come and go with every pod's link. Both kinds count
 // when a listed range names them.)
 type NodePortAddresses struct {
-	primary bool
-	ranges  []netip.Prefix
+	primary, all bool
+	ranges       []netip.Prefix
 }
 
-// ParseNodePortAddresses reads the elements of --nodeport-addresses: nothing,
-// the single word "primary" (the node's InternalIP of each family), or CIDRs.
+// loopbacks are the ranges of the word "localhost".
+var loopbacks = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
+
+// ParseNodePortAddresses reads the elements of --nodeport-addresses: nothing, or any of "primary" (the node's
+// InternalIP of each family), "localhost" (127.0.0.0/8 and ::1), "all" (every address, loopback too, but not IPv6
+// link-local ones) and CIDRs.
 func ParseNodePortAddresses(words []string) (NodePortAddresses, error) {
-	if len(words) == 1 && words[0] == "primary" {
-		return NodePortAddresses{primary: true}, nil
-	}
 	var n NodePortAddresses
 	for _, w := range words {
-		p, err := netip.ParsePrefix(strings.TrimSpace(w))
-		if err != nil {
-			return NodePortAddresses{}, fmt.Errorf("--nodeport-addresses: %q is neither the single word \"primary\" "+
-				"nor an address range such as 192.0.2.0/24", w)
+		switch w = strings.TrimSpace(w); w {
+		case "primary":
+			n.primary = true
+		case "localhost":
+			n.ranges = append(n.ranges, loopbacks...)
+		case "all":
+			n.all = true
+			n.ranges = append(n.ranges, loopbacks...)
+		default:
+			p, err := netip.ParsePrefix(w)
+			if err != nil {
+				return NodePortAddresses{}, fmt.Errorf("--nodeport-addresses: %q is neither \"primary\", \"localhost\" or \"all\" "+
+					"nor an address range such as 192.0.2.0/24", w)
+			}
+			n.ranges = append(n.ranges, p.Masked())
 		}
-		n.ranges = append(n.ranges, p.Masked())
 	}
 	return n, nil
 }
 
 // choose returns the addresses that answer on node ports, in address order.
 func (n NodePortAddresses) choose(machine, primary []netip.Addr) []netip.Addr {
-	from := machine
-	if n.primary {
-		from = primary
-	}
 	var out []netip.Addr
-	for _, a := range from {
-		a = a.Unmap().WithZone("")
-		if n.matches(a) {
+	for _, a := range machine {
+		if a = a.Unmap().WithZone(""); n.matches(a) {
 			out = append(out, a)
+		}
+	}
+	if n.primary {
+		for _, a := range primary {
+			if a = a.Unmap().WithZone(""); !a.IsLoopback() {
+				out = append(out, a)
+			}
 		}
 	}
 	slices.SortFunc(out, netip.Addr.Compare)
 	return slices.Compact(out)
 }
 
+// matches reports whether an address answers, the primary ones aside.
 func (n NodePortAddresses) matches(a netip.Addr) bool {
-	switch {
-	case n.primary:
+	if n.Everywhere() && !a.IsLoopback() && !(a.Is6() && a.IsLinkLocalUnicast()) {
 		return true
-	case len(n.ranges) == 0:
-		return !a.IsLoopback() && !(a.Is6() && a.IsLinkLocalUnicast())
 	}
 	return slices.ContainsFunc(n.ranges, func(p netip.Prefix) bool { return p.Contains(a) })
 }
@@ -148,5 +196,5 @@ func firstOfEachFamily(addrs []netip.Addr) []netip.Addr {
 	return out
 }
 
-// IsDefault reports that nothing was chosen.
-func (n NodePortAddresses) IsDefault() bool { return !n.primary && len(n.ranges) == 0 }
+// Everywhere reports that every address answers which others reach, but for IPv6 link-local ones.
+func (n NodePortAddresses) Everywhere() bool { return n.all || !n.primary && len(n.ranges) == 0 }

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -87,14 +88,56 @@ func TestClaimTieGoesByName(t *testing.T) {
 	}
 }
 
-func TestNodePortAddressesIsDefault(t *testing.T) {
+func TestNodePortAddresses(t *testing.T) {
+	addrs := func(words ...string) (out []netip.Addr) {
+		for _, w := range words {
+			out = append(out, netip.MustParseAddr(w))
+		}
+		return out
+	}
+	machine := addrs("127.0.0.1", "::1", "192.0.2.7", "198.51.100.7", "2001:db8::7", "fe80::7")
+	primary := addrs("192.0.2.7", "2001:db8::7")
 	for _, c := range []struct {
-		words []string
-		want  bool
-	}{{nil, true}, {[]string{"primary"}, false}, {[]string{"192.0.2.0/24"}, false}} {
-		n, err := ParseNodePortAddresses(c.words)
-		if err != nil || n.IsDefault() != c.want {
-			t.Errorf("%v: default %v, %v; want %v", c.words, n.IsDefault(), err, c.want)
+		words, want string
+		everywhere  bool
+	}{
+		{"", "192.0.2.7 198.51.100.7 2001:db8::7", true},
+		{"primary", "192.0.2.7 2001:db8::7", false},
+		{"localhost", "127.0.0.1 ::1", false},
+		{"primary,localhost", "127.0.0.1 192.0.2.7 ::1 2001:db8::7", false},
+		{"all", "127.0.0.1 192.0.2.7 198.51.100.7 ::1 2001:db8::7", true},
+		{"all,primary", "127.0.0.1 192.0.2.7 198.51.100.7 ::1 2001:db8::7", true},
+		{"localhost, 198.51.100.0/24", "127.0.0.1 198.51.100.7 ::1", false},
+		{"fe80::/10", "fe80::7", false},
+		{"192.0.2.0/24", "192.0.2.7", false},
+	} {
+		var words []string
+		if c.words != "" {
+			words = strings.Split(c.words, ",")
+		}
+		n, err := ParseNodePortAddresses(words)
+		if err != nil || n.Everywhere() != c.everywhere {
+			t.Errorf("%q: everywhere %v, %v; want %v", c.words, n.Everywhere(), err, c.everywhere)
+		}
+		if got := fmt.Sprint(n.choose(machine, primary)); got != "["+c.want+"]" {
+			t.Errorf("%q: got %s, want [%s]", c.words, got, c.want)
+		}
+	}
+	if _, err := ParseNodePortAddresses([]string{"primary", "everywhere"}); err == nil || !strings.Contains(err.Error(), `"localhost"`) {
+		t.Errorf("an unknown word: %v", err)
+	}
+	if n, _ := ParseNodePortAddresses([]string{"primary"}); len(n.choose(machine, addrs("127.0.0.1"))) != 0 {
+		t.Error("a loopback address of the Node counts as primary")
+	}
+}
+
+func TestParseInterface(t *testing.T) {
+	for name, want := range map[string]bool{
+		"cni0": true, "veth": true, "eth0.100": true, "": false, "..": false, "a b": false, "longer-than-fifteen": false, `x"; drop`: false,
+		"veth+": false, "veth*": false, "!eth0": false,
+	} {
+		if _, err := ParseInterface(name, true); (err == nil) != want {
+			t.Errorf("%q: %v", name, err)
 		}
 	}
 }

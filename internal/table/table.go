@@ -125,6 +125,9 @@ type Table struct {
 	// LocalCIDRs are the ranges this node's own pods have: the clients, besides the
 	// node itself, that Frontend.LocalClients is for.
 	LocalCIDRs []netip.Prefix
+	// PodInterfaces are the interfaces that traffic of this node's own Pods comes from. Such traffic counts as both
+	// of ClusterCIDRs and of LocalCIDRs.
+	PodInterfaces []Interface
 	// MasqueradeAll asks to masquerade all traffic to ClusterIPs.
 	MasqueradeAll bool
 	// ServiceCIDRs are the ranges of ClusterIPs, sorted. What is sent to an address

@@ -17,6 +17,9 @@ func (t *Table) String() string {
 	if len(t.ClusterCIDRs) > 0 {
 		fmt.Fprintf(&b, "pods in %s\n", words(t.ClusterCIDRs))
 	}
+	if len(t.PodInterfaces) > 0 {
+		fmt.Fprintf(&b, "pods of this node on %s\n", words(t.PodInterfaces))
+	}
 	if len(t.LocalCIDRs) > 0 && !slices.Equal(t.LocalCIDRs, t.ClusterCIDRs) {
 		fmt.Fprintf(&b, "pods of this node in %s\n", words(t.LocalCIDRs))
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/url"
 	"syscall"
 
@@ -32,6 +33,8 @@ type Streams struct {
 type Global struct {
 	Streams
 	LogLevel, LogFormat string
+
+	level slog.LevelVar
 }
 
 // Quiet sets the level warn, for a command that prints its own progress, unless

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/fairlead/fairlead/internal/apiclient"
 )
@@ -21,8 +22,10 @@ import (
 // ClientFlags select the API server of a command, and the identity.
 type ClientFlags struct {
 	Kubeconfig string
-	DataDir    string
-	Namespace  string
+	// Master, if it is set, is the server in place of the kubeconfig's.
+	Master    string
+	DataDir   string
+	Namespace string
 }
 
 // Add adds the flags to a command, without the namespace.
@@ -52,7 +55,7 @@ func (f *ClientFlags) path() string {
 // Load reads the kubeconfig, or finds the Pod's service account where none is
 // named; the namespace is that of the flag, the file or the Pod.
 func (f *ClientFlags) Load() (cfg *rest.Config, namespace string, err error) {
-	if f.Kubeconfig == "" && os.Getenv("KUBECONFIG") == "" {
+	if f.Kubeconfig == "" && os.Getenv("KUBECONFIG") == "" && f.Master == "" {
 		cfg, err := rest.InClusterConfig()
 		switch {
 		case err == nil:
@@ -65,7 +68,8 @@ func (f *ClientFlags) Load() (cfg *rest.Config, namespace string, err error) {
 	if len(rules.Precedence) == 1 {
 		rules = &clientcmd.ClientConfigLoadingRules{ExplicitPath: rules.Precedence[0]}
 	}
-	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{})
+	overrides := &clientcmd.ConfigOverrides{ClusterInfo: api.Cluster{Server: f.Master}}
+	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides)
 	cfg, err = loader.ClientConfig()
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

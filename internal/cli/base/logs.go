@@ -34,30 +34,32 @@ func (g *Global) Logger() (*slog.Logger, error) {
 	if err := g.CheckLogs(); err != nil {
 		return nil, err
 	}
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(g.LogLevel)); err != nil {
+	if err := g.SetLevel(g.LogLevel); err != nil {
 		return nil, AsUsage(err)
 	}
-	opts := &slog.HandlerOptions{Level: level}
+	opts := &slog.HandlerOptions{Level: &g.level}
 	log := slog.New(slog.NewTextHandler(g.Err, opts))
 	if g.LogFormat == "json" {
 		log = slog.New(slog.NewJSONHandler(g.Err, opts))
 	}
-	klog.SetSlogLogger(slog.New(libraryHandler{log.Handler(), level}))
+	klog.SetSlogLogger(slog.New(libraryHandler{log.Handler(), &g.level}))
 	return log, nil
 }
+
+// SetLevel sets the level of loggers that Logger has returned and returns.
+func (g *Global) SetLevel(text string) error { return g.level.UnmarshalText([]byte(text)) }
 
 // libraryHandler drops what the Kubernetes libraries log below warning, unless the
 // level is debug: at info they log their internals. What they call an error and is
 // ordinary use becomes debug.
 type libraryHandler struct {
 	slog.Handler
-	level slog.Level
+	level slog.Leveler
 }
 
 // Enabled reports whether a record of level l may be written.
 func (h libraryHandler) Enabled(ctx context.Context, l slog.Level) bool {
-	return h.Handler.Enabled(ctx, l) && (h.level <= slog.LevelDebug || l >= slog.LevelWarn)
+	return h.Handler.Enabled(ctx, l) && (h.level.Level() <= slog.LevelDebug || l >= slog.LevelWarn)
 }
 
 // Handle writes a record.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
+	"github.com/fairlead/fairlead/internal/kubeproxyconfig"
 )
 
 // maxConfigFile bounds the size of a configuration file, in bytes.
@@ -38,10 +39,15 @@ type setting struct {
 	// command is the section, "" for a flag that every command has.
 	command, flag string
 	value         *yaml.Node
+	// at is the field of a file whose fields have other names than flags.
+	at string
 }
 
 func (s setting) path() string {
-	if s.command == "" {
+	switch {
+	case s.at != "":
+		return s.at
+	case s.command == "":
 		return s.flag
 	}
 	return s.command + "." + s.flag
@@ -54,6 +60,8 @@ type File struct {
 	settings []setting
 	// open reports that others than the owner may read the file.
 	open bool
+	// kubeProxy is set if the file is a KubeProxyConfiguration.
+	kubeProxy *KubeProxyFile
 }
 
 // defaultConfigFile is that of the machine for root, and none for others.
@@ -100,6 +108,20 @@ func Configure(cmd *cobra.Command, newRoot func() *cobra.Command) error {
 	if err := errors.Join(c.Check(newRoot())...); err != nil {
 		return base.AsUsage(err)
 	}
+	if f := c.kubeProxy; f != nil {
+		if cmd.Name() != proxyCommand {
+			return base.Usagef("%s is a KubeProxyConfiguration, which only 'fairlead proxy' reads", c.path)
+		}
+		if err := f.replaceFlags(cmd); err != nil {
+			return err
+		}
+		f.remember(cmd)
+		for _, s := range c.settings {
+			if f := cmd.Flags().Lookup(s.flag); f != nil && s.flag == "kubeconfig" {
+				f.Changed = false // the file comes first
+			}
+		}
+	}
 	return c.apply(cmd)
 }
 
@@ -108,11 +130,7 @@ func Read(path string, required bool) (*File, error) {
 	if path == "" {
 		return &File{}, nil
 	}
-	read := fileio.ReadRegular
-	if os.Geteuid() == 0 {
-		read = fileio.ReadTrusted // it names the server to obey, and programs to run
-	}
-	text, err := read(path, maxConfigFile)
+	text, err := readFile(path)
 	if errors.Is(err, fs.ErrNotExist) && !required {
 		return &File{}, nil
 	}
@@ -131,8 +149,16 @@ func Read(path string, required bool) (*File, error) {
 	return c, nil
 }
 
+func readFile(path string) ([]byte, error) {
+	read := fileio.ReadRegular
+	if os.Geteuid() == 0 {
+		read = fileio.ReadTrusted // it names the server to obey, and programs to run
+	}
+	return read(path, maxConfigFile)
+}
+
 // Parse parses a file that holds a mapping of flags, and of commands to mappings of
-// flags. Which flags there are is left to check.
+// flags, or a KubeProxyConfiguration. Which flags there are is left to check.
 func Parse(path string, text []byte) (*File, error) {
 	c := &File{path: path}
 	var doc, more yaml.Node
@@ -147,6 +173,9 @@ func Parse(path string, text []byte) (*File, error) {
 	}
 	if isNull(doc.Content[0]) {
 		return c, nil
+	}
+	if kubeproxyconfig.Is(doc.Content[0]) {
+		return c, c.parseKubeProxy(text, doc.Content[0])
 	}
 	errs := c.section("", doc.Content[0])
 	return c, errors.Join(errs...)

@@ -10,6 +10,7 @@ import (
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/cli/lifecycle"
 	"github.com/fairlead/fairlead/internal/cli/parts"
+	"github.com/fairlead/fairlead/internal/clientmetrics"
 )
 
 // lbCommand is 'fairlead lb'.
@@ -95,7 +96,7 @@ func (c *lbCommand) run(ctx context.Context) error {
 		components = append(components, parts.SpeakerComponent(speaker))
 	}
 	if c.metrics != "" {
-		h := promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
+		h := promhttp.HandlerFor(prometheus.Gatherers{registry, clientmetrics.Gatherer()}, promhttp.HandlerOpts{})
 		components = append(components, lifecycle.OptionalHTTP(log, "the metrics of load balancers", c.metrics, h))
 	}
 	return lifecycle.RunAll(ctx, log, func() {}, components...)

@@ -98,7 +98,7 @@ func probeIPVS(ctx context.Context, s *modeSetup) error {
 func openIPVS(s *modeSetup, o *proxy.Options) error {
 	f := &s.flags.ipvs
 	cfg := f.config(s.networks.ServiceCIDRs)
-	cfg.Variant = s.ipvsVariant
+	cfg.Variant, cfg.MasqueradeBit = s.ipvsVariant, s.flags.MasqueradeBit
 	p, err := ipvs.New(cfg)
 	if err != nil {
 		return err

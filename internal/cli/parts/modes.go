@@ -163,7 +163,7 @@ func closeLoopback(keep string) error {
 }
 
 func openNFT(s *modeSetup, o *proxy.Options) (err error) {
-	o.Dataplane, err = nft.New(nft.Config{Balance: s.balance, DropInvalid: s.dropInvalid})
+	o.Dataplane, err = nft.New(nft.Config{Balance: s.balance, DropInvalid: s.dropInvalid, MasqueradeBit: s.flags.MasqueradeBit})
 	return err
 }
 
@@ -183,7 +183,7 @@ func probeIPTables(ctx context.Context, s *modeSetup) error {
 
 func openIPTables(s *modeSetup, o *proxy.Options) (err error) {
 	o.Dataplane, err = iptables.New(iptables.Config{
-		Variant: s.variant, Balance: s.balance, DropInvalid: s.dropInvalid, Log: s.log,
+		Variant: s.variant, Balance: s.balance, DropInvalid: s.dropInvalid, Log: s.log, MasqueradeBit: s.flags.MasqueradeBit,
 	})
 	return err
 }

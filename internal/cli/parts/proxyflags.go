@@ -28,10 +28,14 @@ import (
 
 // ProxyFlags set up the proxy; 'proxy', 'agent' and 'up' have them.
 type ProxyFlags struct {
-	mode, balance     string
-	variant           string
-	masqueradeAll     bool
-	DetectLocal       string // only of 'proxy'
+	mode, balance string
+	variant       string
+	masqueradeAll bool
+	// DetectLocal and PodInterfaces are set only by 'proxy'.
+	DetectLocal   string
+	PodInterfaces []table.Interface
+	// MasqueradeBit is the bit of the packet mark for connections to masquerade; 0 is the default of the mode.
+	MasqueradeBit     int
 	nodePortAddresses []string
 	Healthz, Metrics  string
 	auditPeriod       time.Duration
@@ -49,7 +53,8 @@ func (f *ProxyFlags) Add(cmd *cobra.Command) {
 		"how an endpoint is chosen: random or roundrobin (default: random, in mode userspace roundrobin)")
 	flags.BoolVar(&f.masqueradeAll, "masquerade-all", false, "masquerade all traffic to ClusterIPs")
 	flags.StringSliceVar(&f.nodePortAddresses, "nodeport-addresses", nil,
-		"ranges of this node's addresses that answer on node ports, or primary (default: all but loopback)")
+		"ranges of this node's addresses that answer on node ports, and the words primary (the Node's InternalIPs), localhost and all "+
+			"(default: all but loopback)")
 	flags.StringVar(&f.Healthz, "healthz-bind-address", "0.0.0.0:10256",
 		"IP:PORT of /healthz and /livez, which load balancers ask; 0.0.0.0 is every address of both families; empty for none")
 	flags.StringVar(&f.Metrics, "metrics-bind-address", "127.0.0.1:10249", "IP:PORT of /metrics; empty for none")
@@ -103,6 +108,9 @@ func withPort(addr, port string) string {
 	return addr
 }
 
+// InitKernel sets the kernel parameters that a proxy sets at its start.
+func (f *ProxyFlags) InitKernel(log *slog.Logger) { f.conntrack.apply(log) }
+
 func openConntrack() (proxy.Tracker, error) { return conntrack.Dial() }
 
 // Open probes the mode, sets the parameters of connection tracking, and returns
@@ -134,6 +142,7 @@ func (f *ProxyFlags) Open(
 	o := proxy.Options{
 		Client: client, NodeName: nodeName, Log: log, Mode: mode.name, FallbackReason: fallbackReason,
 		ServiceCIDRs: networks.ServiceCIDRs, ClusterCIDRs: networks.PodCIDRs, DetectLocal: detectLocal,
+		PodInterfaces: f.PodInterfaces,
 		MasqueradeAll: f.masqueradeAll, NodePortAddresses: addrs,
 		Conntrack: openConntrack, PortTaken: socket.Taken,
 		WatchAddresses: link.WatchAddresses,

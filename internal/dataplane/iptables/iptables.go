@@ -63,6 +63,9 @@ func (c *Config) complete() error {
 	if c.MasqueradeBit == 0 {
 		c.MasqueradeBit = defaultMasqueradeBit
 	}
+	if c.RejectBit == 0 && c.MasqueradeBit == defaultRejectBit {
+		c.RejectBit = defaultMasqueradeBit
+	}
 	if c.RejectBit == 0 {
 		c.RejectBit = defaultRejectBit
 	}

@@ -242,6 +242,9 @@ func (l *layout) base(set *dataplane.Settings, emit func(table, name string, lin
 	nat(chainDrop, "", "-j MARK --set-xmark "+both+"/"+both, "", "-j ACCEPT")
 	nat(chainMarkMasq, "", "-j MARK --set-xmark "+m+"/"+m)
 	var outside []string
+	for _, i := range set.PodInterfaces {
+		outside = append(outside, input(i), "-j RETURN")
+	}
 	for _, p := range set.Pods {
 		outside = append(outside, source(p), "-j RETURN")
 	}

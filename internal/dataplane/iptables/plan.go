@@ -72,6 +72,9 @@ func (l *layout) chains(set *dataplane.Settings, fr *front, emit func(name strin
 		in := writer{chain: name}
 		l.endpoints(&in, fr, "", fr.f.LocalClients, false)
 		emit(name, in.b)
+		for _, i := range set.PodInterfaces {
+			w.rule(input(i), "-g "+name)
+		}
 		for _, p := range set.LocalPods {
 			w.rule(source(p), "-g "+name)
 		}
@@ -234,6 +237,14 @@ func source(p netip.Prefix) string {
 		return "" // all there are
 	}
 	return "-s " + p.String() + " "
+}
+
+// input matches what came by an interface.
+func input(i table.Interface) string {
+	if i.Prefix {
+		return "-i " + i.Name + "+ "
+	}
+	return "-i " + i.Name + " "
 }
 
 // writer collects the lines of a chain as iptables-save prints them.

@@ -67,7 +67,7 @@ func (t *target) Write(ctx context.Context, c *dataplane.Change) error {
 	if !c.Full {
 		return nil
 	}
-	changed, err := t.rules.ensure(ctx, c.Settings.Services)
+	changed, err := t.rules.ensure(ctx, &c.Settings)
 	for _, text := range changed {
 		c.Drift("%s", text)
 	}

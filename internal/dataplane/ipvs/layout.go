@@ -11,6 +11,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane/drops"
 	"github.com/fairlead/fairlead/internal/kernel/ipset"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
 )
 
 // mode is this mode's name.
@@ -176,17 +177,23 @@ func (l *layout) chains(table string) []chain {
 	masq := "-j MARK --set-xmark " + bit + "/" + bit
 	switch table {
 	case "mangle":
+		mark := []string{
+			known + "-j RETURN",
+			not(setFront, "dst,dst") + "-j RETURN",
+			match(setRanged, "dst,dst") + not(setAllow, "dst,dst,src") + "-j " + chainRanged,
+		}
+		var pods []string
+		for _, i := range l.interfaces {
+			mark = append(mark, input(i)+match(setInside, "dst,dst")+"-g "+chainInside)
+			pods = append(pods, input(i)+match(setOutside, "dst,dst")+"-j RETURN")
+		}
 		return []chain{
-			{chainMark, []string{
-				known + "-j RETURN",
-				not(setFront, "dst,dst") + "-j RETURN",
-				match(setRanged, "dst,dst") + not(setAllow, "dst,dst,src") + "-j " + chainRanged,
+			{chainMark, slices.Concat(mark, []string{
 				match(setInside, "dst,dst") + match(setLocalPods, "src") + "-g " + chainInside,
 				match(setInside, "dst,dst") + "-m addrtype --src-type LOCAL -g " + chainInside,
 				match(setNobody, "dst,dst") + "-g " + chainNobody,
 				match(setMasq, "dst,dst") + masq,
-				match(setOutside, "dst,dst") + not(setPods, "src") + masq,
-			}},
+			}, pods, []string{match(setOutside, "dst,dst") + not(setPods, "src") + masq})},
 			{chainInside, []string{"-j SET --map-set " + setInside.name(l.family) + " dst,dst --map-mark"}},
 			// A node sends to a virtual IP from that very address, by lo. Of IPv4 the
 			// kernel drops what comes from elsewhere with an address of this node, of
@@ -240,13 +247,22 @@ func (l *layout) chains(table string) []chain {
 	}
 }
 
+// input matches what came by an interface.
+func input(i table.Interface) string {
+	if i.Prefix {
+		return "-i " + i.Name + "+ "
+	}
+	return "-i " + i.Name + " "
+}
+
 // layout is what differs between the two families.
 type layout struct {
 	family        svc.Family
 	cfg           *Config
 	icmp, refusal string
-	// services are the Service ranges of the Settings that the rules must have.
-	services []netip.Prefix
+	// services and interfaces are the Service ranges and the interfaces of Pods of the Settings that the rules must have.
+	services   []netip.Prefix
+	interfaces []table.Interface
 }
 
 func newLayout(f svc.Family, cfg *Config) *layout {

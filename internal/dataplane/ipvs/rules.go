@@ -3,10 +3,10 @@ package ipvs
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
+	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
 )
 
@@ -68,10 +68,9 @@ func chainOf(line string) string {
 }
 
 // ensure writes missing rules and returns what differed from the written state.
-// services are the ranges of ClusterIPs.
-func (r *rules) ensure(ctx context.Context, services []netip.Prefix) ([]string, error) {
-	if !slices.Equal(services, r.layout.services) {
-		r.layout.services, r.printed = slices.Clone(services), nil
+func (r *rules) ensure(ctx context.Context, set *dataplane.Settings) ([]string, error) {
+	if l := r.layout; !slices.Equal(set.Services, l.services) || !slices.Equal(set.PodInterfaces, l.interfaces) {
+		l.services, l.interfaces, r.printed = slices.Clone(set.Services), slices.Clone(set.PodInterfaces), nil
 	}
 	now, err := r.read(ctx)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
 )
 
 // spec is what a frontend needs of chains. Frontends of equal specs share all
@@ -45,12 +46,12 @@ type chainSpec struct {
 func (l *layout) chains(s *spec, set *dataplane.Settings) (entry string, out []chainSpec) {
 	entry, out = l.end(s, 0, out)
 	if entry != chainRefuse && entry != chainDrop {
-		entry, out = l.masquerade(s.masq, set.Pods, entry, out)
+		entry, out = l.masquerade(s.masq, set, entry, out)
 	}
 	if s.split {
 		var inside string
 		inside, out = l.end(s, 1, out)
-		entry, out = l.split(set.LocalPods, inside, entry, out)
+		entry, out = l.split(set, inside, entry, out)
 	}
 	if s.limited {
 		entry, out = l.limit(s, entry, out)
@@ -165,7 +166,7 @@ func (l *layout) sticky(node bool, list, n int, seconds uint32) []nftables.Rule 
 }
 
 // masquerade marks connections on their way to another chain.
-func (l *layout) masquerade(m dataplane.Masquerading, pods []netip.Prefix, to string, out []chainSpec) (string, []chainSpec) {
+func (l *layout) masquerade(m dataplane.Masquerading, set *dataplane.Settings, to string, out []chainSpec) (string, []chainSpec) {
 	switch m {
 	case dataplane.MasqueradeAlways:
 		name := "masq-" + to
@@ -175,15 +176,18 @@ func (l *layout) masquerade(m dataplane.Masquerading, pods []netip.Prefix, to st
 	case dataplane.MasqueradeOutside:
 		name := "cluster-" + to
 		return name, append(out, chainSpec{name: name, rules: func() []nftables.Rule {
-			rules := l.fromPods(pods, to)
+			rules := l.fromPods(set.Pods, set.PodInterfaces, to)
 			return append(rules, nftables.NewRule(l.mark(new(nftables.Program)).Goto(to), "%s goto %s", l.markText(), to))
 		}})
 	}
 	return to, out
 }
 
-func (l *layout) fromPods(pods []netip.Prefix, to string) []nftables.Rule {
+func (l *layout) fromPods(pods []netip.Prefix, interfaces []table.Interface, to string) []nftables.Rule {
 	var rules []nftables.Rule
+	for _, i := range interfaces {
+		rules = append(rules, nftables.NewRule(nftables.FromInterface(i.Name, i.Prefix).Goto(to), "iifname \"%s\" goto %s", i, to))
+	}
 	for _, p := range pods {
 		rules = append(rules, nftables.NewRule(l.InPrefix(l.Source, p).Goto(to), "%s saddr %s goto %s", l.Word, p, to))
 	}
@@ -193,10 +197,10 @@ func (l *layout) fromPods(pods []netip.Prefix, to string) []nftables.Rule {
 // split sends clients inside, this node and its pods, one way and all others
 // another. This node's own connections are masqueraded: their source may be
 // the very address they were sent to, if an interface has it.
-func (l *layout) split(pods []netip.Prefix, inside, outside string, out []chainSpec) (string, []chainSpec) {
+func (l *layout) split(set *dataplane.Settings, inside, outside string, out []chainSpec) (string, []chainSpec) {
 	name := "inside-" + inside + "-outside-" + outside
 	return name, append(out, chainSpec{name: name, rules: func() []nftables.Rule {
-		rules := l.fromPods(pods, inside)
+		rules := l.fromPods(set.LocalPods, set.PodInterfaces, inside)
 		self := new(nftables.Program).AddressType(0, nftables.Source).Equal(0, nftables.Uint32(nftables.TypeLocal))
 		return append(rules,
 			nftables.NewRule(l.mark(self).Goto(inside), "fib saddr type local %s goto %s", l.markText(), inside),

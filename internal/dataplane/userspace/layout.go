@@ -206,6 +206,9 @@ func (l *layout) conditions(fr *front, s *dataplane.Settings) []chain {
 	name := ownName(fr.key)
 	in := chain{name: name}
 	if fr.split {
+		for _, i := range s.PodInterfaces {
+			in.rules = append(in.rules, l.end(nftables.FromInterface(i.Name, i.Prefix), fmt.Sprintf("iifname \"%s\" ", i), fr.to[1], s))
+		}
 		for _, p := range s.LocalPods {
 			in.rules = append(in.rules, l.end(l.InPrefix(l.Source, p), fmt.Sprintf("%s saddr %s ", l.Word, p), fr.to[1], s))
 		}

@@ -145,6 +145,17 @@ func FromKind(p *Program, kind string) *Program {
 	return p.Meta(0, iifKind).Equal(0, name)
 }
 
+// FromInterface matches packets that came by the interface of a name, or by one whose name begins with it (meta iifname).
+// Locally made packets came by none.
+func FromInterface(name string, prefix bool) *Program {
+	value := []byte(name)
+	if !prefix {
+		value = make([]byte, unix.IFNAMSIZ)
+		copy(value, name)
+	}
+	return new(Program).Meta(0, MetaIifName).Equal(0, value)
+}
+
 // TransparentProxy gives the packet to the transparent socket (IP_TRANSPARENT) that is bound to the address and port in the
 // registers, or to the one that its connection has already; its addresses stay (tproxy). It ends the rule if there is no
 // such socket. It is for packets of TCP and UDP in chains of prerouting. Since Linux 4.19.

@@ -42,6 +42,8 @@ type Row struct {
 	// ClusterCIDRs tells the pods' ranges, the node's own and all; MasqueradeAll and Loopback (node
 	// ports on 127.0.0.1) are the flags of these names.
 	ClusterCIDRs, MasqueradeAll, Loopback bool
+	// PodInterfaces tells the pods by where their packets come from.
+	PodInterfaces []table.Interface
 
 	// From is who asks: node, other, client, or a pod by its name.
 	From string
@@ -257,7 +259,7 @@ func (e *Env) Table(f svc.Family, p svc.Protocol, r *Row) *table.Table {
 	if r.ClusterCIDRs {
 		t.ClusterCIDRs, t.LocalCIDRs = podRanges(), e.localPods()
 	}
-	t.MasqueradeAll = r.MasqueradeAll
+	t.PodInterfaces, t.MasqueradeAll = r.PodInterfaces, r.MasqueradeAll
 	return t
 }
 

@@ -19,6 +19,9 @@ var notFromLoopback = map[string]string{
 	"ipvs": "the kernel's IPVS drops what comes from 127.0.0.0/8 and would leave by another interface than lo (dataplane/ipvs/README.md)",
 }
 
+// bridge is where packets of the node's pods come from.
+var bridge = []table.Interface{{Name: "pods"}}
+
 // one is a Service with one frontend.
 func one(k table.FrontendKind, to string) []Service {
 	return []Service{{Name: "web", Fronts: []Front{{Kind: k, To: to}}}}
@@ -95,6 +98,12 @@ var Rows = []Row{
 	{Name: "ClusterIP from a pod, pod ranges known", Behaviour: "50, 54",
 		Protocols: tcpUDP, ClusterCIDRs: true, Services: one(clusterIP, "b d"),
 		From: "c", To: "cluster", Want: Want{Reach: "b d", Client: "kept"}},
+	{Name: "ClusterIP from a pod, known by its bridge", Behaviour: "50, 54",
+		PodInterfaces: bridge, Services: one(clusterIP, "b d"),
+		From: "c", To: "cluster", Want: Want{Reach: "b d", Client: "kept"}},
+	{Name: "ClusterIP from outside, pods known by their bridge", Behaviour: "197",
+		PodInterfaces: bridge, Services: one(clusterIP, "a d"),
+		From: "client", To: "cluster", Want: Want{Reach: "a d", Client: "masqueraded"}},
 	{Name: "masquerade all", Behaviour: "198",
 		Protocols: tcpUDP, MasqueradeAll: true, Services: one(clusterIP, "b d"),
 		From: "c", To: "cluster", Want: Want{Reach: "b d", Client: "masqueraded"}},
@@ -245,6 +254,9 @@ var Rows = []Row{
 		From: "node", To: "node", Want: Want{Reach: "a d"}},
 	{Name: "Local: node port from a pod", Behaviour: "195",
 		Protocols: tcpUDP, ClusterCIDRs: true, Services: with(Front{Kind: nodePorts, To: "a", Inside: "a d"}),
+		From: "c", To: "node", Want: Want{Reach: "a d", Client: "kept"}},
+	{Name: "Local: node port from a pod, known by the beginning of its interface", Behaviour: "195",
+		PodInterfaces: []table.Interface{{Name: "pod", Prefix: true}}, Services: with(Front{Kind: nodePorts, To: "a", Inside: "a d"}),
 		From: "c", To: "node", Want: Want{Reach: "a d", Client: "kept"}},
 	{Name: "Local: load balancer from outside", Behaviour: "102",
 		Protocols: tcpUDP, Services: with(Front{Kind: lbIP, To: "a", Inside: "a d"}),
