@@ -62,7 +62,7 @@ var rooms = map[string]int{
 	"controller/kit":        2,
 	"dataplane":             2,
 	"dataplane/kubeproxy":   2,
-	"dns/follow":            2,
+	"dns/feed":              2,
 	"election":              2,
 	"lb/announce":           2,
 	"lb/bgp":                2,

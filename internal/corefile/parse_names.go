@@ -39,7 +39,10 @@ func parseKubernetes(b *Block, l line) (Plugin, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, z := range zones {
+	for i, z := range zones {
+		if slices.Contains(zones[:i], z) {
+			continue
+		}
 		if InZone(z, "in-addr.arpa.") || InZone(z, "ip6.arpa.") {
 			k.Reverse = append(k.Reverse, z)
 		} else {

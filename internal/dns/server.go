@@ -11,7 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/dns/follow"
+	"github.com/fairlead/fairlead/internal/dns/feed"
 	"github.com/fairlead/fairlead/internal/dns/membership"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/zone"
@@ -30,7 +30,7 @@ type Server struct {
 	ending   atomic.Bool // Run's ctx has ended, or Drain was called
 	loops    *loopFinder
 	members  *membership.Members
-	follow   *follow.Follower
+	follow   *feed.Follower
 	stop     chan struct{} // closed when sockets must close
 	drain    sync.Once
 	draining chan struct{} // closed by Drain
@@ -90,7 +90,7 @@ func New(o Options) (*Server, error) {
 		draining: make(chan struct{}),
 		drained:  make(chan struct{}),
 	}
-	s.follow = follow.New(follow.Options{
+	s.follow = feed.New(feed.Options{
 		Client: o.Client, Zone: z, Log: o.Logger, Pods: o.Pods == zone.PodsVerified, Progress: o.Progress,
 		Slice: s.members.Set, SliceDeleted: s.members.Delete,
 	})

@@ -1,6 +1,6 @@
-// Package follow keeps a zone in step with a Kubernetes API. It keeps no objects:
+// Package feed keeps a zone in step with a Kubernetes API. It keeps no objects:
 // the zone holds what it needs of them.
-package follow
+package feed
 
 import (
 	"context"
