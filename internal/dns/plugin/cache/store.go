@@ -34,7 +34,7 @@ type entry struct {
 
 // left returns how long an entry is still fresh; negative for how long it has not been.
 func (e *entry) left(now time.Time) time.Duration {
-	return (e.ttl - now.Sub(e.stored)).Truncate(time.Second)
+	return e.ttl - now.Sub(e.stored).Truncate(time.Second)
 }
 
 // used counts a use, and returns the number of uses without a pause of within.
