@@ -45,6 +45,7 @@ var rooms = map[string]int{
 	"cli/base":              1,
 	"dialect":               1,
 	"dns/membership":        1,
+	"dns/plugin":            1,
 	"epslice":               1,
 	"kernel":                1,
 	"lb/acme":               1,

@@ -172,7 +172,8 @@ func TestSyntax(t *testing.T) {
 		if got := fmt.Sprint(p.Blocks[0].Zones) + " " + plugins(p.Blocks[0]); got != want {
 			t.Errorf("%q: %s, want %s", text, got, want)
 		}
-		if l := Find[*Log](p.Blocks[0].Plugins); len(l) > 0 && strings.Contains(text, "name") && !strings.HasPrefix(l[0].Format, `{name} # "x" {remote}`) {
+		l := Find[*Log](p.Blocks[0].Plugins)
+		if len(l) > 0 && strings.Contains(text, "name") && !strings.HasPrefix(l[0].Format, `{name} # "x" {remote}`) {
 			t.Errorf("the format of log is %q", l[0].Format)
 		}
 	}
@@ -205,7 +206,7 @@ func TestRefusals(t *testing.T) {
 		". {\n forward . nosuch.example\n}":     "neither an IP address nor a file that can be read",
 		". {\n forward . 192.0.2.1 {\n x\n}\n}": "Corefile:3: forward: unknown property \"x\"; want one of doh",
 		". {\n forward . https://192.0.2.1\n}":  "the transport https:// of https://192.0.2.1 is not supported",
-		". {\n kubernetes {\n endpoint http://x\n}\n}":      "Corefile:3: kubernetes: endpoint is not supported: name the API server in the file of --kubeconfig",
+		". {\n kubernetes {\n endpoint http://x\n}\n}":      "Corefile:3: kubernetes: endpoint is not supported: name the API server",
 		". {\n kubernetes in-addr.arpa\n}":                  "a zone that is not a reverse zone is needed",
 		". {\n kubernetes {\n ttl 4000\n}\n}":               "\"4000\" is not a number from 0 to 3600",
 		". {\n cache 0\n}":                                  "\"0\" is not a number from 1",

@@ -7,5 +7,5 @@
 // here, with file and line and a remedy, so that a server that starts does what
 // the file asks for.
 //
-// Syntax and defaults are those of CoreDNS v1.15 (https://coredns.io/manual/configuration/).
+// Syntax and defaults are CoreDNS's (v1.15, https://coredns.io/manual/configuration/).
 package corefile

@@ -36,7 +36,7 @@ type Forward struct {
 	TLSServerName     string
 	TLS               *TLS // certificate of the client, and the authority of the servers
 	// Failover are codes of answers that another upstream may answer better; Next, and
-	// NextOnNoData, those that the next forward may.
+	// NextOnNoData, answers that the next forward may improve.
 	Failover, Next []int
 	NextOnNoData   bool
 	Source         netip.Addr

@@ -113,7 +113,7 @@ func Load(file string) (*Plan, error) {
 	return p, err
 }
 
-// Changed reports whether the files differ from those that the plan was read from.
+// Changed reports whether the files differ from the ones of the plan.
 func (p *Plan) Changed() bool {
 	now, err := fingerprint(p.files)
 	return err == nil && now != p.print
@@ -183,7 +183,7 @@ func (b *Block) zoneNames() []string {
 	return out
 }
 
-// zonesOr returns the zones in args, or those of the block if there are none.
+// zonesOr returns the zones in args, or the zones of the block if there are none.
 func (b *Block) zonesOr(l line, args []string) ([]string, error) {
 	if len(args) == 0 {
 		return b.zoneNames(), nil

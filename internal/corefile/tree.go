@@ -108,7 +108,7 @@ func closing(words []token, open int) (int, error) {
 	return 0, words[open].pos.errorf("the brace that opens here is never closed")
 }
 
-// imported returns the words that an import names: those of a snippet, or of the files
+// imported returns the words that an import names: a snippet's, or of the files
 // that match a pattern relative to the importing file. A pattern may match nothing.
 func (s *source) imported(what token, depth int) ([]token, error) {
 	if depth >= maxDepth {

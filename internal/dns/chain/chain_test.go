@@ -132,7 +132,7 @@ func startUpstream(t *testing.T) *upstream {
 	return u
 }
 
-// objects are those of a small cluster.
+// objects are a small cluster.
 func objects() []runtime.Object {
 	port, ready := int32(80), true
 	name, protocol := "http", corev1.ProtocolTCP
@@ -415,12 +415,14 @@ ns.sub 60 IN A 192.0.2.56
 			{"h.example.", a, "NOERROR; h.example. 9 A 192.0.2.1"},
 			{"h.example.", aaaa, "NOERROR; h.example. 9 AAAA 2001:db8::1"},
 			{"h2.example.", aaaa, "NOERROR"},
-			{"1.2.0.192.in-addr.arpa.", mdns.TypePTR, "NOERROR; 1.2.0.192.in-addr.arpa. 9 PTR h.example.; 1.2.0.192.in-addr.arpa. 9 PTR h2.example."},
+			{"1.2.0.192.in-addr.arpa.", mdns.TypePTR,
+				"NOERROR; 1.2.0.192.in-addr.arpa. 9 PTR h.example.; 1.2.0.192.in-addr.arpa. 9 PTR h2.example."},
 			{"x.example.com.", a, "NOERROR; x.example.com. 300 A 203.0.113.7"},
 			{"x.example.net.", a, "SERVFAIL"},
 		}},
 		"file": {"file DIR/db.file.example file.example", []question{
-			{"www.file.example.", a, "NOERROR; www.file.example. 60 CNAME ns.file.example.; ns.file.example. 60 A 192.0.2.53; file.example. 60 NS ns.file.example."},
+			{"www.file.example.", a,
+				"NOERROR; www.file.example. 60 CNAME ns.file.example.; ns.file.example. 60 A 192.0.2.53; file.example. 60 NS ns.file.example."},
 			{"x.wild.file.example.", a, "NOERROR; x.wild.file.example. 60 A 192.0.2.54; file.example. 60 NS ns.file.example."},
 			{"b.c.file.example.", a, "NOERROR; file.example. 60 SOA"},
 			{"none.file.example.", a, "NXDOMAIN; file.example. 60 SOA"},
@@ -478,12 +480,15 @@ forward . UP`, []question{
 		}},
 		"autopath": {"autopath @kubernetes\nkubernetes cluster.local {\n pods verified\n}\nforward . UP", []question{
 			{"web.default.svc.cluster.local.", a, "NOERROR; web.default.svc.cluster.local. 5 A 10.96.0.5"},
-			{"www.example.com.default.svc.cluster.local.", a, "NOERROR; www.example.com.default.svc.cluster.local. 300 CNAME www.example.com.; www.example.com. 300 A 203.0.113.7"},
+			{"www.example.com.default.svc.cluster.local.", a,
+				"NOERROR; www.example.com.default.svc.cluster.local. 300 CNAME www.example.com.; " +
+					"www.example.com. 300 A 203.0.113.7"},
 			{"127-0-0-1.default.pod.cluster.local.", a, "NOERROR; 127-0-0-1.default.pod.cluster.local. 5 A 127.0.0.1"},
 			{"10-0-0-1.default.pod.cluster.local.", a, "NXDOMAIN; cluster.local. 5 SOA"},
 		}},
 		"kubernetes without reverse zones and endpoints": {"kubernetes cluster.local {\n noendpoints\n namespaces default\n ttl 0\n}", []question{
-			{"_http._tcp.web.default.svc.cluster.local.", srv, "NOERROR; _http._tcp.web.default.svc.cluster.local. 0 SRV 0 100 80 web.default.svc.cluster.local."},
+			{"_http._tcp.web.default.svc.cluster.local.", srv,
+				"NOERROR; _http._tcp.web.default.svc.cluster.local. 0 SRV 0 100 80 web.default.svc.cluster.local."},
 			{"5.0.96.10.in-addr.arpa.", mdns.TypePTR, "SERVFAIL"},
 			{"dns-version.cluster.local.", txt, `NOERROR; dns-version.cluster.local. 0 TXT "1.1.0"`},
 		}},
@@ -504,7 +509,8 @@ forward . UP`, []question{
 // The most specific zone answers; class CH only where chaos is; a bad request gets its code.
 func TestServerBlocks(t *testing.T) {
 	up := startUpstream(t)
-	r := start(t, ".:PORT {\n ready WEB\n bufsize 600\n forward . UP {\n force_tcp\n}\n}\nsub.example:PORT {\n template ANY ANY {\n rcode NXDOMAIN\n}\n}\n"+
+	r := start(t, ".:PORT {\n ready WEB\n bufsize 600\n forward . UP {\n force_tcp\n}\n}\n"+
+		"sub.example:PORT {\n template ANY ANY {\n rcode NXDOMAIN\n}\n}\n"+
 		"bind:PORT {\n chaos v1 a b\n}", up)
 	r.want("x.sub.example.", mdns.TypeA, "NXDOMAIN")
 	r.want("xsub.example.", mdns.TypeA, "NOERROR; xsub.example. 300 A 203.0.113.7")
@@ -520,8 +526,9 @@ func TestServerBlocks(t *testing.T) {
 		}
 		return out
 	}
-	if m := exchange(func(m *mdns.Msg) { m.Question[0].Qclass = mdns.ClassCHAOS }); len(m.Answer) != 1 || m.Answer[0].(*mdns.TXT).Txt[0] != "v1" {
-		t.Errorf("version.bind: %s", m)
+	v := exchange(func(m *mdns.Msg) { m.Question[0].Qclass = mdns.ClassCHAOS })
+	if len(v.Answer) != 1 || v.Answer[0].(*mdns.TXT).Txt[0] != "v1" {
+		t.Errorf("version.bind: %s", v)
 	}
 	if m := exchange(func(m *mdns.Msg) { m.Opcode = mdns.OpcodeNotify }); m.Rcode != mdns.RcodeNotImplemented {
 		t.Errorf("NOTIFY: %s", m)
@@ -539,9 +546,12 @@ func TestServerBlocks(t *testing.T) {
 // An expired answer is used where the file allows it, and a failure is not kept longer than it allows.
 func TestStale(t *testing.T) {
 	up := startUpstream(t)
-	r := start(t, ".:PORT {\n ready WEB\n cache {\n success 100 1 1\n servfail 0s\n serve_stale 1h immediate 7s\n}\n forward . UP {\n read_timeout 200ms\n}\n}", up)
+	r := start(t, ".:PORT {\n ready WEB\n cache {\n success 100 1 1\n servfail 0s\n serve_stale 1h immediate 7s\n}\n"+
+		" forward . UP {\n read_timeout 200ms\n}\n}", up)
 	r.want("s.example.", mdns.TypeA, "NOERROR; s.example. 1 A 203.0.113.7")
-	r.eventually("the answer is stale", func() bool { return line(r.ask("s.example.", mdns.TypeA)) == "NOERROR; s.example. 7 A 203.0.113.7" })
+	r.eventually("the answer is stale", func() bool {
+		return line(r.ask("s.example.", mdns.TypeA)) == "NOERROR; s.example. 7 A 203.0.113.7"
+	})
 	r.eventually("it is fetched again", func() bool { return up.count("s.example.") > 1 })
 	for range 2 {
 		r.want("fail.example.", mdns.TypeA, "SERVFAIL")
@@ -554,7 +564,8 @@ func TestStale(t *testing.T) {
 // Hostile clients: more questions than max_concurrent, a panic of a plugin, connections without end.
 func TestHostile(t *testing.T) {
 	up := startUpstream(t)
-	r := start(t, ".:PORT {\n ready WEB\n prometheus WEB\n log . {\n class error\n}\n forward . UP {\n max_concurrent 2\n read_timeout 1s\n}\n}", up)
+	r := start(t, ".:PORT {\n ready WEB\n prometheus WEB\n log . {\n class error\n}\n"+
+		" forward . UP {\n max_concurrent 2\n read_timeout 1s\n}\n}", up)
 	var refused atomic.Int32
 	var wg sync.WaitGroup
 	for i := range 20 {

@@ -85,7 +85,7 @@ func paths(p *corefile.Plan) map[string]map[string]bool {
 	return out
 }
 
-// use opens the addresses of a plan, and closes those of no use any more.
+// use opens the addresses of a plan, and closes the others.
 func (w *web) use(p *corefile.Plan) error {
 	wanted := paths(p)
 	w.mu.Lock()

@@ -49,7 +49,7 @@ func newLoop(zone string, b *corefile.Block, next plugin.Handler) *loop {
 	return l
 }
 
-// Answer counts the questions for the random name, and ends those that come back.
+// Answer counts the questions for the random name, and ends the ones that come back.
 func (l *loop) Answer(ctx context.Context, q *plugin.Query) plugin.Reply {
 	if q.Type() != mdns.TypeHINFO || l.off.Load() || q.Name() != l.name {
 		return l.next.Answer(ctx, q)

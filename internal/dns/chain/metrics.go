@@ -125,7 +125,8 @@ func (collector) Describe(chan<- *prometheus.Desc) {}
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	w := sender{ch}
 	version := c.s.metrics.version
-	w.gauge("coredns_build_info", "The version of this server; its value is 1.", 1, "version", version, "revision", "", "goversion", runtime.Version())
+	w.gauge("coredns_build_info", "The version of this server; its value is 1.", 1,
+		"version", version, "revision", "", "goversion", runtime.Version())
 	in := c.s.current.Load()
 	if in == nil {
 		return

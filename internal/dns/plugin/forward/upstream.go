@@ -337,7 +337,7 @@ type idleConn struct {
 	since time.Time
 }
 
-// get takes a connection, and closes those that have been idle for too long.
+// get takes a connection, and closes the ones that have been idle for too long.
 func (p *idleConns) get() net.Conn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
