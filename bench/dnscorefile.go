@@ -184,7 +184,8 @@ func adaptCorefile(h *host, dir, file, kubeconfig string) (port uint16, err erro
 		return 0, err
 	}
 	adapt := strings.NewReplacer(
-		"/etc/resolv.conf", resolver, "169.254.20.10 10.96.0.10", h.addr.String(), "169.254.20.10", h.addr.String(),
+		"/etc/resolv.conf", resolver, "k3s/NodeHosts", filepath.Join(dir, "k3s/NodeHosts"),
+		"169.254.20.10 10.96.0.10", h.addr.String(), "169.254.20.10", h.addr.String(),
 		"{$POD_IP}", h.addr.String(), "192.0.2.10", switchAddr, "192.0.2.53 192.0.2.54", switchAddr, "192.0.2.53 tls://192.0.2.54", switchAddr,
 		"192.0.2.53", switchAddr, "tls_servername dns.example.com\n", "", "\n    kubernetes cluster.local in-addr.arpa ip6.arpa {\n",
 		"\n    kubernetes cluster.local in-addr.arpa ip6.arpa {\n      kubeconfig "+kubeconfig+"\n",

@@ -143,6 +143,7 @@ func objects() []runtime.Object {
 			ClusterIP: "10.96.0.5", ClusterIPs: []string{"10.96.0.5"}, Ports: []corev1.ServicePort{{Name: name, Port: port, Protocol: protocol}},
 		}},
 		&corev1.Service{ObjectMeta: meta("ext"), Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "www.example.com"}},
+		&corev1.Service{ObjectMeta: meta("gone"), Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "nx.example.com"}},
 		&discoveryv1.EndpointSlice{
 			ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
 			AddressType: discoveryv1.AddressTypeIPv4,
@@ -307,6 +308,8 @@ func TestKubeadm(t *testing.T) {
 	r.want("5.0.96.10.in-addr.arpa.", mdns.TypePTR, "NOERROR; 5.0.96.10.in-addr.arpa. 30 PTR web.default.svc.cluster.local.")
 	r.want("ext.default.svc.cluster.local.", mdns.TypeA,
 		"NOERROR; ext.default.svc.cluster.local. 30 CNAME www.example.com.; www.example.com. 30 A 203.0.113.7")
+	r.want("gone.default.svc.cluster.local.", mdns.TypeA,
+		"NXDOMAIN; gone.default.svc.cluster.local. 5 CNAME nx.example.com.; example. 5 SOA")
 	r.want("a.example.com.", mdns.TypeA, "NOERROR; a.example.com. 30 A 203.0.113.7")
 	for range 2 {
 		if m := r.ask("a.example.com.", mdns.TypeA); len(m.Answer) != 1 || m.Answer[0].Header().Ttl > 30 || m.Authoritative {

@@ -112,6 +112,9 @@ func (k *kube) Answer(ctx context.Context, q *plugin.Query) plugin.Reply {
 		if up := q.Ask(ctx, r.Target.String(), q.Type()); up != nil {
 			m.Answer = append(m.Answer, up.Answer...)
 			m.Truncated = m.Truncated || up.Truncated
+			if m.Rcode = up.Rcode; len(up.Answer) == 0 {
+				m.Ns = up.Ns
+			}
 		}
 	}
 	if k.c.TTL == 0 {

@@ -129,6 +129,9 @@ func (z *zone) follow(ctx context.Context, q *plugin.Query, m *mdns.Msg, target 
 		if up := q.Ask(ctx, target, q.Type()); up != nil {
 			m.Answer = append(m.Answer, up.Answer...)
 			m.Truncated = m.Truncated || up.Truncated
+			if m.Rcode = up.Rcode; len(up.Answer) == 0 {
+				m.Ns = up.Ns
+			}
 		}
 	}
 }
