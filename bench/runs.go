@@ -35,6 +35,8 @@ func runs() []run {
 		{"dns", "the cluster's names, against CoreDNS", (*bench).runDNS, nil},
 		{"dnsload", "start of a DNS server up to its first answer, at 1,000 and 10,000 services x 10 endpoints", (*bench).runDNSLoad, nil},
 		{"dnsnames", "every question of the table of names, and where CoreDNS answers otherwise", (*bench).runNames, nil},
+		{"dnscorefile", "the same 2,000 questions under the Corefiles of distributions and clouds, and where CoreDNS answers otherwise",
+			(*bench).runCorefiles, nil},
 		{"controllers", "from a Pod's status to its EndpointSlice, against kube-controller-manager", (*bench).runControllers, nil},
 		{"api", "every request of test/api, against kube-apiserver", (*bench).runAPI, []string{"kube-apiserver", "etcd", corpusProgram}},
 		{"create", "Services created with cluster IPs, against kube-apiserver", (*bench).runCreate, []string{"kube-apiserver", "etcd"}},

@@ -80,6 +80,8 @@ func TestWrongUsageExitsWith2AndOneClearLine(t *testing.T) {
 		`10.96.1.0/24 overlaps the range of`: {"proxy", "--ipvs-exclude-cidrs", "10.96.1.0/24", "--service-cluster-ip-range",
 			"10.96.0.0/16"},
 		`invalid address to listen on "x"`:       {"dns", "--listen", "x"},
+		`--listen does not go with --corefile`:   {"dns", "--corefile", "x", "--listen", "127.0.0.1:53"},
+		`corefile: open nosuch: no such file`:    {"dns", "--corefile", "nosuch"},
 		`--listen :53 includes the addresses`:    {"dns", "--listen", ":53", "--node-local", "10.96.0.10"},
 		`cluster domain "a..b" is not a domain`:  {"dns", "--cluster-domain", "a..b"},
 		`--metrics-bind-address is "9153"; want`: {"dns", "--metrics-bind-address", "9153"},

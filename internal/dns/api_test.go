@@ -41,7 +41,7 @@ func TestNamesFollowTheAPI(t *testing.T) {
 	if !resolves("my-service.prod.svc.cluster.local.", "10.96.0.20")() {
 		t.Error("a Service from the first list is missing")
 	}
-	if !s.apiUp.Load() {
+	if !s.follow.Up() {
 		t.Error("the API is said to be away")
 	}
 
@@ -85,7 +85,7 @@ func TestNotReadyBeforeTheFirstLists(t *testing.T) {
 	o := clusterOptions()
 	o.Client, o.Upstream = client, upstreams(startUpstream(t, answerWith("@ 60 IN A 192.0.2.1")))
 	s := start(t, o)
-	eventually(t, "the API is noticed to be away", func() bool { return !s.apiUp.Load() && s.serving.Load() })
+	eventually(t, "the API is noticed to be away", func() bool { return !s.follow.Up() && s.serving.Load() })
 	for _, name := range []string{"web.prod.svc.cluster.local.", "cluster.local.", "1.0.96.10.in-addr.arpa."} {
 		if r := exchange(t, s, "udp", question(name, mdns.TypeA)); r.Rcode != mdns.RcodeServerFailure || len(r.Ns) != 0 {
 			t.Errorf("%s: answered %v", name, r)

@@ -30,13 +30,13 @@ func (s *Server) Collect(ch chan<- prometheus.Metric) {
 			"hostsfile", s.options.Hosts)
 		c.gauge("coredns_hosts_reload_timestamp_seconds", "When the hosts file that is used was written.", float64(h.modified.UnixNano())/1e9)
 	}
-	s.programming.Collect(ch)
+	s.follow.Collect(ch)
 	c.gauge("fairlead_dns_tcp_connections", "Connections of clients.", float64(s.conns.len()))
 	c.counter("fairlead_dns_tcp_displaced_total", "Idle connections closed for new ones, of clients that had their share.",
 		s.conns.displaced.Load())
 	c.gauge("fairlead_dns_ready", "Whether the server listens and the cluster's names are complete.", truth(s.Ready()))
 	if s.options.Client != nil {
-		c.gauge("fairlead_dns_api_up", "Whether the API server can be reached; if not, answers are from memory.", truth(s.apiUp.Load()))
+		c.gauge("fairlead_dns_api_up", "Whether the API server can be reached; if not, answers are from memory.", truth(s.follow.Up()))
 	}
 	c.gauge("fairlead_dns_zone_serial", "Serial number of the cluster's zone; grows with each change.", float64(s.zone.Serial()))
 }

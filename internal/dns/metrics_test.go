@@ -80,7 +80,7 @@ func TestMetricsAreThoseOfCoreDNS(t *testing.T) {
 	s := start(t, o)
 	eventually(t, "ready", s.Ready)
 	exchange(t, s, "udp", question("www.example.com.", mdns.TypeA))
-	s.observeDelay(&discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{
+	s.follow.ObserveDelay(&discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{
 		Annotations: map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().Add(-3 * time.Millisecond).Format(time.RFC3339Nano)},
 	}})
 

@@ -35,7 +35,7 @@ func TestFirstFailuresAreLogged(t *testing.T) {
 		}
 		for i := 0; i < len(c.results); i += 2 {
 			err, _ := c.results[i+1].(error)
-			s.recordAPI(c.results[i].(string), err)
+			s.follow.RecordAPI(c.results[i].(string), err)
 		}
 		got := log.String()
 		if n := strings.Count(got, "\n"); n != 1 {
@@ -46,12 +46,12 @@ func TestFirstFailuresAreLogged(t *testing.T) {
 				t.Errorf("%s: no %q in %q", name, w, got)
 			}
 		}
-		if s.apiUp.Load() {
+		if s.follow.Up() {
 			t.Errorf("%s: the metric reports that the API can be read", name)
 		}
 		log.Reset()
-		s.recordAPI("services", nil)
-		if last := c.results[len(c.results)-2]; last == "services" && (!strings.Contains(log.String(), "reachable") || !s.apiUp.Load()) {
+		s.follow.RecordAPI("services", nil)
+		if last := c.results[len(c.results)-2]; last == "services" && (!strings.Contains(log.String(), "reachable") || !s.follow.Up()) {
 			t.Errorf("%s: the end of the failure is not logged: %q", name, log.String())
 		}
 	}

@@ -71,7 +71,7 @@ func (w *worker) answer(req []byte) fate {
 		}
 		return w.answerCached(req)
 	}
-	if !w.s.synced.Load() {
+	if !w.s.follow.Synced() {
 		return w.fail(req, rcodeServFail)
 	}
 	w.zoneReply = r

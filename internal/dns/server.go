@@ -11,8 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
+	"github.com/fairlead/fairlead/internal/dns/feed"
 	"github.com/fairlead/fairlead/internal/dns/membership"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/zone"
@@ -26,23 +25,17 @@ type Server struct {
 	forward *forwarder
 	stats   statsTable
 
-	hosts   atomic.Pointer[hostsTable]
-	synced  atomic.Bool // the zone is complete
-	serving atomic.Bool
-	ending  atomic.Bool // Run's ctx has ended, or Drain was called
-	apiUp   atomic.Bool // every kind can be read
-	loops   *loopFinder
-	members *membership.Members
-	// programming is how long changes of endpoints took to be answered.
-	programming *prometheus.HistogramVec
-	stop        chan struct{} // closed when sockets must close
-	drain       sync.Once
-	draining    chan struct{} // closed by Drain
-	drained     chan struct{} // closed by Run after the lame-duck time
-	local       *localSockets // nil without NodeLocal
-
-	apiMu sync.Mutex
-	api   map[string]apiState // by kind
+	hosts    atomic.Pointer[hostsTable]
+	serving  atomic.Bool
+	ending   atomic.Bool // Run's ctx has ended, or Drain was called
+	loops    *loopFinder
+	members  *membership.Members
+	follow   *feed.Follower
+	stop     chan struct{} // closed when sockets must close
+	drain    sync.Once
+	draining chan struct{} // closed by Drain
+	drained  chan struct{} // closed by Run after the lame-duck time
+	local    *localSockets // nil without NodeLocal
 
 	mu        sync.Mutex
 	listeners []*listener
@@ -91,25 +84,22 @@ func New(o Options) (*Server, error) {
 		options:  o,
 		members:  membership.New(o.Publish, o.Client, o.Logger),
 		log:      o.Logger,
-		api:      map[string]apiState{},
 		zone:     z,
 		forward:  f,
 		stop:     make(chan struct{}),
 		draining: make(chan struct{}),
 		drained:  make(chan struct{}),
-		programming: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "coredns_kubernetes_dns_programming_duration_seconds",
-			Help:    "Time from a change of a Pod or Service until its endpoints are answered.",
-			Buckets: prometheus.ExponentialBuckets(0.001, 2, 20),
-		}, []string{"service_kind"}),
 	}
+	s.follow = feed.New(feed.Options{
+		Client: o.Client, Zone: z, Log: o.Logger, Pods: o.Pods == zone.PodsVerified, Progress: o.Progress,
+		Slice: s.members.Set, SliceDeleted: s.members.Delete,
+	})
 	s.loops = &loopFinder{forward: f, timeout: o.Timeout, log: o.Logger}
 	if o.NodeLocal != nil {
 		s.local = &localSockets{o: o.NodeLocal, workers: o.Workers, log: o.Logger, members: s.members}
 	}
 	s.hosts.Store(hosts)
 	s.conns.open, s.conns.shares = map[netip.Addr]map[*tcpConn]struct{}{}, newShares(o.MaxConns)
-	s.synced.Store(o.Client == nil)
 	return s, nil
 }
 
@@ -118,7 +108,7 @@ func (s *Server) Zone() *zone.Zone { return s.zone }
 
 // Ready reports whether the server listens and the zone is complete. It stays
 // true when the API server cannot be reached, and is false while the server ends.
-func (s *Server) Ready() bool { return s.serving.Load() && s.synced.Load() && !s.ending.Load() }
+func (s *Server) Ready() bool { return s.serving.Load() && s.follow.Synced() && !s.ending.Load() }
 
 // Addrs returns the addresses the server listens on, once Listen has opened them.
 func (s *Server) Addrs() []netip.AddrPort {
@@ -195,7 +185,7 @@ func (s *Server) Run(ctx context.Context) error {
 		loops.Go(func() { s.watchHosts(serve) })
 	}
 	if s.options.Client != nil {
-		loops.Go(func() { s.watch(serve) })
+		loops.Go(func() { s.follow.Run(serve) })
 	}
 	if s.local != nil {
 		loops.Go(func() { s.local.serve(listed, s.Ready, func(l *listener) { s.start(l, &sockets) }) })

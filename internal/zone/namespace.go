@@ -88,6 +88,9 @@ type podIndex struct {
 	mu    sync.RWMutex
 	pods  map[svc.Name][]netip.Addr
 	count map[podKey]int
+	// spaces is the namespaces of the pods with an address, more than one where pods
+	// share the address of a node.
+	spaces map[netip.Addr]map[string]struct{}
 }
 
 type podKey struct {
@@ -106,15 +109,23 @@ func (p *podIndex) set(name svc.Name, addrs []netip.Addr) {
 	defer p.mu.Unlock()
 	if p.pods == nil {
 		p.pods, p.count = map[svc.Name][]netip.Addr{}, map[podKey]int{}
+		p.spaces = map[netip.Addr]map[string]struct{}{}
 	}
 	for _, a := range p.pods[name] {
 		k := podKey{name.Namespace, a}
 		if p.count[k]--; p.count[k] == 0 {
 			delete(p.count, k)
+			if delete(p.spaces[a], name.Namespace); len(p.spaces[a]) == 0 {
+				delete(p.spaces, a)
+			}
 		}
 	}
 	for _, a := range addrs {
 		p.count[podKey{name.Namespace, a}]++
+		if p.spaces[a] == nil {
+			p.spaces[a] = map[string]struct{}{}
+		}
+		p.spaces[a][name.Namespace] = struct{}{}
 	}
 	if p.pods[name] = addrs; len(addrs) == 0 {
 		delete(p.pods, name)
@@ -150,4 +161,20 @@ func (z *Zone) Pods() []svc.Name {
 		out = append(out, n)
 	}
 	return out
+}
+
+// PodNamespace returns the namespace of the pods with an address, false if there is none
+// or more than one.
+func (z *Zone) PodNamespace(a netip.Addr) (namespace string, ok bool) {
+	p := &z.podIndex
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	spaces := p.spaces[a]
+	if len(spaces) != 1 {
+		return "", false
+	}
+	for ns := range spaces {
+		namespace = ns
+	}
+	return namespace, true
 }

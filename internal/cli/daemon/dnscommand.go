@@ -22,7 +22,7 @@ type dnsCommand struct {
 	networks          base.NetworkFlags
 	nodeLocal         base.Addrs
 	configureResolver bool
-	metrics           string
+	metrics, corefile string
 }
 
 // NewDNS returns 'fairlead dns'.
@@ -33,12 +33,19 @@ func NewDNS(g *base.Global) *cobra.Command {
 		Short: "Run the cluster DNS on any Kubernetes API, in place of CoreDNS",
 		Example: `  fairlead dns --kubeconfig /etc/kubernetes/dns.conf --listen 10.0.0.5:53
   fairlead dns --kubeconfig F --listen :53 --upstream 192.0.2.53 --cluster-domain cluster.local
-  fairlead dns --kubeconfig F --node-local 10.96.0.10   # on every node, as NodeLocal DNSCache`,
+  fairlead dns --kubeconfig F --node-local 10.96.0.10   # on every node, as NodeLocal DNSCache
+  fairlead dns --kubeconfig F --corefile /etc/coredns/Corefile   # serves what CoreDNS's file asks for`,
 		Args: base.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log, err := g.Logger()
 			if err != nil {
 				return err
+			}
+			if c.corefile != "" {
+				if err := checkCorefile(cmd); err != nil {
+					return err
+				}
+				return c.runCorefile(cmd.Context(), log)
 			}
 			opts, err := c.serverOptions()
 			if err != nil {
@@ -48,6 +55,8 @@ func NewDNS(g *base.Global) *cobra.Command {
 		},
 	}
 	c.client.Add(cmd)
+	cmd.Flags().StringVar(&c.corefile, "corefile", "",
+		"CoreDNS's configuration file, which then decides everything but the API server (docs/dns.md, \"Corefile\")")
 	c.Add(cmd)
 	cmd.Flags().StringSliceVar(&c.Listen, "listen", []string{"127.0.0.1:53"}, "IP:PORT to answer on, UDP and TCP; may be repeated")
 	cmd.Flags().Var(&c.nodeLocal, "node-local", "cluster IPs of kube-dns to answer for on this node itself, "+
