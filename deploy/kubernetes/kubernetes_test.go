@@ -1,0 +1,358 @@
+// Package kubernetes holds manifests of fairlead's components for a real Kubernetes, and tests them.
+package kubernetes
+
+import (
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	authv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
+)
+
+func TestMain(m *testing.M) {
+	process.Main(func() int { return testbed.Run(m) }, "fairlead", "apiserver")
+}
+
+// rig is a cluster on which the manifests are applied, and a node that runs their containers' commands.
+type rig struct {
+	*testing.T
+	config  *rest.Config // of an administrator
+	client  *kubernetes.Clientset
+	node    *testbed.Host
+	gateway *httptest.Server // the API server for programs of the node
+
+	mu       sync.Mutex
+	rejected []string // requests that the API server answered with 401 or 403
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	r := &rig{T: t, config: process.API(t), node: testbed.NewNetwork(t).Host("node1")}
+	r.client = kubernetes.NewForConfigOrDie(r.config)
+	r.serveGateway()
+	return r
+}
+
+// serveGateway passes requests of the node's programs on to the API server, and notes which it rejects.
+func (r *rig) serveGateway() {
+	r.Helper()
+	target, err1 := url.Parse(r.config.Host)
+	anonymous := rest.AnonymousClientConfig(r.config)
+	transport, err2 := rest.TransportFor(anonymous)
+	if err1 != nil || err2 != nil {
+		r.Fatal(err1, err2)
+	}
+	proxy := httputil.NewSingleHostReverseProxy(target)
+	proxy.Transport, proxy.FlushInterval = transport, -1
+	proxy.ModifyResponse = func(res *http.Response) error {
+		if res.StatusCode == http.StatusUnauthorized || res.StatusCode == http.StatusForbidden {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.rejected = append(r.rejected, fmt.Sprintf("%s %s: %s", res.Request.Method, res.Request.URL.Path, res.Status))
+		}
+		return nil
+	}
+	var listener net.Listener
+	r.node.Do(func() {
+		listener, err1 = net.Listen("tcp", net.JoinHostPort(r.node.Addr4().String(), "6443"))
+	})
+	if err1 != nil {
+		r.Fatal(err1)
+	}
+	r.gateway = httptest.NewUnstartedServer(proxy)
+	_ = r.gateway.Listener.Close()
+	r.gateway.Listener, r.gateway.EnableHTTP2 = listener, true
+	r.gateway.StartTLS()
+	r.Cleanup(func() {
+		r.gateway.CloseClientConnections()
+		r.gateway.Close()
+	})
+}
+
+// kubectl runs kubectl as an administrator.
+func (r *rig) kubectl(args ...string) string {
+	r.Helper()
+	file := r.kubeconfig(r.config.Host, func(c *clientcmdapi.Cluster, u *clientcmdapi.AuthInfo) {
+		c.CertificateAuthorityData = r.config.CAData
+		u.ClientCertificateData, u.ClientKeyData = r.config.CertData, r.config.KeyData
+	})
+	return process.Output(r.T, exec.Command(kubectlProgram(r.T), append([]string{"--kubeconfig", file}, args...)...))
+}
+
+func kubectlProgram(t *testing.T) string {
+	t.Helper()
+	if program := os.Getenv("FAIRLEAD_KUBECTL"); program != "" {
+		return program
+	}
+	program, err := exec.LookPath("kubectl")
+	if err != nil {
+		t.Skip("no kubectl in PATH and none named by FAIRLEAD_KUBECTL")
+	}
+	return program
+}
+
+// kubeconfig writes a kubeconfig for a server and returns its path.
+func (r *rig) kubeconfig(server string, fill func(*clientcmdapi.Cluster, *clientcmdapi.AuthInfo)) string {
+	r.Helper()
+	cluster, user := &clientcmdapi.Cluster{Server: server}, &clientcmdapi.AuthInfo{}
+	fill(cluster, user)
+	config := clientcmdapi.NewConfig()
+	config.Clusters["c"], config.AuthInfos["u"] = cluster, user
+	config.Contexts["x"], config.CurrentContext = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}, "x"
+	file := filepath.Join(r.TempDir(), "kubeconfig")
+	if err := clientcmd.WriteToFile(*config, file); err != nil {
+		r.Fatal(err)
+	}
+	return file
+}
+
+// run starts the command of a Pod template's first container on the node, with the rights of its service account and
+// nothing else, and waits for its readiness probe.
+func (r *rig) run(template corev1.PodTemplateSpec) {
+	r.Helper()
+	spec := template.Spec
+	token, err := r.client.CoreV1().ServiceAccounts("kube-system").CreateToken(r.Context(), spec.ServiceAccountName,
+		&authv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		r.Fatal(err)
+	}
+	file := r.kubeconfig(r.gateway.URL, func(c *clientcmdapi.Cluster, u *clientcmdapi.AuthInfo) {
+		c.CertificateAuthorityData = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: r.gateway.Certificate().Raw})
+		c.TLSServerName, u.Token = "example.com", token.Status.Token
+	})
+	c := spec.Containers[0]
+	mounts := strings.NewReplacer(r.mount(spec)...)
+	args := slices.Clone(c.Args)
+	for i := range args {
+		args[i] = mounts.Replace(strings.ReplaceAll(args[i], "$(NODE_NAME)", "node1"))
+	}
+	cmd := r.node.Command(context.Background(), process.Program("fairlead"), args...)
+	cmd.Env = []string{"KUBECONFIG=" + file, "HOME=" + r.TempDir(), "PATH=" + os.Getenv("PATH")}
+	p := process.Start(r.T, cmd)
+	if c.ReadinessProbe == nil {
+		return
+	}
+	port := c.ReadinessProbe.HTTPGet.Port
+	for _, named := range c.Ports {
+		if named.Name == port.StrVal {
+			port = intstr.FromInt32(named.ContainerPort)
+		}
+	}
+	testbed.Until(r.T, "readiness of "+c.Name, func() error {
+		out, err := process.Try(r.node.Command(r.Context(), "curl", "-sf", "-m", "2",
+			fmt.Sprintf("http://%s:%s%s", r.node.Addr4(), port.String(), c.ReadinessProbe.HTTPGet.Path)))
+		if err != nil {
+			return fmt.Errorf("%w: %s\n%s", err, out, p.Log())
+		}
+		return nil
+	})
+}
+
+// mount writes the ConfigMaps that the first container mounts into directories, and returns pairs of the path in the
+// container and the directory.
+func (r *rig) mount(spec corev1.PodSpec) (paths []string) {
+	r.Helper()
+	for _, v := range spec.Volumes {
+		if v.ConfigMap == nil {
+			continue
+		}
+		config, err := r.client.CoreV1().ConfigMaps("kube-system").Get(r.Context(), v.ConfigMap.Name, metav1.GetOptions{})
+		if err != nil {
+			r.Fatal(err)
+		}
+		dir := r.TempDir()
+		for name, text := range config.Data {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+				r.Fatal(err)
+			}
+		}
+		for _, m := range spec.Containers[0].VolumeMounts {
+			if m.Name == v.Name {
+				paths = append(paths, m.MountPath, dir)
+			}
+		}
+	}
+	return paths
+}
+
+// The manifests, applied as they are beside kubeadm's Corefile, run each component with no right too few: endpoints are kept, names resolve, and
+// a Service gets an address that the node announces.
+func TestManifests(t *testing.T) {
+	r := newRig(t)
+	r.kubectl("create", "configmap", "coredns", "-n", "kube-system", "--from-file=Corefile=../../internal/corefile/testdata/kubeadm.Corefile")
+	r.kubectl("apply", "-k", ".")
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1"}}
+	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: r.node.Addr4().String()}}
+	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	if _, err := r.client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	deployments, err1 := r.client.AppsV1().Deployments("kube-system").List(t.Context(), metav1.ListOptions{})
+	daemons, err2 := r.client.AppsV1().DaemonSets("kube-system").List(t.Context(), metav1.ListOptions{})
+	if err1 != nil || err2 != nil {
+		t.Fatal(err1, err2)
+	}
+	if len(deployments.Items) < 2 || len(daemons.Items) < 1 {
+		t.Fatalf("%d Deployments and %d DaemonSets", len(deployments.Items), len(daemons.Items))
+	}
+	for _, d := range deployments.Items {
+		r.run(d.Spec.Template)
+	}
+	for _, d := range daemons.Items {
+		r.run(d.Spec.Template)
+	}
+	service := r.createService()
+	r.checkEndpoints()
+	r.checkName(service.Spec.ClusterIP)
+	r.checkAddress()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, request := range r.rejected {
+		t.Errorf("a right is missing: %s", request)
+	}
+}
+
+// createService makes a Service with one ready Pod, and a pool of addresses.
+func (r *rig) createService() *corev1.Service {
+	r.Helper()
+	ctx, core := r.Context(), r.client.CoreV1()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Labels: map[string]string{"app": "web"}}}
+	pod.Spec = corev1.PodSpec{NodeName: "node1", Containers: []corev1.Container{{Name: "web", Image: "web"}}}
+	pod, err := core.Pods("default").Create(ctx, pod, metav1.CreateOptions{})
+	if err != nil {
+		r.Fatal(err)
+	}
+	pod.Status = corev1.PodStatus{
+		Phase: corev1.PodRunning, PodIP: "10.244.1.9", PodIPs: []corev1.PodIP{{IP: "10.244.1.9"}},
+		Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
+	}
+	if _, err := core.Pods("default").UpdateStatus(ctx, pod, metav1.UpdateOptions{}); err != nil {
+		r.Fatal(err)
+	}
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}}
+	s.Spec = corev1.ServiceSpec{
+		Type: corev1.ServiceTypeLoadBalancer, Selector: map[string]string{"app": "web"}, Ports: []corev1.ServicePort{{Port: 80}},
+	}
+	if s, err = core.Services("default").Create(ctx, s, metav1.CreateOptions{}); err != nil {
+		r.Fatal(err)
+	}
+	pools := dynamic.NewForConfigOrDie(r.config).Resource(schema.GroupVersionResource{
+		Group: "fairlead.dev", Version: "v1", Resource: "ipaddresspools",
+	})
+	pool := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "fairlead.dev/v1", "kind": "IPAddressPool", "metadata": map[string]any{"name": "default"},
+		"spec": map[string]any{"addresses": []any{"192.168.77.200-192.168.77.210"}},
+	}}
+	testbed.Until(r.T, "the definition of pools, which fairlead lb makes", func() error {
+		_, err := pools.Create(ctx, pool, metav1.CreateOptions{})
+		return err
+	})
+	return s
+}
+
+func (r *rig) checkEndpoints() {
+	r.Helper()
+	testbed.Until(r.T, "the endpoint of the Service", func() error {
+		slices, err := r.client.DiscoveryV1().EndpointSlices("default").List(r.Context(),
+			metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=web"})
+		if err != nil || len(slices.Items) != 1 || len(slices.Items[0].Endpoints) != 1 {
+			text, _ := json.Marshal(slices)
+			return fmt.Errorf("%w: %s", err, text)
+		}
+		return nil
+	})
+}
+
+func (r *rig) checkName(want string) {
+	r.Helper()
+	testbed.Until(r.T, "the name of the Service", func() error {
+		out, err := process.Try(r.node.Command(r.Context(), "dig", "+short", "+time=1", "+tries=1",
+			"@"+r.node.Addr4().String(), "web.default.svc.cluster.local"))
+		if err != nil || strings.TrimSpace(out) != want {
+			return fmt.Errorf("%w: %q, want %s", err, out, want)
+		}
+		return nil
+	})
+}
+
+func (r *rig) checkAddress() {
+	r.Helper()
+	testbed.Until(r.T, "an announced address of the Service", func() error {
+		out := r.kubectl("get", "service", "web", "-o", "jsonpath={.status.loadBalancer.ingress[0].ip}")
+		if !strings.HasPrefix(out, "192.168.77.20") {
+			return fmt.Errorf("the address is %q", out)
+		}
+		return nil
+	})
+	leases := r.kubectl("get", "leases", "-n", "kube-system", "-o", "name")
+	for _, name := range []string{"fairlead-controllers", "fairlead-lb"} {
+		if !strings.Contains(leases, name) {
+			r.Errorf("%s elects no leader: %s", name, leases)
+		}
+	}
+}
+
+// Every workload runs with as little as it can: no write access to its root, no further privilege, a seccomp profile.
+func TestManifestsAreConfined(t *testing.T) {
+	text := process.Output(t, exec.Command(kubectlProgram(t), "kustomize", "."))
+	checked := 0
+	for _, document := range strings.Split(text, "\n---\n") {
+		if !strings.Contains(document, "kind: Deployment") && !strings.Contains(document, "kind: DaemonSet") {
+			continue
+		}
+		var d appsv1.Deployment // a DaemonSet has its template at the same place
+		if err := yaml.Unmarshal([]byte(document), &d); err != nil {
+			t.Fatal(err)
+		}
+		checked++
+		pod := d.Spec.Template.Spec
+		c := pod.Containers[0]
+		s := c.SecurityContext
+		switch {
+		case s == nil || s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem,
+			s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation,
+			s.Capabilities == nil || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}),
+			pod.SecurityContext == nil || pod.SecurityContext.SeccompProfile == nil:
+			t.Errorf("%s has more than it needs: %+v", d.Name, s)
+		}
+		if pod.PriorityClassName == "" || c.Resources.Requests.Memory().IsZero() {
+			t.Errorf("%s has no priority class or no requests", d.Name)
+		}
+		if c.Image != "fairlead/fairlead:0.1.0" {
+			t.Errorf("%s has the image %s", d.Name, c.Image)
+		}
+	}
+	if checked < 3 {
+		t.Errorf("only %d workloads", checked)
+	}
+}
