@@ -16,10 +16,11 @@ func deref[T any](p *T, otherwise T) T {
 	return *p
 }
 
-// byEndpoint is what is looked up by the endpoints of Services: virtual IPs, and Pods of this node.
+// byEndpoint is what is looked up by the endpoints of Services: virtual IPs, Pods of this node, and other nodes.
 type byEndpoint struct {
-	own  ownPods
-	vips *vips
+	own    ownPods
+	vips   *vips
+	others otherNodes
 }
 
 // index brings it in line with the slices of s.
@@ -48,7 +49,9 @@ func (b *byEndpoint) candidates(s *service, k Key, proto svc.Protocol, c *compla
 			}
 			hints := slice.hint(i)
 			at := netip.AddrPortFrom(ep.addr, port)
-			out = append(out, Candidate{Addr: at, State: b.own.stateNow(s, slice, i), Weight: slice.weight, Hints: hints})
+			out = append(out, Candidate{
+				Addr: at, State: b.own.stateNow(s, slice, i), Weight: slice.weight, Hints: hints, Unreached: b.others.unreached(ep.node),
+			})
 			s.hinted = s.hinted || hints != nil
 		}
 	}

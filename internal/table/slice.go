@@ -35,11 +35,12 @@ type slicePort struct {
 type sliceEndpoint struct {
 	addr netip.Addr
 	State
+	node nodeID
 }
 
 // keep takes over what counts of an object on the node of that name. It is nil
-// for an object that is not for this proxy.
-func keep(obj *discoveryv1.EndpointSlice, nodeName string) *endpointSlice {
+// for an object that is not for this proxy. nodes gives other nodes their numbers.
+func keep(obj *discoveryv1.EndpointSlice, nodeName string, nodes *otherNodes) *endpointSlice {
 	s := &endpointSlice{name: obj.Name, family: svc.IPv4}
 	switch {
 	case skipLabels(obj.Labels):
@@ -76,7 +77,7 @@ func keep(obj *discoveryv1.EndpointSlice, nodeName string) *endpointSlice {
 			own.at, own.mayBeReady = len(s.endpoints), own.mayBeReady && weight > 0
 			s.own = append(s.own, own)
 		}
-		s.endpoints = append(s.endpoints, sliceEndpoint{a, state})
+		s.endpoints = append(s.endpoints, sliceEndpoint{a, state, nodes.of(ep, nodeName)})
 	}
 	s.endpoints = slices.Clip(s.endpoints)
 	return s

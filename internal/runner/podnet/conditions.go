@@ -42,6 +42,13 @@ func (n *Network) Healthy() error {
 	return n.err
 }
 
+// Failure returns why the last attempt to connect the node's Pods failed, nil if there was none.
+func (n *Network) Failure() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.err
+}
+
 // Condition returns the Node condition PodsRouted.
 func (n *Network) Condition() corev1.NodeCondition {
 	n.mu.Lock()
