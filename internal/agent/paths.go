@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// tellAfter is how long a node is not reached before this one says so in the API: by then a machine that is dead is
+// tellAfter is how long a node is not reached before this one reports it in the API: by then a machine that is dead is
 // known to be dead, and is not asked any more. maxTold bounds how many nodes the condition names.
 const (
 	tellAfter = 6 * time.Second
@@ -33,7 +33,7 @@ type brokenPaths struct {
 	told  []string                 // sorted
 }
 
-// update takes the nodes that are not reached now, and returns those of told that are new, and those that are not any more.
+// update takes the nodes that are not reached now, and returns which have come to told, and which have left it.
 func (b *brokenPaths) update(now time.Duration, unreached []string) (began, ended []string) {
 	since := make(map[string]time.Duration, len(unreached))
 	var told []string
@@ -94,7 +94,7 @@ func (p *Peers) judgePaths(now time.Duration) {
 	told := len(began)+len(ended) > 0
 	p.mu.Unlock()
 	if !slices.Equal(was, is) {
-		p.log.Info("the nodes that this one does not reach have changed; "+consequenceUnreached, "unreached", strings.Join(is, ","))
+		p.log.Info("the nodes that this one does not reach have changed", "unreached", strings.Join(is, ","))
 		p.turned()
 	}
 	self := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: p.self, UID: types.UID(p.self)}

@@ -204,7 +204,7 @@ func TestNodeLifecycle(t *testing.T) {
 	r.checkNotReady(ns, check)
 }
 
-// checkNotReady has the Node "alive" say that it is not Ready: not for a moment, but after the hold, its Pods leave the
+// checkNotReady has the Node "alive" report itself as not Ready: not for a moment, but after the hold, its Pods leave the
 // endpoints and it has the taint for that, until it is Ready again.
 func (r *rig) checkNotReady(ns string, check func(node string, status corev1.ConditionStatus, taints int) error) {
 	r.Helper()

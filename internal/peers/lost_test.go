@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// lost passes time until the lost machines are those of names, and returns how long that took; up to limit.
+// lost passes time until the lost machines are as given, and returns how long that took; up to limit.
 func (l *link) lost(limit time.Duration, names ...string) (took time.Duration, ok bool) {
 	for begin := l.now; l.now-begin <= limit; l.pass(Step) {
 		if slices.Equal(l.watch.Lost(l.now), names) {

@@ -110,7 +110,7 @@ func (w *Watch) Tick(now time.Duration) []Question {
 	return out
 }
 
-// doubt reports whether a machine has just become silent: then the others are asked sooner, to tell whether it is that
+// doubt reports whether a machine has just become silent: then the others are asked sooner, to find out whether it is that
 // machine or this one.
 func (w *Watch) doubt() bool {
 	for _, t := range w.targets {
@@ -121,7 +121,7 @@ func (w *Watch) doubt() bool {
 	return false
 }
 
-// Lost returns the machines that this one does not reach, sorted: those that answered once and have left the last questions
+// Lost returns the machines that this one does not reach, sorted: they answered once and have left the last questions
 // without an answer, until they answer again and again. It finds them sooner than Unreachable, because little depends on
 // it. If none of several others answers either, none becomes lost: this machine's own link is likelier to be bad.
 func (w *Watch) Lost(now time.Duration) []string {

@@ -54,7 +54,8 @@ func New(o Options) (*Runner, error) {
 		return nil, err
 	}
 	r := &Runner{
-		o: o, changed: loop.NewSignal(), outage: outage{wake: loop.NewSignal()}, units: systemd.NewBus(o.Log), groups: confinement.OpenGroups(o.StateDir, o.PodPIDs),
+		o: o, changed: loop.NewSignal(), outage: outage{wake: loop.NewSignal()},
+		units: systemd.NewBus(o.Log), groups: confinement.OpenGroups(o.StateDir, o.PodPIDs),
 		hostPorts: podnet.NewHostPorts(pod.EarlierHostPorts(podsDir(o.StateDir)), o.PodsChanged),
 		events:    events.NewRecorder(o.Client, corev1.EventSource{Component: "fairlead-runner", Host: o.NodeName}, o.Log),
 	}
@@ -147,7 +148,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	others.Go(func() { r.units.Run(infCtx) })
 	others.Go(func() { r.static.Run(infCtx) })
 	others.Go(func() { r.awaitHold(infCtx) })
-	others.Go(func() { r.outage.run(infCtx, r.network.Failure, r.publish) })
+	others.Go(func() { r.outage.run(infCtx, r.failure, r.publish) })
 	if r.o.Listener != nil {
 		others.Go(func() { r.api.Run(infCtx) })
 	}
@@ -179,6 +180,14 @@ func (r *Runner) awaitHold(ctx context.Context) {
 func (r *Runner) mayStart() bool {
 	_, synced := r.services.known()
 	return synced && !r.held.Load()
+}
+
+// failure returns why the last attempt to connect the node's Pods failed, nil if there was none.
+func (r *Runner) failure() error {
+	if err := r.network.Healthy(); !errors.Is(err, podnet.ErrNoRange) {
+		return err
+	}
+	return nil
 }
 
 // publish has the statuses of all Pods written after the outage has changed.

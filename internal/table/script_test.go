@@ -21,9 +21,9 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the expected texts in testdata; read the difference before you keep it")
 
-// TestScripts plays every testdata/*.txtar: a file "flags" sets up the Builder,
-// *.yaml are objects to set, "delete*" names objects to delete, "servers*" has the
-// lines for SetServers, "unreached*" names nodes for SetUnreached, "hosts*" has those for SetHostPorts, "own*" those for SetOwnPods, and "want*" is what Build then returns.
+// TestScripts plays every testdata/*.txtar: a file "flags" sets up the Builder, *.yaml are objects to set, "delete*" names
+// objects to delete, "servers*" has the lines for SetServers, "unreached*" names nodes for SetUnreached, "hosts*" has the
+// lines for SetHostPorts, "own*" has lines for SetOwnPods, and "want*" is what Build then returns.
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) == 0 {

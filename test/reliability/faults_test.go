@@ -109,7 +109,7 @@ func (r *rig) faultsOfNodes(l *load, rnd *rand.Rand) []fault {
 	}
 }
 
-// brokenPath is the loss of all packets from one node to another one. Each puts the other's endpoints last, and says so.
+// brokenPath is the loss of all packets from one node to another one. Each puts the other's endpoints last, and reports it.
 func (r *rig) brokenPath(anyNode func() *node) fault {
 	var a, b *node
 	return fault{
@@ -122,7 +122,7 @@ func (r *rig) brokenPath(anyNode func() *node) fault {
 	}
 }
 
-// saysBroken returns nil if the Node, an Event and 'fairlead status' say that a machine does not reach another one.
+// saysBroken returns nil if the Node, an Event and 'fairlead status' show that a machine does not reach another one.
 func (r *rig) saysBroken(at, to *node) error {
 	client := r.servers[0].Client.CoreV1()
 	pair := fmt.Sprintf("node %s gets no answer from ", at.host.Name())

@@ -19,7 +19,7 @@ func readyCondition(node *corev1.Node) *corev1.NodeCondition {
 	return nil
 }
 
-// isNotReady reports whether the Node says itself that it is not Ready.
+// isNotReady reports whether the Node's condition Ready is False, as only its agent writes it.
 func isNotReady(node *corev1.Node) bool {
 	k := readyCondition(node)
 	return k != nil && k.Status == corev1.ConditionFalse
@@ -55,7 +55,7 @@ func (c *lifecycle) followReady(ctx context.Context, node *corev1.Node) error {
 	return nil
 }
 
-// setNotReady records whether a Node says that it is not Ready. It reports whether that is new.
+// setNotReady records whether a Node reports itself as not Ready. It reports whether that is new.
 func (l *liveness) setNotReady(name string, is bool) (changed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -70,7 +70,7 @@ func (l *liveness) setNotReady(name string, is bool) (changed bool) {
 	return true
 }
 
-// notReady reports whether a Node says that it is not Ready, how long that does not count yet, and whether its Pods have been
+// notReady reports whether a Node reports itself as not Ready, how long that does not count yet, and whether its Pods have been
 // withdrawn.
 func (l *liveness) notReady(name string) (left time.Duration, is, withdrawn bool) {
 	l.mu.Lock()

@@ -124,7 +124,8 @@ func TestNewer(t *testing.T) {
 func TestOutage(t *testing.T) {
 	then, now := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC), time.Date(2026, 1, 2, 13, 0, 0, 0, time.UTC)
 	const ready, unready = "R", "C"
-	marked := corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: svc.ReasonNodeNotReady, Message: "by a controller"}
+	marked := corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: svc.ReasonNodeNotReady,
+		Message: "by a controller"}
 	for _, c := range []struct {
 		name, containers, why string
 		base                  []corev1.PodCondition
@@ -134,7 +135,8 @@ func TestOutage(t *testing.T) {
 	}{
 		{"none", ready, "", nil, corev1.ConditionTrue, "", "", then},
 		{"begins", ready, "no device", nil, corev1.ConditionFalse, svc.ReasonNodeNotReady, "no device", now},
-		{"marked", ready, "no device", []corev1.PodCondition{marked}, corev1.ConditionFalse, svc.ReasonNodeNotReady, "by a controller", time.Time{}},
+		{"marked", ready, "no device", []corev1.PodCondition{marked},
+			corev1.ConditionFalse, svc.ReasonNodeNotReady, "by a controller", time.Time{}},
 		{"ends", ready, "", []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: svc.ReasonNodeNotReady,
 			LastTransitionTime: metav1.NewTime(then.Add(time.Minute))}}, corev1.ConditionTrue, "", "", now},
 		{"unready", unready, "no device", nil, corev1.ConditionFalse, "ContainersNotReady", "containers with unready status: [c0]", then},
