@@ -60,6 +60,12 @@ func (b *brokenPaths) update(now time.Duration, unreached []string) (began, ende
 	return began, ended
 }
 
+// NotAsking is the condition svc.PeersReached of a node that asks no others.
+func NotAsking() corev1.NodeCondition {
+	return corev1.NodeCondition{Type: svc.PeersReached, Status: corev1.ConditionUnknown, Reason: "NotAsking",
+		Message: "this node asks no other one (--peer-watch=false)"}
+}
+
 // Unreached returns the names of the nodes that this one does not reach, sorted.
 func (p *Peers) Unreached() []string {
 	p.mu.Lock()

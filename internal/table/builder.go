@@ -131,7 +131,7 @@ func (b *Builder) Services() iter.Seq[svc.Name] {
 func (b *Builder) SetSlice(obj *discoveryv1.EndpointSlice) {
 	name := svc.Name{Namespace: obj.Namespace, Name: obj.Name}
 	owner := obj.Labels[discoveryv1.LabelServiceName]
-	kept := keep(obj, b.cfg.NodeName, &b.others)
+	kept := keep(obj, b.cfg.NodeName)
 	if owner == "" || kept == nil {
 		b.DeleteSlice(name)
 		return

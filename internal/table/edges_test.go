@@ -204,7 +204,7 @@ func TestPortBounds(t *testing.T) {
 		}
 	}
 	for port, want := range map[int32]uint16{-1: 0, 0: 0, 1: 1, 65535: 65535, 65536: 0} {
-		if got := keep(sliceOf("a-1", "a", port), "here", &otherNodes{}).portNumber("", svc.TCP); got != want {
+		if got := keep(sliceOf("a-1", "a", port), "here").portNumber("", svc.TCP); got != want {
 			t.Errorf("target port %d is kept as %d, want %d", port, got, want)
 		}
 	}

@@ -248,8 +248,12 @@ func (b *builder) registrar() (lifecycle.Component, error) {
 	space := func() (fileio.Space, error) { return fileio.SpaceOf(b.StateDir) }
 	conditions := append(agent.Pressure(os.DirFS("/"), space),
 		func() corev1.NodeCondition { return b.proxy.Status().Condition() },
-		b.pods.Condition, b.pods.Masquerading, b.pods.SourcesChecked, b.pods.Limits, b.pods.Confinement, newForwarded(b.Log).condition,
-		b.peers.Condition)
+		b.pods.Condition, b.pods.Masquerading, b.pods.SourcesChecked, b.pods.Limits, b.pods.Confinement, newForwarded(b.Log).condition)
+	if b.Host.PeerWatch {
+		conditions = append(conditions, b.peers.Condition)
+	} else {
+		conditions = append(conditions, agent.NotAsking)
+	}
 	if b.DNS.nodeLocal {
 		conditions = append(conditions, b.dns.NodeLocalCondition)
 	}
