@@ -14,7 +14,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/kernel/clock"
 	"github.com/fairlead/fairlead/internal/kernel/echo"
 	"github.com/fairlead/fairlead/internal/loop"
@@ -24,11 +26,14 @@ import (
 
 // Peers watches the machines of some other nodes (docs/design/011-dead-nodes.md): it asks each
 // whether it is there, by ICMP and, if that has no answer, by a TCP connection to its agent's port. It is the machine
-// that is watched: one whose agent is dead answers.
+// that is watched: one whose agent is dead answers. It asks further nodes for its own use: the endpoints of those
+// that it does not reach come last (docs/design/019-broken-paths.md).
 type Peers struct {
 	self    string
 	log     *slog.Logger
 	now     func() time.Duration // CLOCK_BOOTTIME
+	events  *events.Recorder
+	turned  func() // Unreached has changed
 	changed loop.Signal
 	sockets map[bool]*echo.Conn // by whether it is IPv4's
 	id      uint16
@@ -36,9 +41,12 @@ type Peers struct {
 	mu          sync.Mutex
 	nodes       map[string]peer
 	stale       bool // nodes have changed since the ring was made
+	watched     []string
 	watch       peers.Watch
 	nonces      map[string]uint64 // of the requests to each node since its last answer
-	unreachable []string
+	unreachable []string          // of watched
+	unreached   []string
+	broken      brokenPaths
 }
 
 // peer is a node that takes part.
@@ -48,18 +56,20 @@ type peer struct {
 	up    bool
 }
 
-// NewPeers returns what watches other nodes for the one called self. Run does it.
-func NewPeers(self string, log *slog.Logger) *Peers {
+// NewPeers returns what watches other nodes for the one called self. Run does it. turned, which must not block, is called after
+// Unreached has changed.
+func NewPeers(client kubernetes.Interface, self string, log *slog.Logger, turned func()) *Peers {
 	return &Peers{
 		self: self, log: log, now: clock.Boot, changed: loop.NewSignal(), sockets: map[bool]*echo.Conn{}, id: uint16(rand.Uint32()),
+		events: events.NewRecorder(client, corev1.EventSource{Component: "fairlead-agent", Host: self}, log), turned: turned,
 		nodes: map[string]peer{}, nonces: map[string]uint64{},
 	}
 }
 
-// Changed holds a token when Unreachable may have changed since the last receive. It is for one receiver.
+// Changed holds a token when Unreachable or Condition may have changed since the last receive. It is for one receiver.
 func (p *Peers) Changed() <-chan struct{} { return p.changed }
 
-// Unreachable returns the names of the nodes that do not answer any more, sorted.
+// Unreachable returns the names of the nodes that this one watches and that do not answer any more, sorted.
 func (p *Peers) Unreachable() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -123,6 +133,7 @@ func peerOf(n *corev1.Node) peer {
 func (p *Peers) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
+	defer p.events.Start()()
 	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
 		c, err := echo.Open(f)
 		if err != nil {
@@ -156,7 +167,9 @@ func (p *Peers) tick(ctx context.Context, running *sync.WaitGroup) {
 				up = append(up, name)
 			}
 		}
-		p.watch.Set(peers.NewRing(up).WatchedBy(p.self))
+		ring := peers.NewRing(up)
+		p.watched = ring.WatchedBy(p.self)
+		p.watch.Set(ring.AskedBy(p.self))
 		clear(p.nonces)
 	}
 	now := p.now()
@@ -171,9 +184,10 @@ func (p *Peers) tick(ctx context.Context, running *sync.WaitGroup) {
 		}
 	}
 	was := p.unreachable
-	p.unreachable = p.watch.Unreachable(now)
+	p.unreachable = slices.DeleteFunc(p.watch.Unreachable(now), func(name string) bool { return !slices.Contains(p.watched, name) })
 	is := p.unreachable
 	p.mu.Unlock()
+	p.judgePaths(now)
 	if slices.Equal(was, is) {
 		return
 	}

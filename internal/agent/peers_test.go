@@ -6,13 +6,16 @@ import (
 	"log/slog"
 	"os/exec"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/fairlead/fairlead/internal/peers"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
@@ -48,7 +51,7 @@ func TestPeersHear(t *testing.T) {
 		}
 	}`)
 	t.Cleanup(func() { run("nft", "delete", "table", "inet", "peers") })
-	p := NewPeers("here", slog.New(slog.NewTextHandler(t.Output(), nil)))
+	p := NewPeers(fake.NewClientset(), "here", slog.New(slog.NewTextHandler(t.Output(), nil)), func() {})
 	p.Set(watchedNode("here", "192.0.2.9"))
 	heard := func() (out []string) {
 		p.mu.Lock()
@@ -58,7 +61,6 @@ func TestPeersHear(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
-	// Three at a time, as more are not watched.
 	for _, round := range []struct{ nodes, want []string }{
 		{[]string{"a 192.0.2.1", "b 192.0.2.2", "d 192.0.2.4"}, []string{"a", "b"}},
 		{[]string{"c 192.0.2.3 2001:db8::3", "e 127.0.0.1", "a 192.0.2.1"}, []string{"a", "c"}},
@@ -135,4 +137,93 @@ func TestLeaseAnswersAndReports(t *testing.T) {
 			t.Error("the lease is written though nothing changed")
 		}
 	})
+}
+
+// A node that stops answering while another one answers is not reached within 2.5 s; the condition and an Event name
+// it, and once it answers again it is reached. When no node answers nothing changes.
+func TestUnreached(t *testing.T) {
+	run := func(args ...string) {
+		t.Helper()
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v: %s", args, err, out)
+		}
+	}
+	for _, a := range []string{"198.51.100.1/32", "198.51.100.2/32"} {
+		run("ip", "address", "add", a, "dev", "lo")
+	}
+	drop := func(addrs string) {
+		t.Helper()
+		run("nft", "add table inet cut; delete table inet cut")
+		if addrs != "" {
+			run("nft", "table inet cut { chain in { type filter hook input priority 0; ip daddr { "+addrs+" } drop; }; }")
+		}
+	}
+	t.Cleanup(func() { drop("") })
+	client := fake.NewClientset()
+	turns := make(chan struct{}, 100)
+	p := NewPeers(client, "here", slog.New(slog.NewTextHandler(t.Output(), nil)), func() { turns <- struct{}{} })
+	for name, addr := range map[string]string{"here": "198.51.100.9", "a": "198.51.100.1", "b": "198.51.100.2"} {
+		p.Set(watchedNode(name, addr))
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	heard := func() error {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if got := p.watch.Answered(); len(got) != 2 {
+			return fmt.Errorf("only %v answer", got)
+		}
+		return nil
+	}
+	unreached := func(want ...string) func() error {
+		return func() error {
+			if got := p.Unreached(); !slices.Equal(got, want) {
+				return fmt.Errorf("not reached are %v, want %v", got, want)
+			}
+			return nil
+		}
+	}
+	told := func(status corev1.ConditionStatus, reason string) func() error {
+		return func() error {
+			c := p.Condition()
+			if c.Status != status || status == corev1.ConditionFalse && !strings.Contains(c.Message, "here gets no answer from b:") {
+				return fmt.Errorf("the condition is %v", c)
+			}
+			list, err := client.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{})
+			if err != nil || !slices.ContainsFunc(list.Items, func(e corev1.Event) bool {
+				return e.Reason == reason && e.InvolvedObject.Name == "here" && strings.Contains(e.Message, "node b")
+			}) {
+				return fmt.Errorf("events %v, %w", list.Items, err)
+			}
+			return nil
+		}
+	}
+	testbed.Until(t, "both to answer", heard)
+	begin := time.Now()
+	drop("198.51.100.2")
+	testbed.Until(t, "b not to be reached", unreached("b"))
+	t.Logf("a node that does not answer is not reached after %s", time.Since(begin))
+	<-turns
+	testbed.Until(t, "the condition and an Event", told(corev1.ConditionFalse, reasonPeerUnreached))
+	drop("198.51.100.1, 198.51.100.2")
+	begin = time.Now()
+	testbed.Until(t, "a to be silent for long", func() error {
+		if left := 3*peers.Period - time.Since(begin); left > 0 {
+			return fmt.Errorf("%s are left", left)
+		}
+		return nil
+	})
+	if err := unreached("b")(); err != nil {
+		t.Errorf("no node answers: %v", err)
+	}
+	begin = time.Now()
+	drop("")
+	testbed.Until(t, "b to be reached", unreached())
+	t.Logf("a node that answers again is reached after %s", time.Since(begin))
+	testbed.Until(t, "the end of the condition and an Event", told(corev1.ConditionTrue, reasonPeerReached))
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
 }

@@ -15,6 +15,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/fairlead/fairlead/internal/controller/kittest"
@@ -200,6 +201,50 @@ func TestNodeLifecycle(t *testing.T) {
 		r.renew(dead)
 		return check(dead, corev1.ConditionUnknown, 0)
 	})
+	r.checkNotReady(ns, check)
+}
+
+// checkNotReady has the Node "alive" report itself as not Ready: not for a moment, but after the hold, its Pods leave the
+// endpoints and it has the taint for that, until it is Ready again.
+func (r *rig) checkNotReady(ns string, check func(node string, status corev1.ConditionStatus, taints int) error) {
+	r.Helper()
+	says := func(status corev1.ConditionStatus) {
+		r.Helper()
+		patch := fmt.Sprintf(`{"status":{"conditions":[{"type":"Ready","status":%q,"message":"no device"}]}}`, status)
+		_, err := r.client.CoreV1().Nodes().Patch(context.Background(), "alive", types.StrategicMergePatchType, []byte(patch),
+			metav1.PatchOptions{}, "status")
+		r.must(err)
+	}
+	says(corev1.ConditionFalse)
+	says(corev1.ConditionTrue)
+	begin := time.Now()
+	says(corev1.ConditionFalse)
+	r.wantEndpoints(ns, "web", "10.244.0.1:9376 false", "10.244.1.1:9376 false")
+	if took := time.Since(begin); took < svc.NotReadyHold {
+		r.Errorf("the endpoints of a node that is not ready went after %s, before the hold of %s", took, svc.NotReadyHold)
+	} else {
+		r.Logf("the endpoints of a node that is not ready are out of service after %s", took)
+	}
+	r.wantEvent("default", "alive", svc.ReasonNodeNotReady)
+	r.eventually("the taint", func() error {
+		n, err := r.client.CoreV1().Nodes().Get(context.Background(), "alive", metav1.GetOptions{})
+		if err == nil && (len(n.Spec.Taints) != 2 || n.Spec.Taints[0].Key != corev1.TaintNodeNotReady || n.Spec.Taints[0].TimeAdded == nil) {
+			err = fmt.Errorf("taints %v", n.Spec.Taints)
+		}
+		return err
+	})
+	p, err := r.client.CoreV1().Pods(ns).Get(context.Background(), "b", metav1.GetOptions{})
+	r.must(err)
+	if !slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Reason == svc.ReasonNodeNotReady && strings.Contains(c.Message, "no device")
+	}) {
+		r.Errorf("the Pod's conditions are %v", p.Status.Conditions)
+	}
+	// An agent that knows better is not corrected again and again.
+	r.flip(ns, "b", true)
+	r.wantEndpoints(ns, "web", "10.244.0.1:9376 false", "10.244.1.1:9376 true")
+	says(corev1.ConditionTrue)
+	r.eventually("the taint goes", func() error { return check("alive", corev1.ConditionTrue, 0) })
 }
 
 // A Node that the leader before has marked stays so under a new one until it

@@ -13,6 +13,9 @@ import (
 // Watchers is how many others watch each machine, if there are as many.
 const Watchers = 3
 
+// MaxAsked is how many others a machine asks at most. A question costs it some 20 µs and 60 bytes a second.
+const MaxAsked = 64
+
 // Ring is an order of the members of a cluster that all of them compute alike from the names:
 // a circle by the hash of each. A member is watched by the next ones of the circle, so that each
 // is watched by Watchers others and watches as many, and one that comes or goes
@@ -52,19 +55,23 @@ func (r Ring) Has(name string) bool {
 }
 
 // WatchersOf returns who watches a member, the nearest first; none for others.
-func (r Ring) WatchersOf(name string) []string { return r.neighbours(name, 1) }
+func (r Ring) WatchersOf(name string) []string { return r.neighbours(name, 1, Watchers) }
 
 // WatchedBy returns whom a member watches; none for others.
-func (r Ring) WatchedBy(name string) []string { return r.neighbours(name, -1) }
+func (r Ring) WatchedBy(name string) []string { return r.neighbours(name, -1, Watchers) }
 
-func (r Ring) neighbours(of string, step int) []string {
+// AskedBy returns whom a member asks whether it reaches them, to choose its own ways: all others of a cluster of up to
+// MaxAsked others, else so many. Those that it watches come first.
+func (r Ring) AskedBy(name string) []string { return r.neighbours(name, -1, MaxAsked) }
+
+func (r Ring) neighbours(of string, step, limit int) []string {
 	i, found := slices.BinarySearchFunc(r.order, at(of), compare)
 	if !found {
 		return nil
 	}
 	n := len(r.order)
 	var out []string
-	for range min(Watchers, n-1) {
+	for range min(limit, n-1) {
 		i = (i + step + n) % n
 		out = append(out, r.order[i].name)
 	}

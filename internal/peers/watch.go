@@ -16,6 +16,9 @@ const (
 	// unanswered questions without an answer.
 	Silence    = 5 * Period / 2
 	unanswered = 3
+	// missed is how many questions in a row without an answer make a machine lost to this one, and regained is how many answers
+	// in a row end that. Both take Retry for each but the first.
+	missed, regained = 2, 2
 	// Step is how often Tick is to be called. maxPause is the longest time between two calls after which
 	// the silence of others means something: this machine may have been suspended.
 	Step     = Period / 4
@@ -36,6 +39,8 @@ type target struct {
 	asked time.Duration // the last question
 	open  int           // questions since the last answer
 	first time.Duration // the first of these
+	lost  bool          // as Lost has it
+	good  int           // questions in a row that were answered since it is lost
 }
 
 // Question is one to ask now. Again is true if the one before had no answer.
@@ -64,9 +69,14 @@ func (w *Watch) Forget(name string) {
 
 // Heard records an answer.
 func (w *Watch) Heard(now time.Duration, name string) {
-	if t := w.targets[name]; t != nil {
-		t.seen, t.heard, t.open = true, now, 0
+	t := w.targets[name]
+	if t == nil {
+		return
 	}
+	if t.open > 0 {
+		t.good++
+	}
+	t.seen, t.heard, t.open = true, now, 0
 }
 
 // Tick returns whom to ask now, by name.
@@ -77,24 +87,75 @@ func (w *Watch) Tick(now time.Duration) []Question {
 		}
 	}
 	w.ticked, w.begun = now, true
+	doubt := w.doubt()
 	var out []Question
 	for _, name := range slices.Sorted(maps.Keys(w.targets)) {
 		t := w.targets[name]
 		wait := Period
-		if t.open > 0 {
+		if t.open > 0 || t.lost || doubt {
 			wait = Retry
 		}
-		if t.asked != 0 && now-t.asked < wait {
+		if t.asked != 0 && now-t.asked < wait-Step/2 { // calls of Tick may be a little early
 			continue
 		}
 		if t.open == 0 {
 			t.first = now
+		} else {
+			t.good = 0
 		}
 		t.open++
 		t.asked = now
 		out = append(out, Question{Name: name, Again: t.open > 1})
 	}
 	return out
+}
+
+// doubt reports whether a machine has just become silent: then the others are asked sooner, to find out whether it is that
+// machine or this one.
+func (w *Watch) doubt() bool {
+	for _, t := range w.targets {
+		if t.seen && !t.lost && t.open > 0 && t.open <= missed {
+			return true
+		}
+	}
+	return false
+}
+
+// Lost returns the machines that this one does not reach, sorted: they answered once and have left the last questions
+// without an answer, until they answer again and again. It finds them sooner than Unreachable, because little depends on
+// it. If none of several others answers either, none becomes lost: this machine's own link is likelier to be bad.
+func (w *Watch) Lost(now time.Duration) []string {
+	var out []string
+	for name, t := range w.targets {
+		switch {
+		case !t.lost:
+			t.lost = t.seen && t.open > missed && w.othersAnswer(t)
+			t.good = 0
+		case t.good >= regained:
+			t.lost = false
+		}
+		if t.lost {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// othersAnswer reports whether a machine other than one that is silent has answered since that did not, or that there is no
+// other one.
+func (w *Watch) othersAnswer(silent *target) bool {
+	others := false
+	for _, t := range w.targets {
+		if t == silent || !t.seen {
+			continue
+		}
+		if t.heard >= silent.first+Retry/2 {
+			return true
+		}
+		others = true
+	}
+	return !others
 }
 
 // Unreachable returns the machines that answered once and do so no more, sorted. A machine that

@@ -71,6 +71,9 @@ type Options struct {
 	// round; PodsChanged asks for one.
 	HostPorts func() []svc.HostPorts
 	OwnPods   func() map[string]svc.OwnPod
+	// Unreached returns the names of the nodes that this one does not reach, whose endpoints come last. It is called in every
+	// round; PodsChanged begins one. Nil knows none.
+	Unreached func() []string
 	// NoLoopback is that of table.Config.
 	NoLoopback bool
 

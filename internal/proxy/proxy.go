@@ -297,6 +297,9 @@ func (p *Proxy) sync(ctx context.Context) {
 	if p.opts.OwnPods != nil {
 		p.builder.SetOwnPods(p.opts.OwnPods())
 	}
+	if p.opts.Unreached != nil {
+		p.builder.SetUnreached(p.opts.Unreached())
+	}
 	p.builder.SetServiceCIDRs(p.ranges.get())
 	p.arrived = [2]uint64{b.services.version, b.slices.version}
 	before := p.wanted

@@ -43,6 +43,7 @@ type Runner struct {
 	cert        api.Certificate
 	units       *systemd.Bus
 	changed     loop.Signal // see Changed
+	outage      outage
 	held        atomic.Bool // by Options.Hold
 }
 
@@ -53,7 +54,8 @@ func New(o Options) (*Runner, error) {
 		return nil, err
 	}
 	r := &Runner{
-		o: o, changed: loop.NewSignal(), units: systemd.NewBus(o.Log), groups: confinement.OpenGroups(o.StateDir, o.PodPIDs),
+		o: o, changed: loop.NewSignal(), outage: outage{wake: loop.NewSignal()},
+		units: systemd.NewBus(o.Log), groups: confinement.OpenGroups(o.StateDir, o.PodPIDs),
 		hostPorts: podnet.NewHostPorts(pod.EarlierHostPorts(podsDir(o.StateDir)), o.PodsChanged),
 		events:    events.NewRecorder(o.Client, corev1.EventSource{Component: "fairlead-runner", Host: o.NodeName}, o.Log),
 	}
@@ -90,7 +92,7 @@ func (r *Runner) connect() {
 		NodeName: o.NodeName, StateDir: o.StateDir, Device: o.Device,
 		ClusterCIDRs: o.ClusterCIDRs, ServiceCIDRs: o.ServiceCIDRs, ServerAddrs: o.ServerAddrs,
 		Mode: o.PodNetwork, Overlay: o.Overlay, WireGuard: o.WireGuard, Early: o.StaticDir != "",
-		Events: r.events, Usable: r.nudgeAll, Changed: r.changed.Set, Log: o.Log,
+		Events: r.events, Usable: r.nudgeAll, Changed: func() { r.changed.Set(); r.outage.wake.Set() }, Log: o.Log,
 	})
 	metrics := pod.NewMetrics()
 	r.pods = pod.New(pod.Options{
@@ -99,11 +101,11 @@ func (r *Runner) connect() {
 		BackOff: o.BackOff, StopTimeout: o.StopTimeout, DrainWait: o.DrainWait,
 		Network: r.network, HostPorts: r.hostPorts, Confinement: r.confinement, Groups: r.groups, Metrics: metrics, Events: r.events,
 		MayStart: r.mayStart, ServiceVars: r.services.variables, Selected: r.services.selected,
-		Found: o.PodsChanged, Ended: func() { r.static.Nudge() }, Log: o.Log,
+		Found: o.PodsChanged, Ended: func() { r.static.Nudge() }, Outage: &r.outage.state, Log: o.Log,
 	})
 	r.programs = registered.New(registered.Options{
 		Client: o.Client, Units: r.units, HostIPs: r.network.HostIPs, Selected: r.services.selected, Probed: metrics.Probed,
-		Events: r.events, Found: o.PodsChanged, Log: o.Log,
+		Events: r.events, Found: o.PodsChanged, Outage: &r.outage.state, Log: o.Log,
 	})
 	r.static = static.New(static.Options{
 		NodeName: o.NodeName, Dir: o.StaticDir, Workers: r.pods, Client: o.Client, Mirrors: o.Mirrors, NodeUID: r.network.NodeUID,
@@ -146,6 +148,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	others.Go(func() { r.units.Run(infCtx) })
 	others.Go(func() { r.static.Run(infCtx) })
 	others.Go(func() { r.awaitHold(infCtx) })
+	others.Go(func() { r.outage.run(infCtx, r.failure, r.publish) })
 	if r.o.Listener != nil {
 		others.Go(func() { r.api.Run(infCtx) })
 	}
@@ -177,6 +180,25 @@ func (r *Runner) awaitHold(ctx context.Context) {
 func (r *Runner) mayStart() bool {
 	_, synced := r.services.known()
 	return synced && !r.held.Load()
+}
+
+// failure returns why the last attempt to connect the node's Pods failed, nil if there was none.
+func (r *Runner) failure() error {
+	if err := r.network.Healthy(); !errors.Is(err, podnet.ErrNoRange) {
+		return err
+	}
+	return nil
+}
+
+// publish has the statuses of all Pods written after the outage has changed.
+func (r *Runner) publish(why string) {
+	if why != "" {
+		r.o.Log.Warn("this node cannot connect its pods; reporting them as not ready", "err", why)
+	} else {
+		r.o.Log.Info("this node connects its pods again")
+	}
+	r.pods.Publish()
+	r.programs.Publish()
 }
 
 // nudgeAll has every Pod take its next step.

@@ -1,5 +1,7 @@
 package svc
 
+import "time"
+
 // Domain is the API group of fairlead's own kinds, and the prefix of its labels, annotations and
 // conditions.
 const Domain = "fairlead.dev"
@@ -113,6 +115,15 @@ const (
 	UnreachableAnnotation = "fairlead.dev/unreachable-nodes"
 )
 
+// Nodes that report that they are not Ready.
+const (
+	// ReasonNodeNotReady is the reason of a Pod's condition Ready while its Node is not Ready, as Kubernetes has it.
+	ReasonNodeNotReady = "NodeNotReady"
+	// NotReadyHold is how long a node is not Ready before its Pods leave the endpoints. An agent that restarts
+	// is not Ready for a moment.
+	NotReadyHold = 2 * time.Second
+)
+
 // Annotations and images of Pods.
 const (
 	// PodSecurityAnnotation on a Pod is the level of the Pod Security Standards that was enforced when it
@@ -173,6 +184,8 @@ const (
 	ServicesProgrammed = "fairlead.dev/ServicesProgrammed"
 	// PodsLimited: the node enforces the resource limits of Pods.
 	PodsLimited = "fairlead.dev/PodsLimited"
+	// PeersReached is True if every other node that this one asks answers it.
+	PeersReached = "fairlead.dev/PeersReached"
 	// PodsConfined: the node confines Pods that are not privileged.
 	PodsConfined = "fairlead.dev/PodsConfined"
 	// PacketsForwarded: the machine passes packets on to and from Pods.

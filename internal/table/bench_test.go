@@ -67,6 +67,31 @@ func BenchmarkOneChange(b *testing.B) {
 	}
 }
 
+// BenchmarkUnreached: a node that has one of the ten endpoints of each of 10,000 services is not reached, and is again. Expected
+// about as long as a full Build of 10,000 services; a node without endpoints costs a look at all of them.
+func BenchmarkUnreached(b *testing.B) {
+	for name, nodes := range map[string][]string{"concerned": {"away"}, "unconcerned": {"other"}} {
+		b.Run(name, func(b *testing.B) {
+			builder := NewBuilder(Config{NodeName: "here"})
+			for i := range 10_000 {
+				builder.SetService(benchService(i))
+				slice := benchSlice(i, 10, 0)
+				slice.Endpoints[3].NodeName = new("away")
+				builder.SetSlice(slice)
+			}
+			builder.Build()
+			for b.Loop() {
+				builder.SetUnreached(nodes)
+				if _, changed := builder.Build(); len(changed) > 0 != (name == "concerned") {
+					b.Fatal(len(changed))
+				}
+				builder.SetUnreached(nil)
+				builder.Build()
+			}
+		})
+	}
+}
+
 // BenchmarkFullBuild: everything from nothing. Expected about 5 µs a service of
 // ten endpoints.
 func BenchmarkFullBuild(b *testing.B) {

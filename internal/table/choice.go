@@ -18,6 +18,8 @@ type Candidate struct {
 	Weight uint16
 	// Near reports that the endpoint is preferred while it is ready, whatever topology hints say.
 	Near bool
+	// Unreached reports that this node does not reach the endpoint's node: it is the last choice.
+	Unreached bool
 	// Origin is for the caller, who may number its endpoints by it.
 	Origin int32
 	Hints  *discoveryv1.EndpointHints
@@ -93,22 +95,38 @@ func Unique(all []Candidate) []Candidate {
 }
 
 // ForCluster returns the test for the endpoints of one port that policy Cluster sends new connections to: the ready ones,
-// narrowed to the Near ones or else by topology hints; without a ready one the draining ones (behaviour 199).
+// narrowed to the Near ones or else by topology hints; without a ready one the draining ones (behaviour 199). Unreached ones
+// count only if there is no other one of either kind.
 func ForCluster(all []Candidate, node, zone string) func(*Candidate) bool {
+	counts := reached(all)
 	hasReady, near := false, false
 	for i := range all {
-		if c := &all[i]; c.Is(Ready) {
+		if c := &all[i]; counts(c) && c.Is(Ready) {
 			hasReady, near = true, near || c.Near
 		}
 	}
 	if !hasReady {
-		return func(c *Candidate) bool { return c.Is(Draining) }
+		return func(c *Candidate) bool { return counts(c) && c.Is(Draining) }
 	}
 	if near {
-		return func(c *Candidate) bool { return c.Is(Ready) && c.Near }
+		return func(c *Candidate) bool { return counts(c) && c.Is(Ready) && c.Near }
 	}
-	hinted := byHints(all, node, zone)
-	return func(c *Candidate) bool { return c.Is(Ready) && hinted(c) }
+	hinted := byHints(all, node, zone, counts)
+	return func(c *Candidate) bool { return counts(c) && c.Is(Ready) && hinted(c) }
+}
+
+// reached returns the test for the endpoints on nodes that this one reaches; all pass if none of those takes new connections.
+func reached(all []Candidate) func(*Candidate) bool {
+	some, other := false, false
+	for i := range all {
+		c := &all[i]
+		some = some || c.Unreached
+		other = other || !c.Unreached && c.Is(Ready|Draining)
+	}
+	if !some || !other {
+		return func(*Candidate) bool { return true }
+	}
+	return func(c *Candidate) bool { return !c.Unreached }
 }
 
 // ForLocal returns the test for the endpoints of one port that policy Local sends new connections to: the ready ones of
@@ -124,10 +142,10 @@ func ForLocal(all []Candidate) func(*Candidate) bool {
 // byHints returns the test that topology puts to a ready endpoint. Hints count only if every ready endpoint has one of
 // the kind and one of them names this node (or else its zone): missing hints mean that their writer has not finished, so
 // all traffic would go to the few endpoints with hints. So an endpoint is left out only if another ready one remains.
-func byHints(all []Candidate, node, zone string) func(*Candidate) bool {
+func byHints(all []Candidate, node, zone string, counts func(*Candidate) bool) func(*Candidate) bool {
 	nodeHints, zoneHints, forNode, forZone := true, true, false, false
 	for i := range all {
-		if c := &all[i]; c.Is(Ready) {
+		if c := &all[i]; counts(c) && c.Is(Ready) {
 			nodeHints = nodeHints && c.Hints != nil && len(c.Hints.ForNodes) > 0
 			zoneHints = zoneHints && c.Hints != nil && len(c.Hints.ForZones) > 0
 			forNode = forNode || c.isForNode(node)

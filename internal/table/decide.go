@@ -31,7 +31,8 @@ const defaultAffinity = 10800 * time.Second
 // is left to the plane, which knows the packet's source: Table.ClusterCIDRs and
 // Table.MasqueradeAll. Flows of UDP and SCTP that are there may keep every endpoint
 // that serves (ServicePort.Serving). Of its own Pods a node knows better than any slice
-// whether they are ready (SetOwnPods). Only load balancer IPs have source ranges. An address,
+// whether they are ready (SetOwnPods). Endpoints on nodes that this one does not reach (SetUnreached) count
+// in cluster, and flows of UDP keep them, only if there is no other. Only load balancer IPs have source ranges. An address,
 // port and protocol that two Services want belongs to one of them; the loser
 // has no such frontend, and a Problem.
 func (b *Builder) decide(s *service) ([]*ServicePort, []Problem) {
@@ -117,7 +118,11 @@ func (b *Builder) decidePort(s *service, asked, mine []want, c *complaints) *Ser
 		}
 	}
 	if proto != svc.TCP {
-		p.Serving = pick(all, func(c *Candidate) bool { return c.Is(Serving) })
+		counts := func(*Candidate) bool { return true }
+		if proto == svc.UDP { // SCTP looks for another path itself (RFC 9260, section 8.2)
+			counts = reached(all)
+		}
+		p.Serving = pick(all, func(c *Candidate) bool { return c.Is(Serving) && counts(c) })
 		if slices.Equal(p.Serving, cluster) {
 			p.Serving = cluster
 		}

@@ -16,10 +16,12 @@ func deref[T any](p *T, otherwise T) T {
 	return *p
 }
 
-// byEndpoint is what is looked up by the endpoints of Services: virtual IPs, and Pods of this node.
+// byEndpoint is what is looked up by the endpoints of Services: virtual IPs, Pods of this node, and other nodes.
 type byEndpoint struct {
 	own  ownPods
 	vips *vips
+	// unreached are the nodes that this one does not reach.
+	unreached map[nodeName]bool
 }
 
 // index brings it in line with the slices of s.
@@ -48,7 +50,10 @@ func (b *byEndpoint) candidates(s *service, k Key, proto svc.Protocol, c *compla
 			}
 			hints := slice.hint(i)
 			at := netip.AddrPortFrom(ep.addr, port)
-			out = append(out, Candidate{Addr: at, State: b.own.stateNow(s, slice, i), Weight: slice.weight, Hints: hints})
+			out = append(out, Candidate{
+				Addr: at, State: b.own.stateNow(s, slice, i), Weight: slice.weight, Hints: hints,
+				Unreached: len(b.unreached) > 0 && b.unreached[ep.node],
+			})
 			s.hinted = s.hinted || hints != nil
 		}
 	}

@@ -21,12 +21,15 @@ type world struct {
 	slices   map[svc.Name]*discoveryv1.EndpointSlice
 	node     *corev1.Node
 	machine  []netip.Addr
+	// unreached are the nodes for SetUnreached.
+	unreached []string
 }
 
 func (w *world) fresh(cfg Config) *Builder {
 	b := NewBuilder(cfg)
 	b.SetAddresses(w.machine)
 	b.SetNode(w.node)
+	b.SetUnreached(w.unreached)
 	for _, s := range w.slices {
 		b.SetSlice(s)
 	}
@@ -40,7 +43,7 @@ var (
 	someServices = []string{"a", "b", "c"}
 	someIPs      = []string{"10.96.0.1", "10.96.0.2", "10.96.0.3", "10.244.0.1", "10.244.0.2", "192.0.2.1"}
 	someZones    = []string{"", "z1", "z2"}
-	someNodes    = []string{"here", "there", ""}
+	someNodes    = []string{"here", "there", "away", ""}
 )
 
 func drawBool(t *rapid.T, name string) *bool {
@@ -133,7 +136,7 @@ func TestIncrementalEqualsFresh(t *testing.T) {
 }
 
 func (w *world) step(t *rapid.T, b *Builder) {
-	switch rapid.IntRange(0, 9).Draw(t, "step") {
+	switch rapid.IntRange(0, 10).Draw(t, "step") {
 	case 0, 1, 2:
 		s := drawService(t)
 		w.services[svc.NameOf(s)] = s
@@ -158,6 +161,9 @@ func (w *world) step(t *rapid.T, b *Builder) {
 		w.machine = []netip.Addr{netip.MustParseAddr(w.node.Status.Addresses[0].Address)}
 		b.SetNode(w.node)
 		b.SetAddresses(w.machine)
+	case 10:
+		w.unreached = rapid.SampledFrom([][]string{nil, {"there"}, {"away", "there"}, {"unknown"}}).Draw(t, "unreached")
+		b.SetUnreached(w.unreached)
 	}
 }
 
@@ -207,7 +213,7 @@ func (w *world) checkPolicy(t *rapid.T, tab *Table) {
 		s := w.services[p.ID.Name]
 		eps := w.endpointsOf(p)
 		serving := map[string]bool{}
-		for a, f := range eps {
+		for a, f := range w.reached(eps) {
 			if f.serving && p.Protocol == svc.UDP {
 				serving[a] = true
 			}
@@ -236,7 +242,23 @@ func (w *world) checkPolicy(t *rapid.T, tab *Table) {
 	}
 }
 
+// reached leaves out endpoints on nodes that are not reached, if there are others that take new connections.
+func (w *world) reached(eps map[string]endpointFacts) map[string]endpointFacts {
+	out, others := map[string]endpointFacts{}, false
+	for a, f := range eps {
+		if !slices.Contains(w.unreached, f.node) {
+			out[a] = f
+			others = others || f.ready || f.draining
+		}
+	}
+	if !others {
+		return eps
+	}
+	return out
+}
+
 type endpointFacts struct {
+	node                            string
 	local, ready, draining, serving bool
 	nodes, zones                    []string
 }
@@ -267,6 +289,9 @@ func (w *world) endpointsOf(p *ServicePort) map[string]endpointFacts {
 				continue
 			}
 			f := endpointFacts{local: ep.NodeName != nil && *ep.NodeName == "here"}
+			if ep.NodeName != nil {
+				f.node = *ep.NodeName
+			}
 			f.ready = ep.Conditions.Ready == nil || *ep.Conditions.Ready
 			f.draining = !f.ready && (ep.Conditions.Serving == nil || *ep.Conditions.Serving) && ep.Conditions.Terminating != nil &&
 				*ep.Conditions.Terminating
@@ -297,6 +322,9 @@ func (w *world) endpointsOf(p *ServicePort) map[string]endpointFacts {
 
 func (w *world) usable(eps map[string]endpointFacts, local bool) map[string]bool {
 	in := map[string]endpointFacts{}
+	if !local {
+		eps = w.reached(eps)
+	}
 	for a, f := range eps {
 		if f.local || !local {
 			in[a] = f

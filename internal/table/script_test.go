@@ -21,9 +21,9 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the expected texts in testdata; read the difference before you keep it")
 
-// TestScripts plays every testdata/*.txtar: a file "flags" sets up the Builder,
-// *.yaml are objects to set, "delete*" names objects to delete, "servers*" has the
-// lines for SetServers, "hosts*" has those for SetHostPorts, "own*" those for SetOwnPods, and "want*" is what Build then returns.
+// TestScripts plays every testdata/*.txtar: a file "flags" sets up the Builder, *.yaml are objects to set, "delete*" names
+// objects to delete, "servers*" has the lines for SetServers, "unreached*" names nodes for SetUnreached, "hosts*" has the
+// lines for SetHostPorts, "own*" has lines for SetOwnPods, and "want*" is what Build then returns.
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) == 0 {
@@ -64,6 +64,8 @@ func playScript(t *testing.T, a *txtar.Archive) (differs bool) {
 			b.SetHostPorts(hostPortsOf(t, string(f.Data)))
 		case strings.HasPrefix(f.Name, "own"):
 			b.SetOwnPods(ownPodsOf(t, string(f.Data)))
+		case strings.HasPrefix(f.Name, "unreached"):
+			b.SetUnreached(strings.Fields(string(f.Data)))
 		case strings.HasPrefix(f.Name, "delete"):
 			deleteObjects(t, b, string(f.Data))
 		case strings.HasPrefix(f.Name, "want"):

@@ -35,11 +35,12 @@ type slicePort struct {
 type sliceEndpoint struct {
 	addr netip.Addr
 	State
+	node nodeName
 }
 
 // keep takes over what counts of an object on the node of that name. It is nil
 // for an object that is not for this proxy.
-func keep(obj *discoveryv1.EndpointSlice, nodeName string) *endpointSlice {
+func keep(obj *discoveryv1.EndpointSlice, self string) *endpointSlice {
 	s := &endpointSlice{name: obj.Name, family: svc.IPv4}
 	switch {
 	case skipLabels(obj.Labels):
@@ -68,7 +69,7 @@ func keep(obj *discoveryv1.EndpointSlice, nodeName string) *endpointSlice {
 		if s.hints != nil {
 			s.hints = append(s.hints, ep.Hints)
 		}
-		state := StateOf(ep, nodeName)
+		state := StateOf(ep, self)
 		if weight == 0 {
 			state = state.Idle()
 		}
@@ -76,7 +77,7 @@ func keep(obj *discoveryv1.EndpointSlice, nodeName string) *endpointSlice {
 			own.at, own.mayBeReady = len(s.endpoints), own.mayBeReady && weight > 0
 			s.own = append(s.own, own)
 		}
-		s.endpoints = append(s.endpoints, sliceEndpoint{a, state})
+		s.endpoints = append(s.endpoints, sliceEndpoint{a, state, nodeOf(ep, self)})
 	}
 	s.endpoints = slices.Clip(s.endpoints)
 	return s

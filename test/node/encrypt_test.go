@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -140,10 +141,53 @@ func TestEncrypt(t *testing.T) {
 		t.Error("the key is the old one")
 	}
 	e.podsRouted("node", "")
+	e.deviceDies()
 	e.copied()
 	if err := wire.Check(true, 20); err != nil {
 		t.Error(err)
 	}
+}
+
+// deviceDies ends the other node's userspace WireGuard, if that is what it has: its agent reports the node, and its Pod, as
+// not ready, until there is a device again.
+func (e *encrypted) deviceDies() {
+	e.t.Helper()
+	if e.behind.userspace == nil {
+		return
+	}
+	ready := func() (string, error) {
+		return e.try("get", "endpointslices", "-l", "kubernetes.io/service-name=there",
+			"-o", "jsonpath={.items[*].endpoints[*].conditions.ready}")
+	}
+	await := func(what, want string) {
+		e.t.Helper()
+		testbed.Until(e.t, what, func() error {
+			out, err := ready()
+			if err == nil && !strings.HasPrefix(out, want) {
+				err = fmt.Errorf("ready: %s", out)
+			}
+			return err
+		})
+	}
+	await("the endpoint", "true")
+	begin := time.Now()
+	e.behind.userspace.Kill()
+	await("the endpoint to leave", "false")
+	e.t.Logf("the endpoints of a node without its device are out of service after %s", time.Since(begin))
+	testbed.Until(e.t, "the reason, and the taint", func() error {
+		out, err := e.try("get", "node", "far", "-o", "jsonpath={.spec.taints[*].key}")
+		if err == nil && !strings.Contains(out, "node.kubernetes.io/not-ready") {
+			err = errors.New("taints: " + out)
+		}
+		pod, podErr := e.try("get", "pods", "-l", "app=there", "-o", "jsonpath={.items[*].status.conditions[?(@.type=='Ready')].reason}")
+		if podErr == nil && pod != svc.ReasonNodeNotReady {
+			podErr = errors.New("the Pod is unready because of " + pod)
+		}
+		return errors.Join(err, podErr)
+	})
+	e.behind.startUserspace("nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", e.behind.running.Pid()), "--")
+	await("the endpoint to return", "true")
+	e.open("with the device again", e.there)
 }
 
 // copied has a machine start that is a copy of another one, with its key: it is told so, does
@@ -309,8 +353,9 @@ type wireguard struct {
 
 // implementation is what runs on a host.
 type implementation struct {
-	running *process.Process // the agent
-	enter   []string         // its mount namespace
+	running   *process.Process // the agent
+	userspace *process.Process // the userspace implementation, nil for the kernel's
+	enter     []string         // its mount namespace
 }
 
 func (c *cluster) wireguard(host *testbed.Host, dir string, flags []string) wireguard {
@@ -342,10 +387,16 @@ func (w wireguard) device() {
 			c.t.Error("an agent that cannot encrypt ended without an error")
 		}
 	}
-	running := process.Start(c.t, c.on(w.host, "unshare", "--mount", "sh", "-ec",
-		"mount -t tmpfs none /run; LOG_LEVEL=verbose exec "+process.Program("wireguard-go")+" -f "+link.WireGuardDevice))
-	running.Says("UAPI listener started")
-	w.enter = []string{"--mount=/proc/" + fmt.Sprint(running.Pid()) + "/ns/mnt", "--"}
+	w.startUserspace("unshare", "--mount", "sh", "-ec", `mount -t tmpfs none /run; exec "$@"`, "sh")
+	w.enter = []string{"--mount=/proc/" + fmt.Sprint(w.userspace.Pid()) + "/ns/mnt", "--"}
+}
+
+// startUserspace starts a userspace implementation by a command, such as one that enters a mount namespace.
+func (w wireguard) startUserspace(by ...string) {
+	w.c.t.Helper()
+	args := append(by[1:len(by):len(by)], "env", "LOG_LEVEL=verbose", process.Program("wireguard-go"), "-f", link.WireGuardDevice)
+	w.userspace = process.Start(w.c.t, w.c.on(w.host, by[0], args...))
+	w.userspace.Says("UAPI listener started")
 }
 
 // agent starts an agent there.

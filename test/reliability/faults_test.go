@@ -1,6 +1,7 @@
 package reliability
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -10,7 +11,12 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // The long run breaks at random what the short one breaks in order, two things at a time now
@@ -19,6 +25,7 @@ import (
 //	go test ./test/reliability -v -timeout 30m -args -soak 10m -seed $RANDOM
 var (
 	soak = flag.Duration("soak", 0, "how long faults are made at random, after each of them once")
+	only = flag.String("only", "", "the part of a name that faults must have to be made")
 	seed = flag.Uint64("seed", 1, "decides which machines have the faults, their order in a soak, and what clients write")
 )
 
@@ -39,8 +46,8 @@ type fault struct {
 	begin func() (mend func(), by []*node)
 	// harmless is set if no request may fail at all.
 	harmless bool
-	// lasting is set if requests may fail until it is mended.
-	lasting bool
+	// shows, which may be nil, returns nil once the tools show the fault. It is mended after that.
+	shows func() error
 	// alone is set if it is made without another one.
 	alone bool
 }
@@ -98,11 +105,48 @@ func (r *rig) faultsOfNodes(l *load, rnd *rand.Rand) []fault {
 			}
 			return r.deafen(anyNode().host, all...), nil
 		}},
-		{name: "a node does not hear another one, which hears it", lasting: true, begin: func() (func(), []*node) {
-			a, b := anyNode(), anyNode()
-			return r.deafen(a.host, b.host), []*node{a, b}
-		}},
+		r.brokenPath(anyNode),
 	}
+}
+
+// brokenPath is the loss of all packets from one node to another one. Each puts the other's endpoints last, and reports it.
+func (r *rig) brokenPath(anyNode func() *node) fault {
+	var a, b *node
+	return fault{
+		name: "a node does not hear another one, which hears it",
+		begin: func() (func(), []*node) {
+			a, b = anyNode(), anyNode()
+			return r.deafen(a.host, b.host), []*node{a, b}
+		},
+		shows: func() error { return errors.Join(r.saysBroken(a, b), r.saysBroken(b, a)) },
+	}
+}
+
+// saysBroken returns nil if the Node, an Event and 'fairlead status' show that a machine does not reach another one.
+func (r *rig) saysBroken(at, to *node) error {
+	client := r.servers[0].Client.CoreV1()
+	pair := fmt.Sprintf("node %s gets no answer from ", at.host.Name())
+	n, err := client.Nodes().Get(r.t.Context(), at.host.Name(), metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == svc.PeersReached && c.Status == corev1.ConditionFalse && strings.Contains(c.Message, pair+to.host.Name())
+	}) {
+		return fmt.Errorf("%s: conditions %v", n.Name, n.Status.Conditions)
+	}
+	events, err := client.Events("default").List(r.t.Context(), metav1.ListOptions{FieldSelector: "reason=PeerUnreached"})
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(events.Items, func(e corev1.Event) bool { return strings.Contains(e.Message, pair+"node "+to.host.Name()) }) {
+		return fmt.Errorf("%s: no Event of it among %d", n.Name, len(events.Items))
+	}
+	out, err := process.Try(r.fairlead(r.servers[0].host, "status"))
+	if !strings.Contains(out, pair+to.host.Name()) {
+		return fmt.Errorf("fairlead status: %w: %s", err, out)
+	}
+	return nil
 }
 
 func (r *rig) faultsOfServers(rnd *rand.Rand) []fault {
@@ -162,6 +206,7 @@ func TestFaults(t *testing.T) {
 	h := startHistory(r)
 	l := startLoad(r)
 	all := r.faults(l, rnd)
+	all = slices.DeleteFunc(all, func(f fault) bool { return !strings.Contains(f.name, *only) })
 	for _, f := range all {
 		r.suffer(l, f, quiet)
 	}
@@ -188,7 +233,7 @@ func (r *rig) both(a, b fault) fault {
 		return a
 	}
 	return fault{
-		name: a.name + ", and " + b.name, harmless: a.harmless && b.harmless, lasting: a.lasting || b.lasting,
+		name: a.name + ", and " + b.name, harmless: a.harmless && b.harmless,
 		begin: func() (func(), []*node) {
 			first, by1 := a.begin()
 			second, by2 := b.begin()
@@ -210,12 +255,10 @@ func (r *rig) suffer(l *load, f fault, lasts time.Duration) {
 	cut := len(l.held.cuts())
 	begin := time.Now()
 	mend, by := f.begin()
-	if f.lasting {
-		lasts += askTime
-	}
 	testbed.Until(t, "some time of the fault", elapsed(begin, lasts))
-	if !f.lasting {
-		testbed.Until(t, "requests that are answered in spite of: "+f.name, l.quietSince(begin))
+	testbed.Until(t, "requests that are answered in spite of: "+f.name, l.quietSince(begin))
+	if f.shows != nil {
+		testbed.Until(t, "the tools to show: "+f.name, f.shows)
 	}
 	mended := time.Now()
 	mend()
@@ -243,10 +286,7 @@ func (r *rig) suffer(l *load, f fault, lasts time.Duration) {
 	if through == 0 {
 		t.Errorf("%s: no connection was held through it", f.name)
 	}
-	if f.lasting && len(failed) == 0 {
-		t.Errorf("%s: no request failed", f.name)
-	}
-	if !f.lasting && last > backstop {
+	if last > backstop {
 		t.Errorf("%s: requests failed for %s", f.name, last)
 	}
 }

@@ -138,7 +138,7 @@ func (b *builder) connect(context.Context) error {
 	if b.client, err = kubernetes.NewForConfig(b.shared); err != nil {
 		return err
 	}
-	b.peers = agent.NewPeers(b.Host.Name, b.Log)
+	b.peers = agent.NewPeers(b.client, b.Host.Name, b.Log, func() { b.proxy.PodsChanged() })
 	b.checks = agent.NewChecks(b.client, b.Host.Name, b.Log)
 	b.progress = barrier.NewProgress(barrier.ProxyServices, barrier.ProxySlices, barrier.DNSServices, barrier.DNSSlices)
 	return nil
@@ -164,6 +164,7 @@ func (b *builder) openProxy(ctx context.Context) error {
 		return err
 	}
 	opts.Servers, opts.HostPorts, opts.OwnPods = b.dialed.Servers, b.pods.HostPorts, b.pods.OwnPods
+	opts.Unreached = b.peers.Unreached
 	if b.Balancer != nil {
 		opts.FollowSlices = b.Balancer.Follow
 	}
@@ -248,6 +249,11 @@ func (b *builder) registrar() (lifecycle.Component, error) {
 	conditions := append(agent.Pressure(os.DirFS("/"), space),
 		func() corev1.NodeCondition { return b.proxy.Status().Condition() },
 		b.pods.Condition, b.pods.Masquerading, b.pods.SourcesChecked, b.pods.Limits, b.pods.Confinement, newForwarded(b.Log).condition)
+	if b.Host.PeerWatch {
+		conditions = append(conditions, b.peers.Condition)
+	} else {
+		conditions = append(conditions, agent.NotAsking)
+	}
 	if b.DNS.nodeLocal {
 		conditions = append(conditions, b.dns.NodeLocalCondition)
 	}

@@ -106,7 +106,8 @@ func (c *lifecycle) nodeChanged(n *corev1.Node, first bool) {
 	c.setMember(n, false)
 	_, suspected := n.Annotations[svc.SuspectedAnnotation]
 	_, pressed := pressureTaints(n, metav1.Now())
-	if first || pressed || suspected || slices.ContainsFunc(n.Spec.Taints, isUnreachable) {
+	turned := c.live.setNotReady(n.Name, isNotReady(n))
+	if first || pressed || suspected || turned || slices.ContainsFunc(n.Spec.Taints, isHealthTaint) {
 		c.loop.Queue.Add(n.Name)
 	}
 }
@@ -128,7 +129,7 @@ func (c *lifecycle) sync(ctx context.Context, name string) error {
 		if !state.renewed && isUnknown(node) {
 			return nil // marked by an earlier leader, and no renewal yet
 		}
-		return errors.Join(c.untaint(ctx, node), c.taintPressure(ctx, node), c.unsuspect(ctx, node))
+		return errors.Join(c.followReady(ctx, node), c.taintPressure(ctx, node), c.unsuspect(ctx, node))
 	}
 	return c.confirm(ctx, node)
 }

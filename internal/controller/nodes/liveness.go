@@ -48,6 +48,10 @@ type nodeState struct {
 	dead      *cause     // nil unless the Node is dead
 	marked    bool       // the dead Node has been marked as unreachable
 	version   string     // of its agent
+	// notReadySince is when this process saw first that the Node, which is alive, reports itself as not Ready; zero if it does not.
+	// withdrawn is set when its Pods have been taken out of service for that.
+	notReadySince time.Time
+	withdrawn     bool
 }
 
 // source is where a heartbeat comes from.

@@ -19,15 +19,20 @@ import (
 // markUnreachable sets the condition and the taint of an unreachable Node, and
 // takes its Pods and the endpoints on it out of service.
 func (c *lifecycle) markUnreachable(ctx context.Context, node *corev1.Node, why *cause) error {
-	errs := []error{c.nodeUnknown(ctx, node, why), c.taint(ctx, node.Name, true)}
-	for _, pod := range c.options.Index.PodsOn(node.Name) {
+	return errors.Join(c.nodeUnknown(ctx, node, why), c.taint(ctx, node.Name, corev1.TaintNodeUnreachable),
+		c.podsNotReady(ctx, node.Name, why.message), c.slicesNotReady(ctx, node.Name))
+}
+
+// podsNotReady takes the Pods of a Node out of service.
+func (c *lifecycle) podsNotReady(ctx context.Context, node, message string) error {
+	var errs []error
+	for _, pod := range c.options.Index.PodsOn(node) {
 		if epslice.Ready(pod) {
 			errs = append(errs, c.PatchPodCondition(ctx, pod, corev1.PodCondition{
-				Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: "NodeNotReady", Message: why.message,
+				Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: svc.ReasonNodeNotReady, Message: message,
 			}))
 		}
 	}
-	errs = append(errs, c.slicesNotReady(ctx, node.Name))
 	return errors.Join(errs...)
 }
 
@@ -59,17 +64,21 @@ func isUnknown(node *corev1.Node) bool {
 	})
 }
 
-func isUnreachable(t corev1.Taint) bool { return t.Key == corev1.TaintNodeUnreachable }
-
-func (c *lifecycle) untaint(ctx context.Context, node *corev1.Node) error {
-	if !slices.ContainsFunc(node.Spec.Taints, isUnreachable) {
-		return nil
-	}
-	return c.taint(ctx, node.Name, false)
+// isHealthTaint reports whether t is a taint that taint sets.
+func isHealthTaint(t corev1.Taint) bool {
+	return t.Key == corev1.TaintNodeUnreachable || t.Key == corev1.TaintNodeNotReady
 }
 
-// taint sets or removes the taint of unreachable Nodes, in both effects.
-func (c *lifecycle) taint(ctx context.Context, name string, on bool) error {
+func (c *lifecycle) untaint(ctx context.Context, node *corev1.Node) error {
+	if !slices.ContainsFunc(node.Spec.Taints, isHealthTaint) {
+		return nil
+	}
+	return c.taint(ctx, node.Name, "")
+}
+
+// taint gives a Node the taint of that key, of unreachable Nodes or of Nodes that are not Ready, in both effects, in place
+// of the other one; "" removes both.
+func (c *lifecycle) taint(ctx context.Context, name, key string) error {
 	node, err := c.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -77,23 +86,24 @@ func (c *lifecycle) taint(ctx context.Context, name string, on bool) error {
 	if err != nil {
 		return fmt.Errorf("get node %s: %w", name, err)
 	}
-	taints := slices.DeleteFunc(slices.Clone(node.Spec.Taints), isUnreachable)
-	has := len(taints) < len(node.Spec.Taints)
-	if has == on {
-		return nil
-	}
-	if on {
-		now := metav1.Now()
-		for _, effect := range []corev1.TaintEffect{corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute} {
-			taints = append(taints, corev1.Taint{Key: corev1.TaintNodeUnreachable, Effect: effect, TimeAdded: &now})
+	taints := slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool { return isHealthTaint(t) && t.Key != key })
+	changed := len(taints) < len(node.Spec.Taints)
+	now := metav1.Now()
+	for _, effect := range []corev1.TaintEffect{corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute} {
+		t := corev1.Taint{Key: key, Effect: effect, TimeAdded: &now}
+		if key != "" && !slices.ContainsFunc(taints, func(has corev1.Taint) bool { return has.MatchTaint(&t) }) {
+			taints, changed = append(taints, t), true
 		}
+	}
+	if !changed {
+		return nil
 	}
 	node.Spec.Taints = taints
 	if _, err := c.Client.CoreV1().Nodes().Update(ctx, node, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("taints of node %s: %w", name, err)
 	}
-	if !on {
-		c.Log.Info("node is reachable again", "node", name)
+	if key == "" {
+		c.Log.Info("node is reachable and ready again", "node", name)
 	}
 	return nil
 }

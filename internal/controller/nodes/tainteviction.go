@@ -19,7 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// evictionPause is the time between two looks while too many nodes are unreachable.
+// evictionPause is the time between two looks while too many nodes are unreachable or not Ready.
 const evictionPause = 10 * time.Second
 
 // taintEviction deletes Pods whose Node has a taint with the effect NoExecute that they do
@@ -130,7 +130,7 @@ func (c *taintEviction) sync(ctx context.Context, name svc.Name) error {
 		case forever:
 		case left > 0:
 			c.loop.Queue.AddAfter(name, left)
-		case t.Key == corev1.TaintNodeUnreachable && c.isolated():
+		case isHealthTaint(t) && c.isolated():
 			c.loop.Queue.AddAfter(name, evictionPause)
 		default:
 			return c.evict(ctx, pod, t)
@@ -231,8 +231,8 @@ func (c *taintEviction) tolerated(pod *corev1.Pod, t corev1.Taint, since, now ti
 	return since.Add(c.unreachable).Sub(now), false
 }
 
-// isolated reports whether so many Nodes are unreachable that the fault is rather between
-// them and the API server: all, or more than two and 55%, as for kube-controller-manager.
+// isolated reports whether so many Nodes are unreachable or not Ready that the fault is rather one that they share, such as
+// the way to the API server: all, or more than two and 55%, as for kube-controller-manager.
 func (c *taintEviction) isolated() bool {
 	nodes, err := c.Informers.Core().V1().Nodes().Lister().List(labels.Everything())
 	if err != nil {
@@ -240,7 +240,7 @@ func (c *taintEviction) isolated() bool {
 	}
 	gone := 0
 	for _, n := range nodes {
-		if isUnknown(n) {
+		if isUnknown(n) || isNotReady(n) {
 			gone++
 		}
 	}

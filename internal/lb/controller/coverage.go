@@ -3,15 +3,18 @@ package controller
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/lb/pool"
+	"github.com/fairlead/fairlead/internal/lb/quorum"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 )
 
@@ -38,6 +41,8 @@ type coverage struct {
 	networks   []pool.Range // sorted and disjoint
 	// excluded has the reasons why nodes announce nothing.
 	excluded []string
+	// undecided is why no node may answer ARP or NDP, with the remedy; empty if nothing is known to keep them from it.
+	undecided string
 }
 
 // newCoverage computes what speakers can announce. silent reports whether a node
@@ -73,6 +78,23 @@ func newCoverage(speakers map[string]*v1.Speaker, silent func(node string) bool)
 	return c
 }
 
+// undecided returns why the voters of a list cannot decide who answers for an address, with the remedy; empty if they can as
+// far as is known. The API server does not hear of the nodes for which silent returns true.
+func undecided(list quorum.List, silent func(node string) bool) string {
+	if len(list.Voters) == 0 || list.Decides(func(v quorum.Voter) bool { return !silent(v.Name) }) {
+		return ""
+	}
+	var names []string
+	for _, v := range list.Voters {
+		if silent(v.Name) {
+			names = append(names, v.Name)
+		}
+	}
+	return fmt.Sprintf("nothing is heard of %d of the %d nodes that decide who answers (%s), and they may still answer themselves; "+
+		"make sure that their machines are off, and then: kubectl taint node %s %s=nodeshutdown:NoExecute",
+		len(names), len(list.Voters), strings.Join(names, ", "), strings.Join(names, " "), corev1.TaintNodeOutOfService)
+}
+
 // merge returns the same addresses as sorted and disjoint ranges.
 func merge(list []pool.Range) []pool.Range {
 	slices.SortFunc(list, func(a, b pool.Range) int { return a.First.Compare(b.First) })
@@ -95,6 +117,8 @@ func (c *coverage) gap(r pool.Range, interfaces []string) (gap pool.Range, found
 	switch {
 	case c.speakers == 0 || c.routed:
 		return gap, false
+	case c.undecided != "":
+		return r, true
 	case len(interfaces) > 0:
 		return r, !slices.ContainsFunc(interfaces, func(name string) bool { _, has := c.interfaces[name]; return has })
 	case c.anyNetwork:
@@ -118,6 +142,8 @@ func (c *coverage) gap(r pool.Range, interfaces []string) (gap pool.Range, found
 func (c *coverage) why(what string, interfaces []string) string {
 	text := []string{}
 	switch {
+	case c.undecided != "":
+		return "no node can announce " + what + ": " + c.undecided
 	case len(c.excluded) == c.speakers:
 	case len(interfaces) > 0:
 		text = append(text, "no eligible node has an interface called "+events.Abbreviate(interfaces))
@@ -160,7 +186,7 @@ func (t *term) keepCoverage(ctx context.Context, delay time.Duration) {
 		}
 		t.mu.Lock()
 		before := t.coverage
-		t.coverage = t.nodes.coverage()
+		t.coverage = t.nodes.coverage(t.list)
 		for addr := range t.claims {
 			interfaces := t.interfacesOf(addr)
 			if before.lacks(addr, interfaces) != t.coverage.lacks(addr, interfaces) {

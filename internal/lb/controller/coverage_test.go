@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/lb/pool"
+	"github.com/fairlead/fairlead/internal/lb/quorum"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 )
 
@@ -83,6 +84,45 @@ func TestCoverage(t *testing.T) {
 	silent := newCoverage(speakers(arpSpeaker("192.0.2.0/24")), func(string) bool { return true })
 	if _, found := silent.gap(pool.FromPrefix(netip.MustParsePrefix("192.0.2.1/32")), nil); !found {
 		t.Error("a node that nothing is heard of counts")
+	}
+}
+
+// While the voters that the API server hears of are no majority, no address can be announced by ARP or NDP, and the reason
+// names the others and the remedy. BGP asks no voters.
+func TestUndecided(t *testing.T) {
+	list := func(witness bool, names ...string) (l quorum.List) {
+		for _, n := range names {
+			l.Voters = append(l.Voters, quorum.Voter{Name: n})
+		}
+		l.Witness = witness
+		return l
+	}
+	r := pool.FromPrefix(netip.MustParsePrefix("192.0.2.1/32"))
+	session := []v1.PeerStatus{{Name: "p", State: v1.PeerEstablished}}
+	for _, c := range []struct {
+		what    string
+		list    quorum.List
+		silent  string
+		speaker v1.SpeakerStatus
+		want    string
+	}{
+		{"no list yet", quorum.List{}, "n1 n2", arpSpeaker("192.0.2.0/24"), ""},
+		{"all well", list(false, "n0", "n1", "n2"), "", arpSpeaker("192.0.2.0/24"), ""},
+		{"one of three", list(false, "n0", "n1", "n2"), "n1", arpSpeaker("192.0.2.0/24"), ""},
+		{"two of three", list(false, "n0", "n1", "n2"), "n1 n2", arpSpeaker("192.0.2.0/24"),
+			"kubectl taint node n1 n2 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"},
+		{"one of two, with the witness", list(true, "n0", "n1"), "n1", arpSpeaker("192.0.2.0/24"), ""},
+		{"the only one", list(false, "n1"), "n1", arpSpeaker("192.0.2.0/24"),
+			"nothing is heard of 1 of the 1 nodes that decide who answers (n1)"},
+		{"with a session", list(false, "n0", "n1", "n2"), "n1 n2", v1.SpeakerStatus{Eligible: true, Peers: session}, ""},
+	} {
+		silent := func(name string) bool { return slices.Contains(strings.Fields(c.silent), name) }
+		cover := newCoverage(speakers(c.speaker), silent)
+		cover.undecided = undecided(c.list, silent)
+		_, found := cover.gap(r, nil)
+		if found != (c.want != "") || found && !strings.Contains(cover.why("192.0.2.1", nil), c.want) {
+			t.Errorf("%s: found %t: %s", c.what, found, cover.why("192.0.2.1", nil))
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/fairlead/fairlead/internal/lb/pool"
+	"github.com/fairlead/fairlead/internal/lb/quorum"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -146,13 +147,15 @@ func (n *nodes) has(a netip.Addr) bool { return len(n.addrs[a]) > 0 }
 // whose returns why a, an address of a node, is not given out.
 func (n *nodes) whose(a netip.Addr) string { return "an address of Node " + n.addrs[a][0] }
 
-// coverage returns what the speakers can announce.
-func (n *nodes) coverage() *coverage {
+// coverage returns what the speakers can announce while list is that of the voters.
+func (n *nodes) coverage(list quorum.List) *coverage {
 	speakers := map[string]*v1.Speaker{}
 	for name, r := range n.records {
 		if r.speaker != nil {
 			speakers[name] = r.speaker
 		}
 	}
-	return newCoverage(speakers, func(name string) bool { r := n.records[name]; return r.silent || !r.exists })
+	c := newCoverage(speakers, func(name string) bool { r := n.records[name]; return r.silent || !r.exists })
+	c.undecided = undecided(list, func(name string) bool { r := n.records[name]; return r != nil && r.silent })
+	return c
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/lb/claim"
 	"github.com/fairlead/fairlead/internal/lb/pool"
+	"github.com/fairlead/fairlead/internal/lb/quorum"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/reflector"
@@ -45,6 +46,7 @@ type state struct {
 	namespaces map[string]labels.Set
 	nodes      nodes
 	cidrs      map[string][]pool.Range // of ServiceCIDRs
+	list       quorum.List             // of the voters; zero while it is not known
 	coverage   *coverage
 	alloc      *pool.Allocator
 	waiting    waitingList
@@ -93,7 +95,7 @@ func (st *state) listed() {
 // begin decides about everything that has been listed: claims first, since they are the
 // truth, then Services without an address, the oldest first. The caller holds mu.
 func (st *state) begin() {
-	st.coverage = st.nodes.coverage()
+	st.coverage = st.nodes.coverage(st.list)
 	st.compile()
 	for a := range st.nodes.addrs {
 		st.alloc.Block(a, st.nodes.whose(a))
@@ -279,7 +281,7 @@ func (st *state) setNamespace(ns *corev1.Namespace) {
 // changeNode records what a Node shows, and does what follows from the change. The caller holds mu.
 func (st *state) changeNode(name string, now nodeFacts) {
 	was := st.nodes.set(name, now)
-	if was.exists != now.exists || was.outOfService != now.outOfService {
+	if was.exists != now.exists || was.outOfService != now.outOfService || was.silent != now.silent {
 		st.voters.Set()
 	}
 	if was.exists != now.exists || was.silent != now.silent {

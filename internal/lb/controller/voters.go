@@ -70,7 +70,7 @@ func (k *voterKeeper) candidates() (list []quorum.Candidate, orphans []*v1.Speak
 		}
 		candidate := quorum.Candidate{
 			Voter:     quorum.Voter{Name: name},
-			Confirmed: uint64(max(0, s.Status.VoterVersion)), Gone: ended,
+			Confirmed: uint64(max(0, s.Status.VoterVersion)), Gone: ended, Down: n.silent,
 		}
 		if err := json.Unmarshal([]byte(s.Status.VoterList), &candidate.List); err != nil {
 			candidate.List = quorum.List{} // it reports none
@@ -112,7 +112,7 @@ func (k *voterKeeper) nextVoters(ctx context.Context) (more bool, err error) {
 		k.log.Warn("the list of voters was lost and no speaker reports it; restart all speakers to begin a new one")
 	}
 	if !changed && (have != nil || lists.Current.Version == 0) {
-		k.lists = lists
+		k.follow(lists)
 		return false, k.removeSpeakers(ctx, lists, orphans)
 	}
 	text, err := json.Marshal(next)
@@ -133,9 +133,20 @@ func (k *voterKeeper) nextVoters(ctx context.Context) (more bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	k.lists = next
+	k.follow(next)
 	k.log.Info("list of voters written", "version", next.Current.Version, "voters", len(next.Current.Voters), "witness", next.Current.Witness)
 	return true, nil
+}
+
+// follow records the lists as they were read or written.
+func (k *voterKeeper) follow(lists quorum.Lists) {
+	k.lists = lists
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.list.Version != lists.Current.Version {
+		k.list = lists.Current
+		k.covers.Set()
+	}
 }
 
 // removeSpeakers deletes Speakers without a Node that no longer vote.

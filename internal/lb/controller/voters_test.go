@@ -85,6 +85,18 @@ func TestVoters(t *testing.T) {
 	}
 	wants("n1", "n1")
 	wants("n1 n2 n3", "n1", "n2", "n3")
+	// The API server does not hear of a voter: the others, and the witness, can lose another one.
+	hears := func(name string, ready corev1.ConditionStatus) {
+		node, err := r.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		r.must(err)
+		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}
+		_, err = r.client.CoreV1().Nodes().UpdateStatus(ctx, node, metav1.UpdateOptions{})
+		r.must(err)
+	}
+	hears("n2", corev1.ConditionUnknown)
+	wants("n1 n3 witness", "n1", "n3")
+	hears("n2", corev1.ConditionTrue)
+	wants("n1 n2 n3", "n1", "n2", "n3")
 	version := lists().Current.Version
 	r.must(r.client.CoreV1().ConfigMaps(svc.SystemNamespace).Delete(ctx, svc.VotersConfigMap, metav1.DeleteOptions{}))
 	confirm("n1")

@@ -70,6 +70,9 @@ type Candidate struct {
 	// Gone is true if the speaker is known to be down for good: its Node is deleted,
 	// or has the taint node.kubernetes.io/out-of-service. It leaves the list.
 	Gone bool
+	// Down is true if the API server does not hear of the speaker's node, which may run all the same. It leaves a list of more
+	// than two whose other voters are still a majority, so that they are one also when another one of them dies.
+	Down bool
 }
 
 // Next returns the lists that follow on l, and whether they differ from l; call it
@@ -172,7 +175,7 @@ func change(l *List, candidates []Candidate, byName map[string]Candidate) {
 	alive := 0 // speakers that vote or may
 	var spare []Candidate
 	for _, c := range candidates {
-		if c.Gone {
+		if c.Gone || c.Down && l.index(c.Name) < 0 {
 			continue
 		}
 		alive++
@@ -191,6 +194,11 @@ func change(l *List, candidates []Candidate, byName map[string]Candidate) {
 	case gone >= 0 && len(spare) > 0: // the last voter is gone, and leaves when there is another one
 		l.Voters = append(l.Voters, spare[0].Voter)
 		l.sort()
+		return
+	}
+	down := slices.IndexFunc(l.Voters, func(v Voter) bool { return byName[v.Name].Down })
+	if down >= 0 && len(l.Voters) > 2 && l.Decides(func(v Voter) bool { return !byName[v.Name].Down }) {
+		l.Voters = slices.Delete(l.Voters, down, down+1)
 		return
 	}
 	unknown := 0
@@ -212,6 +220,20 @@ func change(l *List, candidates []Candidate, byName map[string]Candidate) {
 	case l.Witness != (n == 2):
 		l.Witness = !l.Witness
 	}
+}
+
+// Decides reports whether the voters for which up returns true are a majority, with the witness if the list has it.
+func (l *List) Decides(up func(Voter) bool) bool {
+	votes := 0
+	if l.Witness {
+		votes++
+	}
+	for _, v := range l.Voters {
+		if up(v) {
+			votes++
+		}
+	}
+	return votes >= l.Majority()
 }
 
 func (l *List) sort() {

@@ -220,7 +220,8 @@ func TestNextList(t *testing.T) {
 		}
 		return out
 	}
-	// Each step is the list that follows when everybody has confirmed the one before.
+	// Each step is the list that follows when everybody has confirmed the one before. Speakers in capitals are gone, those
+	// after a "-" are down.
 	for _, steps := range [][]string{
 		{"a: a", "ab: ab", "ab: ab+", "abc: abc+", "abc: abc", "abcd: abc", "abcde: abcd", "abcde: abcde"},
 		{"ab: ab+", "aB: a+", "aB: a", "aBc: ac", "aBc: ac+"},
@@ -228,14 +229,25 @@ func TestNextList(t *testing.T) {
 		{"abcdefghi: abcdefg"},
 		{"a: a", "A: a", "Ab: ab", "Ab: b", "Ab: b"},
 		{"ab: ab+", "ABc: b+", "ABc: bc+", "ABc: c+", "ABc: c"},
+		// One of three is down: two and the witness are left, until it returns. A second one changes nothing.
+		{"abc: abc", "ac-b: ac", "ac-b: ac+", "a-bc: ac+", "ab-c: abc+", "ab-c: ab+", "abc: abc+", "abc: abc"},
+		{"abc: abc", "a-bc: abc", "-abc: abc"},
+		{"abcde: abcde", "abc-de: abce", "abc-de: abc", "abcd-e: abc"},
+		{"abcde: abcde", "ab-cde: abcde"},
+		{"ab: ab+", "a-b: ab+"},
 	} {
 		var l Lists
 		for _, step := range steps {
 			who, want, _ := cutStep(step)
 			var cs []Candidate
+			down := false
 			for _, r := range who {
+				if r == '-' {
+					down = true
+					continue
+				}
 				c := candidates(l.Current.Version, string(r|0x20))[0]
-				c.Gone = r < 'a'
+				c.Gone, c.Down = r < 'a', down
 				cs = append(cs, c)
 			}
 			before := l

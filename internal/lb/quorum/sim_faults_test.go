@@ -8,7 +8,7 @@ import (
 func (s *simulation) fault() {
 	m := s.machines[s.rng.IntN(len(s.machines))]
 	o := s.machines[s.rng.IntN(len(s.machines))]
-	switch s.rng.IntN(16) {
+	switch s.rng.IntN(17) {
 	case 0, 1: // killed, and perhaps restarted at once
 		if m.node == nil {
 			break
@@ -71,6 +71,8 @@ func (s *simulation) fault() {
 		s.writeLease(s.remade, LongestTerm)
 	case 15: // the ConfigMap is deleted while no controller runs
 		s.lists = Lists{}
+	case 16: // the API server hears of it no more, or again, whatever it does
+		m.down = !m.down
 	}
 }
 
@@ -124,7 +126,7 @@ func (s *simulation) heal() {
 	s.chaos = false
 	clear(s.cut)
 	for _, m := range s.machines {
-		m.apiless, m.ready, m.gone = false, true, false
+		m.apiless, m.ready, m.gone, m.down = false, true, false, false
 		if m.node == nil {
 			s.start(m)
 		}

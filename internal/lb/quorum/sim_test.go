@@ -57,6 +57,7 @@ type machine struct {
 		members     []Member
 	}
 	gone  bool
+	down  bool // the API server does not hear of it, or so it seems
 	older bool // it is of a build whose witness has LongestTerm
 	// ending is true once it gives up what it holds, to end in order.
 	ending bool
@@ -375,7 +376,7 @@ func (s *simulation) check(m *machine) {
 func (s *simulation) author() {
 	var cs []Candidate
 	for _, m := range s.machines {
-		cs = append(cs, Candidate{Voter: Voter{Name: m.name}, Gone: m.gone, Confirmed: m.reported.Version, List: m.reported})
+		cs = append(cs, Candidate{Voter: Voter{Name: m.name}, Gone: m.gone, Down: m.down, Confirmed: m.reported.Version, List: m.reported})
 	}
 	if l, changed := Next(s.lists, cs); changed {
 		s.lists = l

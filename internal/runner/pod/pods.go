@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/runner/confinement"
 	"github.com/fairlead/fairlead/internal/runner/logfile"
 	"github.com/fairlead/fairlead/internal/runner/podnet"
+	"github.com/fairlead/fairlead/internal/runner/status"
 	"github.com/fairlead/fairlead/internal/runner/volumes"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -53,7 +54,9 @@ type Options struct {
 	Selected func(*corev1.Pod) bool
 	// Found is called after what Own returns has changed, Ended after a Pod has ended and nothing of it is left.
 	Found, Ended func()
-	Log          *slog.Logger
+	// Outage is the node's; after a change of it Publish is called.
+	Outage *status.Outage
+	Log    *slog.Logger
 }
 
 // node is what the workers of a node share.
@@ -192,6 +195,9 @@ func (p *Pods) Snapshots() (out []*Snapshot) {
 	})
 	return out
 }
+
+// Publish has the statuses of the Pods written again where they must differ.
+func (p *Pods) Publish() { p.each(func(w *worker) { w.pub.Nudge() }) }
 
 // Own adds what the node has found out of its Pods, by the UIDs that the API has for them.
 func (p *Pods) Own(to map[string]svc.OwnPod) { p.each(func(w *worker) { w.pub.Own(to) }) }

@@ -71,7 +71,7 @@ func newWorker(ctx context.Context, n *node, uid types.UID, namespace, name stri
 	w.files, w.sandbox = &files{w: w}, &sandbox{w: w, retry: backoff{base: n.BackOff}}
 	w.draining = &draining{w: w}
 	w.life, w.die = context.WithCancel(ctx)
-	w.pub = status.NewPublisher(n.Client, w.log, n.Found)
+	w.pub = status.NewPublisher(n.Client, w.log, n.Found, n.Outage)
 	return w
 }
 

@@ -32,12 +32,15 @@ const (
 // maxReported bounds how many other nodes the condition names.
 const maxReported = 5
 
+// ErrNoRange is what Healthy returns before the node has addresses for Pods, as at its start.
+var ErrNoRange = errors.New("no range of pod addresses is known for this node yet (spec.podCIDRs of its Node)")
+
 // Healthy returns why the node cannot connect Pods, nil if it can.
 func (n *Network) Healthy() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if !n.applied && n.err == nil {
-		return errors.New("no range of pod addresses is known for this node yet (spec.podCIDRs of its Node)")
+		return ErrNoRange
 	}
 	return n.err
 }

@@ -42,7 +42,9 @@ type Options struct {
 	Events *events.Recorder
 	// Found is called after what Own returns has changed.
 	Found func()
-	Log   *slog.Logger
+	// Outage is the node's; after a change of it Publish is called.
+	Outage *status.Outage
+	Log    *slog.Logger
 }
 
 // Programs are the Pods that stand for programs of the machine. Its methods are safe for concurrent use.
@@ -76,7 +78,7 @@ func (p *Programs) start(ctx context.Context, pod *corev1.Pod) *registered {
 		log: p.o.Log.With("namespace", pod.Namespace, "pod", pod.Name, "uid", string(pod.UID)),
 	}
 	g.life, g.end = context.WithCancel(ctx)
-	g.pub = status.NewPublisher(p.o.Client, g.log, p.o.Found)
+	g.pub = status.NewPublisher(p.o.Client, g.log, p.o.Found, p.o.Outage)
 	p.all[pod.UID] = g
 	p.running.Go(func() {
 		g.run()
@@ -105,6 +107,9 @@ func (p *Programs) Wait() { p.running.Wait() }
 
 // Nudge has every Pod looked at again.
 func (p *Programs) Nudge() { p.each(func(g *registered) { g.wake.Set() }) }
+
+// Publish has the statuses of the Pods written again where they must differ.
+func (p *Programs) Publish() { p.each(func(g *registered) { g.pub.Nudge() }) }
 
 // Own adds what the node has found out of the programs, by the UIDs of their Pods.
 func (p *Programs) Own(to map[string]svc.OwnPod) { p.each(func(g *registered) { g.pub.Own(to) }) }

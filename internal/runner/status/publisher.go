@@ -28,8 +28,9 @@ type Publisher struct {
 	client kubernetes.Interface
 	log    *slog.Logger
 	// found is called after what own returns has changed; it may be nil.
-	found func()
-	wake  loop.Signal
+	found  func()
+	outage *Outage // may be nil
+	wake   loop.Signal
 
 	mu     sync.Mutex
 	base   *corev1.Pod // the newest object, of the informer or of an own write
@@ -45,11 +46,14 @@ const (
 	maxRetry     = 10 * time.Second
 )
 
-// NewPublisher returns a Publisher that writes nothing before Run. found is called after what Own adds has changed; it
-// may be nil.
-func NewPublisher(client kubernetes.Interface, log *slog.Logger, found func()) *Publisher {
-	return &Publisher{client: client, log: log, found: found, wake: loop.NewSignal()}
+// NewPublisher returns a Publisher that writes nothing before Run. found is called after what Own adds has changed, and
+// outage is the node's; both may be nil.
+func NewPublisher(client kubernetes.Interface, log *slog.Logger, found func(), outage *Outage) *Publisher {
+	return &Publisher{client: client, log: log, found: found, outage: outage, wake: loop.NewSignal()}
 }
+
+// Nudge has the status written again if it must differ, as after a change of the outage.
+func (p *Publisher) Nudge() { p.wake.Set() }
 
 // Set sets the status to write; pod is the object as the informer has it.
 func (p *Publisher) Set(pod *corev1.Pod, st corev1.PodStatus) {
@@ -152,7 +156,7 @@ func (p *Publisher) write(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patchTimeout)
 	defer cancel()
 	pods := p.client.CoreV1().Pods(base.Namespace)
-	patch, err := statusPatch(base, want)
+	patch, err := statusPatch(base, p.outage.cover(&base.Status, want, time.Now()))
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/runner/shim"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // view makes a Pod out of one letter per container: lower case init, upper
@@ -114,6 +115,42 @@ func TestNewer(t *testing.T) {
 	}{{"10", "9", true}, {"9", "10", false}, {"9", "9", false}, {"", "9", false}, {"9", "", true}, {"x", "y", false}} {
 		if got := newer(c.a, c.b); got != c.want {
 			t.Errorf("newer(%q, %q) = %v", c.a, c.b, got)
+		}
+	}
+}
+
+// During an outage a ready Pod is written as not ready, but for what the controllers wrote for the same reason; others do
+// not change. The end of an outage is a transition, and this node's own findings go on.
+func TestOutage(t *testing.T) {
+	then, now := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC), time.Date(2026, 1, 2, 13, 0, 0, 0, time.UTC)
+	const ready, unready = "R", "C"
+	marked := corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: svc.ReasonNodeNotReady,
+		Message: "by a controller"}
+	for _, c := range []struct {
+		name, containers, why string
+		base                  []corev1.PodCondition
+		status                corev1.ConditionStatus
+		reason, message       string
+		since                 time.Time
+	}{
+		{"none", ready, "", nil, corev1.ConditionTrue, "", "", then},
+		{"begins", ready, "no device", nil, corev1.ConditionFalse, svc.ReasonNodeNotReady, "no device", now},
+		{"marked", ready, "no device", []corev1.PodCondition{marked},
+			corev1.ConditionFalse, svc.ReasonNodeNotReady, "by a controller", time.Time{}},
+		{"ends", ready, "", []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: svc.ReasonNodeNotReady,
+			LastTransitionTime: metav1.NewTime(then.Add(time.Minute))}}, corev1.ConditionTrue, "", "", now},
+		{"unready", unready, "no device", nil, corev1.ConditionFalse, "ContainersNotReady", "containers with unready status: [c0]", then},
+	} {
+		want := view(corev1.RestartPolicyAlways, c.containers, false).Status(then)
+		var o Outage
+		o.Set(c.why)
+		got := o.cover(&corev1.PodStatus{Conditions: c.base}, &want, now)
+		r := got.Conditions[conditionIndex(got.Conditions, corev1.PodReady)]
+		if r.Status != c.status || r.Reason != c.reason || r.Message != c.message || !r.LastTransitionTime.Time.Equal(c.since) {
+			t.Errorf("%s: %+v", c.name, r)
+		}
+		if statusReady(&want) != (c.containers == ready) {
+			t.Errorf("%s: what the node found has changed", c.name)
 		}
 	}
 }

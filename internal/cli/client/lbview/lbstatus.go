@@ -65,6 +65,11 @@ type lbAddress struct {
 	Owners []lbOwner `json:"owners"`
 }
 
+// announced reports whether a node announces the address, as far as is known.
+func (a *lbAddress) announced() bool {
+	return slices.ContainsFunc(a.Owners, func(o lbOwner) bool { return !o.Stale })
+}
+
 type lbOwner struct {
 	Node      string    `json:"node"`
 	Via       string    `json:"via"`
@@ -182,7 +187,7 @@ func collectLB(ctx context.Context, client kubernetes.Interface, own *v1.Client,
 			slices.SortFunc(list, func(a, b lbOwner) int { return cmp.Compare(a.Node, b.Node) })
 			out.Addresses = append(out.Addresses, lbAddress{cmp.Or(ing.IP, ing.Hostname), pools[ing.IP], append([]lbOwner{}, list...)})
 		}
-		unowned := func(a lbAddress) bool { return len(a.Owners) == 0 }
+		unowned := func(a lbAddress) bool { return !a.announced() }
 		if out.Pending {
 			out.Reason = lastWarning(ctx, client, s, "")
 		} else if slices.ContainsFunc(out.Addresses, unowned) {
@@ -302,6 +307,14 @@ func (r *Report) print(out io.Writer) error {
 	}
 	if err := w.Flush(); err != nil {
 		return err
+	}
+	for _, s := range r.Services {
+		for _, a := range s.Addresses {
+			if len(a.Owners) > 0 && !a.announced() {
+				fmt.Fprintf(out, "no node announces %s of %s/%s: %s\n", a.Address, s.Namespace, s.Name,
+					cmp.Or(s.Reason, "nothing is heard of the node that did"))
+			}
+		}
 	}
 	for _, s := range r.Services {
 		for _, k := range slices.Sorted(maps.Keys(s.Tags)) {

@@ -72,3 +72,21 @@ func TestTagsOfLoadBalancers(t *testing.T) {
 		t.Errorf("%q", out.String())
 	}
 }
+
+// An address whose owners all died is said to be announced by no node, with the reason that the controller has recorded.
+func TestNobodyAnnounces(t *testing.T) {
+	stale, lives := lbOwner{Node: "dead", Via: "arp", Stale: true}, lbOwner{Node: "lives", Via: "arp"}
+	r := &Report{Services: []lbService{
+		{Namespace: "shop", Name: "web", Way: "direct", Reason: "NotAnnounceable: nothing is heard of dead",
+			Addresses: []lbAddress{{Address: "192.0.2.1", Owners: []lbOwner{stale}}}},
+		{Namespace: "shop", Name: "moved", Way: "direct", Addresses: []lbAddress{{Address: "192.0.2.2", Owners: []lbOwner{stale, lives}}}},
+	}}
+	var out strings.Builder
+	if err := r.print(&out); err != nil {
+		t.Fatal(err)
+	}
+	_, got, _ := strings.Cut(out.String(), "no node announces")
+	if got != " 192.0.2.1 of shop/web: NotAnnounceable: nothing is heard of dead\n" {
+		t.Errorf("%s", out.String())
+	}
+}
