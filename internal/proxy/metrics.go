@@ -23,7 +23,8 @@ type metrics struct {
 	sync, syncFull, syncPartial, latency            prometheus.Histogram
 	lastSync, lastQueued                            prometheus.Gauge
 	serviceChanges, endpointChanges                 prometheus.Counter
-	failures, repairs, conntrack                    prometheus.Counter
+	failures, repairs                               prometheus.Counter
+	conntrack                                       cleanerMetrics
 	servicePorts, rejected                          prometheus.Gauge
 	noLocal                                         *prometheus.GaugeVec
 	healthz, livez                                  *prometheus.CounterVec
@@ -48,8 +49,8 @@ func newMetrics() *metrics {
 		m.registry.MustRegister(c)
 		return c
 	}
-	codes := func(name, help string) *prometheus.CounterVec {
-		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"code"})
+	counters := func(name, help, label string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
 		m.registry.MustRegister(c)
 		return c
 	}
@@ -70,11 +71,14 @@ func newMetrics() *metrics {
 	m.servicesPending = gauge("kubeproxy_sync_proxy_rules_service_changes_pending", "Changes of Services received and not programmed yet.")
 	m.endpointsPending = gauge("kubeproxy_sync_proxy_rules_endpoint_changes_pending",
 		"Changes of EndpointSlices received and not programmed yet.")
-	m.healthz = codes("kubeproxy_proxy_healthz_total", "Answers given on /healthz, by code.")
-	m.livez = codes("kubeproxy_proxy_livez_total", "Answers given on /livez, by code.")
+	m.healthz = counters("kubeproxy_proxy_healthz_total", "Answers given on /healthz, by code.", "code")
+	m.livez = counters("kubeproxy_proxy_livez_total", "Answers given on /livez, by code.", "code")
 	m.failures = counter("fairlead_sync_failures_total", "Rounds of programming services that returned an error.")
 	m.repairs = counter("fairlead_repairs_total", "Rules removed or altered from outside that an audit has repaired.")
-	m.conntrack = counter("fairlead_conntrack_removed_total", "Stale connection tracking entries removed.")
+	m.conntrack.removed = counter("fairlead_conntrack_removed_total",
+		"Stale connection tracking entries removed, but for those that the kernel found itself.")
+	passes := counters("fairlead_conntrack_passes_total", "Passes over connection tracking for stale entries, by how they are found.", "how")
+	m.conntrack.filtered, m.conntrack.read = passes.WithLabelValues("filter"), passes.WithLabelValues("read")
 	m.rejected = gauge("fairlead_service_ports_rejected", "Service ports that the mode has rejected and that are retried.")
 	m.noLocal = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
