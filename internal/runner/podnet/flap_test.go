@@ -34,7 +34,8 @@ func runOn(t *testing.T, h *testbed.Host, mode Mode, pods string) *Network {
 	t.Helper()
 	o := Options{
 		NodeName: h.Name(), StateDir: t.TempDir(), Device: "fl0", ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.250.0.0/16")},
-		Mode: mode, Overlay: link.OverlayOptions{VNI: 2500, Port: 4789}, Usable: func() {}, Changed: func() {}, Log: slog.New(slog.DiscardHandler),
+		Mode: mode, Overlay: link.OverlayOptions{VNI: 2500, Port: 4789}, Usable: func() {}, Changed: func() {},
+		Log: slog.New(slog.DiscardHandler),
 	}
 	o.Events = events.NewRecorder(fake.NewClientset(), corev1.EventSource{}, o.Log)
 	n := New(o)

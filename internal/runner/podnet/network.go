@@ -48,7 +48,7 @@ type Network struct {
 
 	// The goroutine of Run owns the rest.
 	pace       pace
-	seen       map[string]*seen // problems by the name of the other node
+	seen       sightings
 	device     *device
 	masquerade *masquerade
 	carrier    carrier
@@ -59,7 +59,7 @@ type Network struct {
 func New(o Options) *Network {
 	n := &Network{
 		o: o, addresses: newAddresses(), wake: loop.NewSignal(), tampered: loop.NewSignal(), linked: loop.NewSignal(),
-		ready: make(chan struct{}), others: map[string]nodeFacts{}, seen: map[string]*seen{},
+		ready: make(chan struct{}), others: map[string]nodeFacts{}, seen: sightings{},
 	}
 	n.carrier = newOverlay(o)
 	if o.WireGuard != nil {
@@ -224,7 +224,7 @@ func (n *Network) reconcile() (failed, permanent bool) {
 	oldErr, oldProblems := n.err, n.problems
 	n.err, n.problems = err, p.problems
 	n.mu.Unlock()
-	n.reportAll(p.problems)
+	n.seen.follow(time.Now(), p.problems, n.report)
 	if (oldErr == nil) != (err == nil) || !maps.Equal(oldProblems, p.problems) {
 		defer n.o.Changed()
 	}
@@ -234,30 +234,6 @@ func (n *Network) reconcile() (failed, permanent bool) {
 		n.o.Log.Error("cannot set up the pods' network; retrying", "err", err)
 	}
 	return err != nil || len(p.problems) > 0, permanent
-}
-
-// seen is a problem with another node.
-type seen struct {
-	text     string
-	since    time.Time
-	reported bool
-}
-
-// reportAll reports each problem once, when it has lasted for reportAfter.
-func (n *Network) reportAll(problems map[string]string) {
-	now := time.Now()
-	maps.DeleteFunc(n.seen, func(name string, s *seen) bool { return problems[name] != s.text })
-	for name, text := range problems {
-		s := n.seen[name]
-		if s == nil {
-			s = &seen{text: text, since: now}
-			n.seen[name] = s
-		}
-		if !s.reported && now.Sub(s.since) >= reportAfter {
-			s.reported = true
-			n.report(name, text)
-		}
-	}
 }
 
 // plan returns the desired state of the kernel, by the Nodes that were set.

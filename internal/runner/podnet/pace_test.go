@@ -1,6 +1,7 @@
 package podnet
 
 import (
+	"slices"
 	"testing"
 	"time"
 )
@@ -61,4 +62,29 @@ func TestPace(t *testing.T) {
 	}
 	p.linked(now)
 	due("among many events", linkSettleMax)
+}
+
+// An Event names what lasts, once, and again if it is another problem or returns.
+func TestSightings(t *testing.T) {
+	s := sightings{}
+	now := time.Unix(1000, 0)
+	var reports []string
+	after := func(d time.Duration, problems map[string]string, want ...string) {
+		t.Helper()
+		now, reports = now.Add(d), nil
+		s.follow(now, problems, func(node, problem string) { reports = append(reports, node+" "+problem) })
+		if !slices.Equal(reports, want) {
+			t.Errorf("reported %q, want %q", reports, want)
+		}
+	}
+	down := map[string]string{"b": "no route"}
+	after(0, down)
+	after(reportAfter/2, down)
+	after(0, nil)
+	after(reportAfter/2, down)
+	after(reportAfter/2, down)
+	after(reportAfter/2, down, "b no route")
+	after(time.Minute, down)
+	after(0, map[string]string{"b": "no key"})
+	after(reportAfter, map[string]string{"b": "no key"}, "b no key")
 }
