@@ -110,7 +110,7 @@ func TestForwardedIsWatched(t *testing.T) {
 	within("a rule accepts", sh("iptables-nft -A FORWARD -j ACCEPT"), condition(corev1.ConditionTrue))
 	within("the rule is gone", sh("iptables-nft -F FORWARD"), condition(corev1.ConditionFalse))
 	within("the policy accepts", sh("iptables-nft -P FORWARD ACCEPT"), condition(corev1.ConditionTrue))
-	const own = "nft add table inet own; nft 'add chain inet own fwd { type filter hook forward priority 0; policy drop; }'"
+	const own = "nft add table inet own; nft 'add chain inet own passing { type filter hook forward priority 0; policy drop; }'"
 	within("a chain of another name drops", sh(own), condition(corev1.ConditionFalse))
 	within("it is gone", sh("nft delete table inet own"), condition(corev1.ConditionTrue))
 }

@@ -65,7 +65,9 @@ func (c *Conn) WatchHook(hook uint32, names []string, changed func()) error {
 	}
 	return c.watchAll(func(_ Family, typ uint16, attrs []byte) bool {
 		switch typ {
-		case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
+		case unix.NFT_MSG_DELCHAIN: // newer kernels leave out its hook
+			return known[netlink.CString(netlink.Attr(attrs, unix.NFTA_CHAIN_NAME))]
+		case unix.NFT_MSG_NEWCHAIN:
 			at := netlink.Attr(netlink.Attr(attrs, unix.NFTA_CHAIN_HOOK), unix.NFTA_HOOK_HOOKNUM)
 			if at == nil || uint32At(at) != hook {
 				return false
