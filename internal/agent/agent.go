@@ -46,6 +46,8 @@ type Options struct {
 	// ChecksChanged holds a token when it may have changed.
 	Checks        func() string
 	ChecksChanged <-chan struct{}
+	// ForwardedChanged holds a token when one of Conditions may have changed.
+	ForwardedChanged <-chan struct{}
 	// Conditions return one condition each that the Node has besides Ready.
 	Conditions []func() corev1.NodeCondition
 	// Ready returns why this machine cannot run pods, nil if it can. It is called
@@ -153,6 +155,7 @@ func (r *Registrar) wait(ctx context.Context, period time.Duration) {
 	case <-r.opts.ReadyChanged:
 	case <-r.opts.UnreachableChanged:
 	case <-r.opts.ChecksChanged:
+	case <-r.opts.ForwardedChanged:
 	case <-r.opts.CertificatesChanged:
 	}
 	timer.Reset(minInterval)

@@ -3,8 +3,10 @@ package proxy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -24,9 +26,7 @@ func TestStaleConnectionsAreRemovedBesideTheLoop(t *testing.T) {
 			return conntrack.Entry{Protocol: svc.UDP, OrigDst: netip.MustParseAddrPort("10.96.0.2:53"),
 				ReplySrc: netip.MustParseAddrPort(endpoint + ":8080"), Replied: true}
 		}
-		s := service("dns", 1)
-		s.Spec.Ports = []corev1.ServicePort{{Port: 53, Protocol: corev1.ProtocolUDP}}
-		w.setService(s)
+		w.setService(udpService("dns", 1))
 		w.setSlice(udp("dns", 5, 6))
 		w.settle(time.Second)
 		tracker.set(to("10.244.0.5"), to("10.244.0.6"))
@@ -73,6 +73,64 @@ func TestStaleConnectionsAreRemovedBesideTheLoop(t *testing.T) {
 	})
 }
 
+// Endpoints of TCP that go within a moment cost one pass, by a filter of the kernel if it
+// has one; flows of UDP do not wait.
+func TestRemovalsAreGathered(t *testing.T) {
+	for _, filters := range []bool{true, false} {
+		tracker := &fakeTracker{entries: map[conntrack.Entry]bool{}, filters: filters}
+		inBubble(t, func(o *Options) { o.Conntrack = func() (Tracker, error) { return tracker, nil } }, func(w *world) {
+			const services = 5
+			entry := func(i int, endpoint string, replied bool) conntrack.Entry {
+				return conntrack.Entry{Protocol: svc.TCP, OrigDst: netip.MustParseAddrPort(fmt.Sprintf("10.96.0.%d:80", i+1)),
+					ReplySrc: netip.MustParseAddrPort(endpoint + ":8080"), Replied: replied}
+			}
+			name := func(i int) string { return fmt.Sprintf("web%d", i) }
+			for i := range services {
+				w.setService(service(name(i), i))
+				w.setSlice(slice(name(i), 5, 6))
+			}
+			w.setService(udpService("dns", 9))
+			w.setSlice(udp("dns", 5, 6))
+			w.settle(time.Second)
+			tracker.passes()
+			for i := range services {
+				tracker.set(entry(i, "10.244.0.5", true), entry(i, "10.244.0.5", false), entry(i, "10.244.0.6", false))
+			}
+			for i := range services {
+				w.setSlice(slice(name(i), 5))
+				w.settle(10 * time.Millisecond)
+			}
+			if scopes, asked := tracker.passes(); len(scopes)+len(asked) > 0 {
+				t.Errorf("at once: read %v, asked %v", scopes, asked)
+			}
+			w.settle(time.Second)
+			scopes, asked := tracker.passes()
+			if filters && (len(scopes) != 0 || len(asked) != 1 || len(asked[0]) != services) {
+				t.Errorf("read %v, asked %v, want one question for %d flows", scopes, asked, services)
+			}
+			want := conntrack.Scope{Family: svc.IPv4, Protocol: svc.TCP, Unreplied: true}
+			if !filters && (len(asked) != 0 || len(scopes) != 1 || scopes[0] != want) {
+				t.Errorf("read %v, asked %v, want one reading of %v", scopes, asked, want)
+			}
+			if left := tracker.left(); len(left) != 2*services || left[entry(0, "10.244.0.6", false)] {
+				t.Errorf("left are %v, want the answered ones and those to 10.244.0.5", left)
+			}
+			w.setSlice(slice(name(0), 6))
+			w.setSlice(udp("dns", 5))
+			w.settle(10 * time.Millisecond)
+			if scopes, asked := tracker.passes(); len(asked) > 0 || len(scopes) != 1 || scopes[0] != (conntrack.Scope{Family: svc.IPv4}) {
+				t.Errorf("with UDP: read %v, asked %v, want one reading of IPv4 at once", scopes, asked)
+			}
+		})
+	}
+}
+
+func udpService(name string, i int) *corev1.Service {
+	s := service(name, i)
+	s.Spec.Ports = []corev1.ServicePort{{Port: 53, Protocol: corev1.ProtocolUDP}}
+	return s
+}
+
 func udp(name string, hosts ...int) *discoveryv1.EndpointSlice {
 	s := slice(name, hosts...)
 	s.Ports[0].Protocol = new(corev1.ProtocolUDP)
@@ -85,9 +143,13 @@ type fakeTracker struct {
 	entries map[conntrack.Entry]bool
 	fails   int
 	blocked bool
+	// filters is set if Forget works; scopes and asked are what was called for.
+	filters bool
+	scopes  []conntrack.Scope
+	asked   [][]conntrack.Flow
 }
 
-func (f *fakeTracker) Sweep(ctx context.Context, unreplied bool, stale func(conntrack.Entry) bool) (int, error) {
+func (f *fakeTracker) Sweep(ctx context.Context, scope conntrack.Scope, stale func(conntrack.Entry) bool) (int, error) {
 	for f.isBlocked() && ctx.Err() == nil {
 		time.Sleep(time.Millisecond) // inside a synctest bubble
 	}
@@ -96,9 +158,35 @@ func (f *fakeTracker) Sweep(ctx context.Context, unreplied bool, stale func(conn
 	if f.fails--; f.fails >= 0 {
 		return 0, errors.New("no buffer space available")
 	}
+	f.scopes = append(f.scopes, scope)
 	n := len(f.entries)
-	maps.DeleteFunc(f.entries, func(e conntrack.Entry, _ bool) bool { return !(unreplied && e.Replied) && stale(e) })
+	maps.DeleteFunc(f.entries, func(e conntrack.Entry, _ bool) bool { return !(scope.Unreplied && e.Replied) && stale(e) })
 	return n - len(f.entries), nil
+}
+
+func (f *fakeTracker) Forget(_ context.Context, flows []conntrack.Flow) (bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.fails--; f.fails >= 0 {
+		return false, errors.New("no buffer space available")
+	}
+	if !f.filters {
+		return false, nil
+	}
+	f.asked = append(f.asked, flows)
+	maps.DeleteFunc(f.entries, func(e conntrack.Entry, _ bool) bool {
+		return !e.Replied && slices.Contains(flows, conntrack.Flow{Protocol: e.Protocol, OrigDst: e.OrigDst, ReplySrc: e.ReplySrc})
+	})
+	return true, nil
+}
+
+// passes returns what was called for since the last time.
+func (f *fakeTracker) passes() (scopes []conntrack.Scope, asked [][]conntrack.Flow) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	scopes, asked = f.scopes, f.asked
+	f.scopes, f.asked = nil, nil
+	return scopes, asked
 }
 
 func (f *fakeTracker) Close() error { return nil }

@@ -227,7 +227,7 @@ func (n *onNode) tries(to netip.AddrPort, name string) error {
 			return
 		}
 		defer func() { _ = c.Close() }()
-		_, err = c.Sweep(n.t.Context(), true, func(e conntrack.Entry) bool {
+		_, err = c.Sweep(n.t.Context(), conntrack.Scope{Unreplied: true}, func(e conntrack.Entry) bool {
 			found = found || e.OrigDst == to && !e.Replied && e.ReplySrc.Addr() == n.Host(name).Addr4()
 			return false
 		})

@@ -25,12 +25,12 @@ func (p *Proxy) Register(c prometheus.Collector) { p.metrics.registry.MustRegist
 type metrics struct {
 	registry *prometheus.Registry
 
-	sync, syncFull, syncPartial, latency, cleaned   observers
+	sync, syncFull, syncPartial, latency            observers
 	lastSync, lastQueued                            gauges
 	serviceChanges, endpointChanges                 prometheus.Counter
-	failures, repairs, conntrack                    prometheus.Counter
+	failures, repairs                               prometheus.Counter
 	modeFailures, partialFailures                   counters // of the mode's own name; none where kube-proxy has none
-	conntrackDeleted                                *prometheus.CounterVec
+	conntrack                                       cleanerMetrics
 	servicePorts, rejected                          prometheus.Gauge
 	noLocal                                         *prometheus.GaugeVec
 	healthz, livez                                  *prometheus.CounterVec
@@ -158,12 +158,15 @@ func newMetrics(mode string, families []svc.Family) *metrics {
 }
 
 func (m *metrics) addConntrack(mk *maker) {
-	m.conntrack = mk.counter("fairlead_conntrack_removed_total", "Stale connection tracking entries removed.")
-	m.cleaned = mk.histograms("kubeproxy_conntrack_reconciler_sync_duration_seconds",
+	m.conntrack.removed = mk.counter("fairlead_conntrack_removed_total",
+		"Stale connection tracking entries removed, but for those that the kernel found itself.")
+	passes := mk.counterVec("fairlead_conntrack_passes_total", "Passes over connection tracking for stale entries, by how they are found.", "how")
+	m.conntrack.filtered, m.conntrack.read = passes.WithLabelValues("filter"), passes.WithLabelValues("read")
+	m.conntrack.took = mk.histograms("kubeproxy_conntrack_reconciler_sync_duration_seconds",
 		"Time one look for stale connection tracking entries took, in seconds.", prometheus.ExponentialBuckets(0.001, 2, 15))
-	m.conntrackDeleted = mk.counterVec("kubeproxy_conntrack_reconciler_deleted_entries_total",
+	m.conntrack.deleted = mk.counterVec("kubeproxy_conntrack_reconciler_deleted_entries_total",
 		"Stale connection tracking entries removed, by family.", familyLabel)
-	mk.each(m.conntrackDeleted)
+	mk.each(m.conntrack.deleted)
 }
 
 // addMode adds what kube-proxy counts in the mode of that kind only.
@@ -247,14 +250,4 @@ func (m *metrics) applied(took time.Duration, full, failed bool) {
 	m.lastSync.setToNow()
 	m.servicesPendingApplied, m.endpointsPendingApplied = 0, 0
 	m.pending()
-}
-
-// swept records the end of a look for stale connection tracking entries. families are the stale ones of each family, some
-// of which may have ended by themselves before they could be removed.
-func (m *metrics) swept(took time.Duration, removed int, families map[svc.Family]int) {
-	m.cleaned.observe(took)
-	m.conntrack.Add(float64(removed))
-	for f, n := range families {
-		m.conntrackDeleted.WithLabelValues(familyName(f)).Add(float64(n))
-	}
 }

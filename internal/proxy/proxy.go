@@ -105,7 +105,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 		p.events.node("ProxyModeFallback", p.opts.FallbackReason)
 	}
 	if tracker := p.openTracker(); tracker != nil {
-		p.cleaner = newCleaner(tracker, &p.opts, p.metrics.swept)
+		p.cleaner = newCleaner(tracker, &p.opts, &p.metrics.conntrack)
 		wg.Go(func() {
 			p.cleaner.run(ctx)
 			_ = tracker.Close()

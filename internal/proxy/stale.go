@@ -1,29 +1,14 @@
 package proxy
 
 import (
-	"context"
-	"log/slog"
-	"maps"
 	"net/netip"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
-	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
-
-// Tracker is the connection tracking table of one network namespace. A
-// conntrack.Conn is one.
-type Tracker interface {
-	// Sweep removes the entries for which stale returns true, and returns how many
-	// there were; with unreplied it need not look at others than those without an
-	// answer.
-	Sweep(ctx context.Context, unreplied bool, stale func(conntrack.Entry) bool) (int, error)
-	Close() error
-}
 
 // served is what a frontend is to the connections that are tracked.
 type served struct {
@@ -124,24 +109,105 @@ func (s *served) less(old *served, p svc.Protocol) bool {
 	return slices.ContainsFunc(old.serving, lost) || slices.ContainsFunc(old.endpoints, lost) || slices.ContainsFunc(old.inside, lost)
 }
 
+// suspect is a frontend that may have stale connections.
+type suspect struct {
+	now *served // nil: gone
+	// lost are the answering addresses whose connections may be stale: endpoints that
+	// served the frontend and do not any more, and its own address, which "answers"
+	// what is not translated. many is set instead of more than maxLost, and where they
+	// do not tell enough: of UDP and SCTP.
+	lost []netip.AddrPort
+	many bool
+}
+
+// maxLost bounds suspect.lost.
+const maxLost = 16
+
+// newSuspect returns what is suspect of a frontend that was old (nil: not there) and is
+// now.
+func newSuspect(at svc.Frontend, old, now *served, relayed bool) *suspect {
+	s := &suspect{now: now, many: at.Protocol != svc.TCP}
+	if old == nil || len(old.endpoints) == 0 || len(old.inside) == 0 {
+		s.add(at, at.Addr, relayed)
+	}
+	if old == nil {
+		return s
+	}
+	s.addAll(at, old.serving, relayed)
+	s.addAll(at, old.endpoints, relayed)
+	if len(old.inside) > 0 && (len(old.endpoints) == 0 || &old.inside[0] != &old.endpoints[0]) {
+		s.addAll(at, old.inside, relayed)
+	}
+	return s
+}
+
+func (s *suspect) addAll(at svc.Frontend, list []table.Endpoint, relayed bool) {
+	for i := range list {
+		if s.many {
+			return
+		}
+		s.add(at, list[i].Addr, relayed)
+	}
+}
+
+// add notes an answering address, if its connections are stale now.
+func (s *suspect) add(at svc.Frontend, by netip.AddrPort, relayed bool) {
+	e := conntrack.Entry{Protocol: at.Protocol, OrigDst: at.Addr, ReplySrc: by}
+	switch {
+	case s.many, slices.Contains(s.lost, by), !s.now.stale(&e, relayed):
+	case len(s.lost) == maxLost:
+		s.lost, s.many = nil, true
+	default:
+		s.lost = append(s.lost, by)
+	}
+}
+
+// inherit adds what an older suspect of the same frontend had, as far as it is stale
+// still.
+func (s *suspect) inherit(at svc.Frontend, older *suspect, relayed bool) {
+	if older == nil {
+		return
+	}
+	if older.many {
+		s.lost, s.many = nil, true
+	}
+	for _, by := range older.lost {
+		s.add(at, by, relayed)
+	}
+}
+
+// flows returns the connections without an answer that are stale, and whether no others
+// can be.
+func (s *suspect) flows(at svc.Frontend) ([]conntrack.Flow, bool) {
+	if s.many {
+		return nil, false
+	}
+	var out []conntrack.Flow
+	for _, by := range s.lost {
+		out = append(out, conntrack.Flow{Protocol: at.Protocol, OrigDst: at.Addr, ReplySrc: by})
+	}
+	return out, true
+}
+
 // staleFronts returns the frontends that may have stale connections once the kernel
-// follows after instead of before, with what they are now, and the frontends for which
-// pending returns true. It only looks at changed.
-func staleFronts(before, after *table.Table, changed []table.Key, pending func(svc.Frontend) bool) map[svc.Frontend]*served {
+// follows after instead of before, and the frontends for which pending returns true.
+// It only looks at changed. relayed is Options.Relayed.
+func staleFronts(before, after *table.Table, changed []table.Key, relayed bool,
+	pending func(svc.Frontend) bool) map[svc.Frontend]*suspect {
 	was, is := map[svc.Frontend]*served{}, map[svc.Frontend]*served{}
 	for _, k := range changed {
 		eachServed(before, before.Get(k), was)
 		eachServed(after, after.Get(k), is)
 	}
-	out := map[svc.Frontend]*served{}
+	out := map[svc.Frontend]*suspect{}
 	for at, now := range is {
 		if pending(at) || now.less(was[at], at.Protocol) {
-			out[at] = now
+			out[at] = newSuspect(at, was[at], now, relayed)
 		}
 	}
-	for at := range was {
+	for at, old := range was {
 		if is[at] == nil {
-			out[at] = nil
+			out[at] = newSuspect(at, old, nil, relayed)
 		}
 	}
 	return out
@@ -185,154 +251,6 @@ func (s *sweep) stale(e conntrack.Entry) bool {
 		return false
 	}
 	return front.stale(&e, s.relayed)
-}
-
-// cleaner removes stale connections beside the Proxy's loop: a table of many
-// connections takes long to read, and no change of a Service waits for that.
-// What waits to be looked at is bounded by maxStaleFronts; beyond that it becomes
-// one look at everything. What fails is retried.
-type cleaner struct {
-	tracker Tracker
-	relayed bool
-	swept   func(took time.Duration, removed int, families map[svc.Family]int)
-	log     *slog.Logger
-	wake    loop.Signal
-
-	mu    sync.Mutex
-	table *table.Table // the newest
-	// pending wait for a look, cleaning are looked at now, all reports that
-	// everything else must be looked at, too.
-	pending, cleaning map[svc.Frontend]*served
-	all               bool
-}
-
-// maxStaleFronts bounds cleaner.pending.
-const maxStaleFronts = 50_000
-
-// Retries of the cleaner.
-const (
-	cleanTimeout  = time.Minute
-	cleanRetryMin = time.Second
-	cleanRetryMax = time.Minute
-	// cleanPause is how many times as long as it took to read the table the next
-	// time waits, so that endpoints which change without pause do not cost a
-	// processor.
-	cleanPause = 4
-)
-
-func newCleaner(t Tracker, o *Options, swept func(time.Duration, int, map[svc.Family]int)) *cleaner {
-	return &cleaner{
-		tracker: t, relayed: o.Relayed, swept: swept, log: o.Log,
-		wake: loop.NewSignal(), pending: map[svc.Frontend]*served{},
-	}
-}
-
-// changed notes that the kernel follows now instead of before (nil: it is not
-// known what it followed). It does not wait. A nil cleaner does nothing.
-func (c *cleaner) changed(before, now *table.Table, keys []table.Key) {
-	if c == nil {
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.table = now
-	if before == nil {
-		c.all = true
-	} else {
-		c.add(staleFronts(before, now, keys, func(at svc.Frontend) bool {
-			_, waits := c.pending[at]
-			_, cleans := c.cleaning[at]
-			return waits || cleans
-		}))
-	}
-	if !c.all && len(c.pending) == 0 {
-		return
-	}
-	c.wake.Set()
-}
-
-// add is called with mu held.
-func (c *cleaner) add(fronts map[svc.Frontend]*served) {
-	maps.Copy(c.pending, fronts)
-	if len(c.pending) > maxStaleFronts {
-		c.all = true
-		clear(c.pending)
-	}
-}
-
-// run cleans until ctx ends.
-func (c *cleaner) run(ctx context.Context) {
-	retry := cleanRetryMin
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-c.wake:
-		}
-		start := time.Now()
-		err := c.clean(ctx)
-		pause := cleanPause * time.Since(start)
-		if err != nil && ctx.Err() == nil {
-			pause = retry
-			retry = min(2*retry, cleanRetryMax)
-			c.log.Warn("cannot remove stale connection tracking entries; retrying", "err", err, "backoff", pause)
-		} else {
-			retry = cleanRetryMin
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(pause):
-		}
-	}
-}
-
-// clean looks at what is pending once. After an error that is pending again.
-func (c *cleaner) clean(ctx context.Context) error {
-	c.mu.Lock()
-	fronts, all, now := c.pending, c.all, c.table
-	c.pending, c.cleaning, c.all = map[svc.Frontend]*served{}, fronts, false
-	c.mu.Unlock()
-	udpTimeout := conntrack.UDPTimeout()
-	unreplied := !all
-	for at := range fronts {
-		unreplied = unreplied && at.Protocol == svc.TCP
-	}
-	everything := &sweep{relayed: c.relayed}
-	if all {
-		everything = newSweep(now, now.ServiceCIDRs, c.relayed)
-	}
-	ctx, cancel := context.WithTimeout(ctx, cleanTimeout)
-	defer cancel()
-	isStale := func(e conntrack.Entry) bool {
-		if s, concerned := fronts[svc.Frontend{Protocol: e.Protocol, Addr: e.OrigDst}]; concerned {
-			return s.stale(&e, c.relayed) || !c.relayed && s.spent(&e, udpTimeout)
-		}
-		return everything.stale(e)
-	}
-	families, start := map[svc.Family]int{}, time.Now()
-	removed, err := c.tracker.Sweep(ctx, unreplied, func(e conntrack.Entry) bool {
-		stale := isStale(e)
-		if stale {
-			families[svc.FamilyOf(e.OrigDst.Addr())]++
-		}
-		return stale
-	})
-	c.swept(time.Since(start), removed, families)
-	if removed > 0 {
-		c.log.Debug("removed stale connection tracking entries", "entries", removed)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.cleaning = nil
-	if err == nil {
-		return nil
-	}
-	c.all = c.all || all
-	maps.Copy(fronts, c.pending) // the newer ones
-	c.add(fronts)
-	c.wake.Set()
-	return err
 }
 
 // addresses returns where clients send to f: a node port answers on several

@@ -58,9 +58,9 @@ func port(t *testing.T, text string) *table.ServicePort {
 // removed are the connections that go when the kernel follows after instead of
 // before: of those to a frontend of either, translated to any endpoint that serves
 // it before, or not translated, and answered or not.
-func removed(before, after *table.Table, keys []table.Key, relayed bool) []string {
-	c := newCleaner(nil, &Options{Relayed: relayed}, nil)
-	fronts := staleFronts(before, after, keys, func(svc.Frontend) bool { return false })
+func removed(t *testing.T, before, after *table.Table, keys []table.Key, relayed bool) []string {
+	t.Helper()
+	fronts := staleFronts(before, after, keys, relayed, func(svc.Frontend) bool { return false })
 	was, is := map[svc.Frontend]*served{}, map[svc.Frontend]*served{}
 	for _, k := range keys {
 		eachServed(before, before.Get(k), was)
@@ -86,7 +86,7 @@ func removed(before, after *table.Table, keys []table.Key, relayed bool) []strin
 	for e := range entries {
 		for _, e.Replied = range []bool{true, false} {
 			s, concerned := fronts[svc.Frontend{Protocol: e.Protocol, Addr: e.OrigDst}]
-			if !concerned || !s.stale(&e, c.relayed) || !e.Replied && e.Protocol != svc.TCP {
+			if !concerned || !s.now.stale(&e, relayed) || !e.Replied && e.Protocol != svc.TCP {
 				continue
 			}
 			text := fmt.Sprintf("%s %s by %s", e.Protocol, e.OrigDst, e.ReplySrc)
@@ -97,6 +97,20 @@ func removed(before, after *table.Table, keys []table.Key, relayed bool) []strin
 		}
 	}
 	slices.Sort(out)
+	var tcp []string
+	for at, s := range fronts {
+		flows, whole := s.flows(at)
+		if whole != (at.Protocol == svc.TCP) {
+			t.Errorf("flows tell all of %v: %t", at, whole)
+		}
+		for _, f := range flows {
+			tcp = append(tcp, fmt.Sprintf("%s %s by %s unreplied", f.Protocol, f.OrigDst, f.ReplySrc))
+		}
+	}
+	slices.Sort(tcp)
+	if want := slices.DeleteFunc(slices.Clone(out), func(s string) bool { return !strings.HasPrefix(s, "TCP") }); !slices.Equal(tcp, want) {
+		t.Errorf("of TCP, the kernel is asked for %q, want %q", tcp, want)
+	}
 	return out
 }
 
@@ -150,10 +164,44 @@ func TestStaleConnections(t *testing.T) {
 			}
 			keys := []table.Key{{ID: svc.PortName{Name: svc.Name{Namespace: "d", Name: "s"}}, Family: svc.IPv4}}
 			before, after := build(c.before), build(c.after)
-			if got := strings.Join(removed(before, after, keys, false), ", "); got != c.want {
+			if got := strings.Join(removed(t, before, after, keys, false), ", "); got != c.want {
 				t.Errorf("removed: %q, want %q", got, c.want)
 			}
 		})
+	}
+}
+
+// A suspect that waits keeps what it has lost, without endpoints that are back, and with
+// more than a few lost it asks for the table.
+func TestSuspectsInherit(t *testing.T) {
+	at := svc.Frontend{Protocol: svc.TCP, Addr: netip.MustParseAddrPort("10.96.0.1:80")}
+	state := func(eps string) *served {
+		p := port(t, "TCP 10.96.0.1:80="+eps)
+		return servedBy(p, &p.Frontends[0])
+	}
+	older := newSuspect(at, state("10.0.0.1,10.0.0.2,10.0.0.3"), state("10.0.0.3"), false)
+	newer := newSuspect(at, state("10.0.0.3"), state("10.0.0.1,10.0.0.4"), false)
+	newer.inherit(at, older, false)
+	var got []string
+	flows, whole := newer.flows(at)
+	for _, f := range flows {
+		got = append(got, f.ReplySrc.Addr().String())
+	}
+	if slices.Sort(got); !whole || !slices.Equal(got, []string{"10.0.0.2", "10.0.0.3"}) {
+		t.Errorf("lost are %v (all: %t), want 10.0.0.2 and 10.0.0.3", got, whole)
+	}
+	var many []string
+	for i := range maxLost + 1 {
+		many = append(many, fmt.Sprintf("10.0.1.%d", i+1))
+	}
+	all := newSuspect(at, state(strings.Join(many, ",")), nil, false)
+	if flows, whole := all.flows(at); whole || len(flows) > 0 {
+		t.Errorf("of %d lost, flows are %v", len(many), flows)
+	}
+	next := newSuspect(at, nil, state("10.0.0.1"), false)
+	next.inherit(at, all, false)
+	if _, whole := next.flows(at); whole {
+		t.Error("what was too much is forgotten")
 	}
 }
 

@@ -32,7 +32,7 @@ func TestSweepOfTheKernel(t *testing.T) {
 			var c *conntrack.Conn
 			if c, err = conntrack.Dial(); err == nil {
 				defer func() { _ = c.Close() }()
-				n, err = c.Sweep(t.Context(), false, newSweep(tab, serviceCIDRs, false).stale)
+				n, err = c.Sweep(t.Context(), conntrack.Scope{}, newSweep(tab, serviceCIDRs, false).stale)
 			}
 		})
 		if err != nil {

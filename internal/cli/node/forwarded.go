@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"log/slog"
 	"sync"
 	"time"
@@ -8,35 +9,102 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/preflight"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// forwardedPeriod is how long a look at the machine's forwarding counts.
-const forwardedPeriod = 10 * time.Second
+const (
+	// forwardedPeriod is how long a look at the machine's forwarding counts, where the
+	// kernel reports no change: of iptables' legacy variant.
+	forwardedPeriod = 10 * time.Second
+	// forwardedPause is the least time between looks, if another program changes something
+	// all the time.
+	forwardedPause = 200 * time.Millisecond
+)
 
 // forwarded watches that the machine passes packets on, and repairs what it may.
 type forwarded struct {
 	log *slog.Logger
 	// look returns what drops all forwarded packets, "" for nothing.
 	look func() (string, error)
+	// moved is set after the kernel reported a change, changed when condition differs.
+	moved, changed loop.Signal
 
-	mu   sync.Mutex
-	at   time.Time
-	last corev1.NodeCondition
+	mu       sync.Mutex
+	at       time.Time
+	repairAt time.Time // of the last repair that was logged
+	last     corev1.NodeCondition
 }
 
 func newForwarded(log *slog.Logger) *forwarded {
-	return &forwarded{log: log, look: preflight.DropsForwarded}
+	return &forwarded{log: log, look: preflight.DropsForwarded, moved: loop.NewSignal(), changed: loop.NewSignal()}
+}
+
+// run looks again as soon as the kernel reports a change, until ctx ends.
+func (f *forwarded) run(ctx context.Context) error {
+	if stop, err := link.WatchForwarding(f.moved.Set); err != nil {
+		f.log.Warn("cannot watch the machine's forwarding; looking at it periodically", "err", err, "period", forwardedPeriod)
+	} else {
+		defer stop()
+	}
+	if stop, err := watchPolicies(f.moved.Set); err != nil {
+		f.log.Warn("cannot watch chains that drop packets; looking at them periodically", "err", err, "period", forwardedPeriod)
+	} else {
+		defer stop()
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-f.moved:
+		}
+		f.refresh()
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(forwardedPause):
+		}
+	}
+}
+
+// watchPolicies calls changed after a change of a chain that forwarded packets pass.
+func watchPolicies(changed func()) (stop func(), err error) {
+	c, err := nftables.Dial()
+	if err != nil {
+		return nil, err
+	}
+	if err := c.WatchHook(nftables.Forward, []string{"FORWARD", "forward"}, changed); err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	return func() { _ = c.Close() }, nil
+}
+
+// refresh looks now, and sets changed if the condition is another one.
+func (f *forwarded) refresh() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	before := f.last
+	f.update()
+	if before.Status != f.last.Status || before.Message != f.last.Message {
+		f.changed.Set()
+	}
 }
 
 // condition is the Node condition PacketsForwarded.
 func (f *forwarded) condition() corev1.NodeCondition {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if time.Since(f.at) < forwardedPeriod {
-		return f.last
+	if time.Since(f.at) >= forwardedPeriod {
+		f.update()
 	}
+	return f.last
+}
+
+// update looks, and repairs what it may. It is called with mu held.
+func (f *forwarded) update() {
 	before := f.last.Message
 	f.last = corev1.NodeCondition{
 		Type: svc.PacketsForwarded, Status: corev1.ConditionTrue, Reason: "Forwarded", Message: "the machine forwards packets of Pods",
@@ -54,7 +122,6 @@ func (f *forwarded) condition() corev1.NodeCondition {
 		f.log.Error("packets of Pods are dropped", "reason", f.last.Message)
 	}
 	f.at = time.Now()
-	return f.last
 }
 
 // repaired reports whether the machine forwards, after it was told to if another program had switched that off.
@@ -65,7 +132,9 @@ func (f *forwarded) repaired() bool {
 	if err := link.Forward(); err != nil || !link.Forwards() {
 		return false
 	}
-	if !f.at.IsZero() { // the first time an agent switches it on
+	// The first time an agent switches it on.
+	if now := time.Now(); !f.at.IsZero() && now.Sub(f.repairAt) >= forwardedPeriod {
+		f.repairAt = now
 		f.log.Warn("another program has switched forwarding off; it is on again")
 	}
 	return true

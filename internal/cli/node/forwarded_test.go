@@ -2,10 +2,14 @@ package node
 
 import (
 	"bytes"
+	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -47,4 +51,66 @@ func TestForwarded(t *testing.T) {
 			t.Errorf("repaired: %+v", c)
 		}
 	})
+}
+
+// What another program changes is repaired, or named, within a second.
+func TestForwardedIsWatched(t *testing.T) {
+	h := testbed.NewNetwork(t).Outside("host")
+	f := newForwarded(slog.New(slog.DiscardHandler))
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		h.Do(func() {
+			f.refresh()
+			_ = f.run(ctx)
+		})
+	}()
+	defer func() { stop(); <-ended }()
+	sh := func(script string) time.Time {
+		if out, err := h.Command(t.Context(), "sh", "-ec", script).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", script, err, out)
+		}
+		return time.Now()
+	}
+	within := func(what string, since time.Time, f func() error) {
+		t.Helper()
+		testbed.Until(t, what, f)
+		took := time.Since(since)
+		t.Logf("%s: %v", what, took.Round(time.Millisecond))
+		if took > time.Second+2*time.Second { // the rest is for a machine that does other things
+			t.Errorf("%s took %v", what, took)
+		}
+	}
+	condition := func(status corev1.ConditionStatus) func() error {
+		return func() error {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if f.last.Status != status {
+				return fmt.Errorf("the condition is %+v", f.last)
+			}
+			return nil
+		}
+	}
+	testbed.Until(t, "the first look", condition(corev1.ConditionTrue))
+	<-f.changed
+	forwards := func() (err error) {
+		h.Do(func() {
+			if !link.Forwards() {
+				err = errors.New("the machine does not forward")
+			}
+		})
+		return err
+	}
+	for _, key := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
+		within(key+" is on again", sh("sysctl -qw "+key+"=0"), forwards)
+	}
+	within("the policy is named", sh("iptables-nft -P FORWARD DROP"), condition(corev1.ConditionFalse))
+	<-f.changed
+	within("a rule accepts", sh("iptables-nft -A FORWARD -j ACCEPT"), condition(corev1.ConditionTrue))
+	within("the rule is gone", sh("iptables-nft -F FORWARD"), condition(corev1.ConditionFalse))
+	within("the policy accepts", sh("iptables-nft -P FORWARD ACCEPT"), condition(corev1.ConditionTrue))
+	const own = "nft add table inet own; nft 'add chain inet own passing { type filter hook forward priority 0; policy drop; }'"
+	within("a chain of another name drops", sh(own), condition(corev1.ConditionFalse))
+	within("it is gone", sh("nft delete table inet own"), condition(corev1.ConditionTrue))
 }

@@ -117,6 +117,7 @@ type builder struct {
 	peers          *agent.Peers
 	checks         *agent.Checks
 	progress       *barrier.Progress
+	forwarded      *forwarded
 	// hold is closed when Pods of the API server may start.
 	hold chan struct{}
 
@@ -140,6 +141,7 @@ func (b *builder) connect(context.Context) error {
 	}
 	b.peers = agent.NewPeers(b.client, b.Host.Name, b.Log, func() { b.proxy.PodsChanged() })
 	b.checks = agent.NewChecks(b.client, b.Host.Name, b.Log)
+	b.forwarded = newForwarded(b.Log)
 	b.progress = barrier.NewProgress(barrier.ProxyServices, barrier.ProxySlices, barrier.DNSServices, barrier.DNSSlices)
 	return nil
 }
@@ -220,6 +222,7 @@ func (b *builder) components() ([]lifecycle.Component, error) {
 		{true, b.registrar},
 		{true, b.reporter},
 		{true, b.endpointChecks},
+		{true, b.forwarding},
 		{b.Host.PeerWatch, b.peerWatch},
 		{b.Early, b.staticPods},
 		{true, b.proxyComponent},
@@ -248,7 +251,7 @@ func (b *builder) registrar() (lifecycle.Component, error) {
 	space := func() (fileio.Space, error) { return fileio.SpaceOf(b.StateDir) }
 	conditions := append(agent.Pressure(os.DirFS("/"), space),
 		func() corev1.NodeCondition { return b.proxy.Status().Condition() },
-		b.pods.Condition, b.pods.Masquerading, b.pods.SourcesChecked, b.pods.Limits, b.pods.Confinement, newForwarded(b.Log).condition)
+		b.pods.Condition, b.pods.Masquerading, b.pods.SourcesChecked, b.pods.Limits, b.pods.Confinement, b.forwarded.condition)
 	if b.Host.PeerWatch {
 		conditions = append(conditions, b.peers.Condition)
 	} else {
@@ -268,10 +271,11 @@ func (b *builder) registrar() (lifecycle.Component, error) {
 		Certificates: func() map[string]string { return certReport(b.config) }, CertificatesChanged: b.CertChanged,
 		Unreachable: b.peers.Unreachable, UnreachableChanged: b.peers.Changed(),
 		Checks: b.checks.Report, ChecksChanged: b.checks.Changed(),
-		Port:     int32(b.Host.port),
-		Info:     agent.MachineInfo(os.DirFS("/"), apiserver.Version+"."+base.Version),
-		MaxPods:  b.Pods.maxPods,
-		Capacity: agent.MachineCapacity(os.DirFS("/")),
+		ForwardedChanged: b.forwarded.changed,
+		Port:             int32(b.Host.port),
+		Info:             agent.MachineInfo(os.DirFS("/"), apiserver.Version+"."+base.Version),
+		MaxPods:          b.Pods.maxPods,
+		Capacity:         agent.MachineCapacity(os.DirFS("/")),
 	})
 	return lifecycle.Component{Name: "node", Run: r.Run}, nil
 }
@@ -284,6 +288,10 @@ func (b *builder) reporter() (lifecycle.Component, error) {
 
 func (b *builder) endpointChecks() (lifecycle.Component, error) {
 	return lifecycle.Component{Name: "checks of endpoints", Run: b.checks.Run}, nil
+}
+
+func (b *builder) forwarding() (lifecycle.Component, error) {
+	return lifecycle.Component{Name: "watch of forwarding", Run: b.forwarded.run}, nil
 }
 
 func (b *builder) peerWatch() (lifecycle.Component, error) {

@@ -30,6 +30,7 @@ const (
 	ctaTimeout    = 7
 	ctaID         = 12
 	ctaZone       = 18
+	ctaFilter     = 25
 	ctaStatusMask = 26
 
 	ctaTupleIP    = 1
@@ -41,11 +42,16 @@ const (
 
 	msgGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1
 	msgDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2
+	msgStats  = unix.NFNL_SUBSYS_CTNETLINK<<8 | 5
 )
 
 // Conn is a connection to connection tracking of one network namespace: that of
 // the thread which called Dial. One goroutine uses it at a time.
-type Conn struct{ nl *netlink.Conn }
+type Conn struct {
+	nl *netlink.Conn
+	// noFilter is set once the kernel has rejected a deletion by a filter.
+	noFilter bool
+}
 
 // Dial opens a connection.
 func Dial() (*Conn, error) {
@@ -53,7 +59,7 @@ func Dial() (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Conn{nl}, nil
+	return &Conn{nl: nl}, nil
 }
 
 // Close releases the connection.
@@ -62,9 +68,8 @@ func (c *Conn) Close() error { return c.nl.Close() }
 // Delete removes every entry that matches one of the flows, in the network
 // namespace of the calling thread, and returns how many there were. A Flow
 // without ReplySrc matches only entries whose destination was translated. The
-// table is read once for each family that the flows have, and never flushed:
-// what is deleted was read before, one entry at a time. Entries that end by
-// on their own are no error.
+// table is read once, and never flushed: what is deleted was read before, one
+// entry at a time. An entry that ends in the meantime is no error.
 func Delete(ctx context.Context, flows []Flow) (deleted int, err error) {
 	if len(flows) == 0 {
 		return 0, nil
@@ -74,47 +79,60 @@ func Delete(ctx context.Context, flows []Flow) (deleted int, err error) {
 		return 0, err
 	}
 	defer func() { _ = c.Close() }()
-	return c.deleteWhere(ctx, func(f svc.Family) (func(*entry) bool, bool) {
-		w := index(flows, f)
-		if len(w) == 0 {
-			return nil, false
-		}
+	wanted, scope := index(flows)
+	return c.deleteWhere(ctx, scope, func(en *entry) bool {
 		anyAddr := netip.IPv4Unspecified()
-		if f == svc.IPv6 {
+		if svc.FamilyOf(en.OrigDst.Addr()) == svc.IPv6 {
 			anyAddr = netip.IPv6Unspecified()
 		}
-		return func(en *entry) bool {
-			return matches(w[front{en.Protocol, en.OrigDst}], en) ||
-				matches(w[front{en.Protocol, netip.AddrPortFrom(anyAddr, en.OrigDst.Port())}], en)
-		}, false
+		return matches(wanted[front{en.Protocol, en.OrigDst}], en) ||
+			matches(wanted[front{en.Protocol, netip.AddrPortFrom(anyAddr, en.OrigDst.Port())}], en)
 	})
 }
 
-// Sweep removes every entry for which stale returns true, and returns how many
-// there were. It reads the whole table once for each family, and is otherwise like
-// Delete. With unreplied only entries of connections that were not answered yet
-// are read, as far as the kernel can tell them (from Linux 5.15); of others they
-// cost little.
-func (c *Conn) Sweep(ctx context.Context, unreplied bool, stale func(Entry) bool) (deleted int, err error) {
-	return c.deleteWhere(ctx, func(svc.Family) (func(*entry) bool, bool) {
-		return func(en *entry) bool { return stale(en.Entry) }, unreplied
-	})
+// Scope is what a Sweep has to look at. The kernel leaves out the rest as far as it
+// can: the protocol from Linux 5.8 and only with a family, the answered from Linux 5.15.
+type Scope struct {
+	Family   svc.Family   // 0 for both
+	Protocol svc.Protocol // 0 for all
+	// Unreplied is set if only connections without an answer count.
+	Unreplied bool
 }
 
-// deleteWhere deletes the entries for which a test returns true. tests returns the
-// test of a family, nil to leave the family out, and whether only entries without a
-// reply can be of interest.
-func (c *Conn) deleteWhere(ctx context.Context, tests func(svc.Family) (test func(*entry) bool, unreplied bool)) (deleted int, err error) {
-	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
-		test, unreplied := tests(f)
-		if test == nil {
-			continue
-		}
-		n, e := deleteFamily(ctx, c.nl, f, test, unreplied)
-		deleted += n
-		err = errors.Join(err, e)
+// has reports whether an entry is in scope.
+func (s Scope) has(en *entry) bool {
+	return (s.Protocol == 0 || s.Protocol == en.Protocol) && !(s.Unreplied && en.Replied)
+}
+
+// Sweep removes every entry in scope for which stale returns true, and returns how
+// many there were. It reads the table once, whose cost is that of its buckets even
+// when there are no entries: 11 ms for 262,144. It is otherwise like Delete.
+func (c *Conn) Sweep(ctx context.Context, scope Scope, stale func(Entry) bool) (deleted int, err error) {
+	return c.deleteWhere(ctx, scope, func(en *entry) bool { return stale(en.Entry) })
+}
+
+// deleteWhere deletes the entries in scope for which test returns true.
+func (c *Conn) deleteWhere(ctx context.Context, scope Scope, test func(*entry) bool) (deleted int, err error) {
+	found, err := matching(c.nl, scope, test)
+	// A dump that was disturbed has still shown most of the table. What it
+	// missed is no worse than a connection that began a moment later.
+	if err != nil && !errors.Is(err, netlink.ErrInterrupted) {
+		return 0, fmt.Errorf("delete stale connections: %w", err)
 	}
-	if err != nil {
+	var errs []error
+	for _, msg := range found {
+		if ctx.Err() != nil {
+			errs = append(errs, ctx.Err())
+			break
+		}
+		switch e := errors.Join(c.nl.Send(msg)...); {
+		case e == nil:
+			deleted++
+		case !errors.Is(e, unix.ENOENT):
+			errs = append(errs, e)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
 		return deleted, fmt.Errorf("delete stale connections: %w", err)
 	}
 	return deleted, nil
@@ -126,58 +144,47 @@ type front struct {
 	dst      netip.AddrPort
 }
 
-func index(flows []Flow, f svc.Family) map[front][]Flow {
+// index returns the flows by their front, and the least scope that has them all.
+func index(flows []Flow) (map[front][]Flow, Scope) {
 	m := map[front][]Flow{}
+	var scope Scope
 	for _, fl := range flows {
-		if fl.OrigDst.IsValid() && svc.FamilyOf(fl.OrigDst.Addr()) == f {
-			k := front{fl.Protocol, fl.OrigDst}
-			m[k] = append(m[k], fl)
+		if !fl.OrigDst.IsValid() {
+			continue
 		}
+		f := svc.FamilyOf(fl.OrigDst.Addr())
+		if len(m) == 0 {
+			scope = Scope{Family: f, Protocol: fl.Protocol}
+		}
+		if scope.Family != f {
+			scope.Family = 0
+		}
+		if scope.Protocol != fl.Protocol {
+			scope.Protocol = 0
+		}
+		k := front{fl.Protocol, fl.OrigDst}
+		m[k] = append(m[k], fl)
 	}
-	return m
+	return m, scope
 }
 
-func deleteFamily(ctx context.Context, c *netlink.Conn, f svc.Family, test func(*entry) bool, unreplied bool) (int, error) {
-	found, err := matching(c, f, test, unreplied)
-	// A dump that was disturbed has still shown most of the table. What it
-	// missed is no worse than a connection that began a moment later.
-	if err != nil && !errors.Is(err, netlink.ErrInterrupted) {
-		return 0, err
-	}
-	deleted := 0
-	var errs []error
-	for _, msg := range found {
-		if ctx.Err() != nil {
-			return deleted, errors.Join(append(errs, ctx.Err())...)
-		}
-		switch e := errors.Join(c.Send(msg)...); {
-		case e == nil:
-			deleted++
-		case !errors.Is(e, unix.ENOENT):
-			errs = append(errs, e)
-		}
-	}
-	return deleted, errors.Join(errs...)
-}
-
-// matching returns one delete message for each entry for which test returns true.
-func matching(c *netlink.Conn, f svc.Family, test func(*entry) bool, unreplied bool) ([][]byte, error) {
+// matching returns one delete message for each entry in scope for which test returns
+// true.
+func matching(c *netlink.Conn, scope Scope, test func(*entry) bool) ([][]byte, error) {
 	var e netlink.Encoder
-	e.Begin(msgGet, unix.NLM_F_DUMP, kernelFamily(f), 0)
-	if unreplied {
-		// A kernel that supports the mask sends only these, an older one everything.
-		e.Uint32(ctaStatus, 0)
-		e.Uint32(ctaStatusMask, statusSeenReply)
+	e.Begin(msgGet, unix.NLM_F_DUMP, kernelFamily(scope.Family), 0)
+	if scope.Protocol != 0 && scope.Family != 0 {
+		protocolFilter(&e, scope.Protocol)
+	}
+	if scope.Unreplied {
+		unreplied(&e)
 	}
 	e.End()
 	var found [][]byte
 	err := c.Dump(e.Buf, func(body []byte) {
 		en, ok := parse(body)
-		if !ok {
-			return
-		}
-		if test(&en) {
-			found = append(found, en.deleteMessage(f))
+		if ok && scope.has(&en) && test(&en) {
+			found = append(found, en.deleteMessage())
 		}
 	})
 	return found, err
@@ -195,7 +202,7 @@ func matches(fls []Flow, en *entry) bool {
 // entry is one tracked connection as the kernel sent it.
 type entry struct {
 	Entry
-	// What names the entry to the kernel.
+	// What names the entry to the kernel; a part of the message that was parsed.
 	orig, id, zone []byte
 }
 
@@ -205,7 +212,7 @@ func parse(body []byte) (entry, bool) {
 	netlink.Attrs(body, func(typ uint16, v []byte) {
 		switch typ {
 		case ctaTupleOrig:
-			en.orig = append([]byte(nil), v...)
+			en.orig = v
 		case ctaTupleReply:
 			reply = v
 		case ctaStatus:
@@ -218,9 +225,9 @@ func parse(body []byte) (entry, bool) {
 				en.Left = time.Duration(binary.BigEndian.Uint32(v)) * time.Second
 			}
 		case ctaID:
-			en.id = append([]byte(nil), v...)
+			en.id = v
 		case ctaZone:
-			en.zone = append([]byte(nil), v...)
+			en.zone = v
 		}
 	})
 	var ok1, ok2 bool
@@ -268,9 +275,9 @@ func tuple(b []byte) (p svc.Protocol, src, dst netip.AddrPort, ok bool) {
 
 // deleteMessage names the entry by its original direction and its ID, so that
 // a later connection of the same addresses stays.
-func (en *entry) deleteMessage(f svc.Family) []byte {
+func (en *entry) deleteMessage() []byte {
 	var e netlink.Encoder
-	e.Begin(msgDelete, unix.NLM_F_ACK, kernelFamily(f), 0)
+	e.Begin(msgDelete, unix.NLM_F_ACK, kernelFamily(svc.FamilyOf(en.OrigDst.Addr())), 0)
 	e.Bytes(ctaTupleOrig|unix.NLA_F_NESTED, en.orig)
 	if en.zone != nil {
 		e.Bytes(ctaZone, en.zone)
@@ -282,9 +289,14 @@ func (en *entry) deleteMessage(f svc.Family) []byte {
 	return e.Buf
 }
 
+// kernelFamily returns the kernel's number of a family, AF_UNSPEC for 0.
 func kernelFamily(f svc.Family) uint8 {
-	if f == svc.IPv6 {
+	switch f {
+	case svc.IPv4:
+		return unix.AF_INET
+	case svc.IPv6:
 		return unix.AF_INET6
+	default:
+		return unix.AF_UNSPEC
 	}
-	return unix.AF_INET
 }

@@ -55,6 +55,37 @@ func (c *Conn) WatchChains(tables []string, ours func(chain string) bool, change
 	}, changed)
 }
 
+// WatchHook is Watch for base chains of a hook, in all tables: their policies, and the
+// rules in chains that are called as one of names, or as a chain of the hook that was
+// made or changed since.
+func (c *Conn) WatchHook(hook uint32, names []string, changed func()) error {
+	known := map[string]bool{}
+	for _, n := range names {
+		known[n] = true
+	}
+	return c.watchAll(func(_ Family, typ uint16, attrs []byte) bool {
+		switch typ {
+		case unix.NFT_MSG_DELCHAIN: // newer kernels leave out its hook
+			return known[netlink.CString(netlink.Attr(attrs, unix.NFTA_CHAIN_NAME))]
+		case unix.NFT_MSG_NEWCHAIN:
+			at := netlink.Attr(netlink.Attr(attrs, unix.NFTA_CHAIN_HOOK), unix.NFTA_HOOK_HOOKNUM)
+			if at == nil || uint32At(at) != hook {
+				return false
+			}
+			if name := netlink.CString(netlink.Attr(attrs, unix.NFTA_CHAIN_NAME)); len(known) < maxKnownChains {
+				known[name] = true
+			}
+			return true
+		case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
+			return known[netlink.CString(netlink.Attr(attrs, unix.NFTA_RULE_CHAIN))]
+		}
+		return false
+	}, changed)
+}
+
+// maxKnownChains bounds the names that WatchHook learns.
+const maxKnownChains = 1000
+
 // watchAll reports messages (their family, type and attributes) for which concerns
 // returns true.
 func (c *Conn) watchAll(concerns func(f Family, typ uint16, attrs []byte) bool, changed func()) error {

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 )
@@ -64,6 +65,31 @@ func (n *Network) Condition() corev1.NodeCondition {
 		c.Status, c.Reason, c.Message = corev1.ConditionFalse, "Starting", "waiting for the Nodes"
 	}
 	return c
+}
+
+// sightings are the problems with other nodes by their names.
+type sightings map[string]*sighting
+
+type sighting struct {
+	text     string
+	since    time.Time
+	reported bool
+}
+
+// follow takes in the problems of now, and calls report once for each that has lasted for reportAfter.
+func (s sightings) follow(now time.Time, problems map[string]string, report func(node, problem string)) {
+	maps.DeleteFunc(s, func(name string, known *sighting) bool { return problems[name] != known.text })
+	for name, text := range problems {
+		known := s[name]
+		if known == nil {
+			known = &sighting{text: text, since: now}
+			s[name] = known
+		}
+		if !known.reported && now.Sub(known.since) >= reportAfter {
+			known.reported = true
+			report(name, text)
+		}
+	}
 }
 
 // Masquerading returns the Node condition PodsMasqueraded.

@@ -28,9 +28,10 @@ type Network struct {
 	o         Options
 	addresses *addresses
 	wake      loop.Signal
-	// tampered is set after another program has removed something.
-	tampered loop.Signal
-	ready    chan struct{} // closed when applied is first set
+	// tampered is set after another program has removed something, linked after an event before which routes may have
+	// been lost, or after which what failed may work.
+	tampered, linked loop.Signal
+	ready            chan struct{} // closed when applied is first set
 
 	mu     sync.Mutex
 	own    nodeFacts
@@ -45,7 +46,9 @@ type Network struct {
 	// Sources drops what Pods send with other addresses than their own.
 	Sources *Sources
 
-	// The goroutine of Run owns the targets.
+	// The goroutine of Run owns the rest.
+	pace       pace
+	seen       sightings
 	device     *device
 	masquerade *masquerade
 	carrier    carrier
@@ -55,8 +58,8 @@ type Network struct {
 // New returns a Network that writes nothing before Run.
 func New(o Options) *Network {
 	n := &Network{
-		o: o, addresses: newAddresses(), wake: loop.NewSignal(), tampered: loop.NewSignal(), ready: make(chan struct{}),
-		others: map[string]nodeFacts{},
+		o: o, addresses: newAddresses(), wake: loop.NewSignal(), tampered: loop.NewSignal(), linked: loop.NewSignal(),
+		ready: make(chan struct{}), others: map[string]nodeFacts{}, seen: sightings{},
 	}
 	n.carrier = newOverlay(o)
 	if o.WireGuard != nil {
@@ -135,14 +138,6 @@ func (n *Network) HostIPs() []netip.Addr {
 	return slices.Clone(n.own.ips)
 }
 
-// Intervals of Run.
-const (
-	retryInterval  = 5 * time.Second
-	resyncInterval = time.Minute
-	// settleInterval is how long routes may go on being deleted before they are put back.
-	settleInterval = 200 * time.Millisecond
-)
-
 // Run keeps the kernel in line with the Nodes until ctx ends.
 func (n *Network) Run(ctx context.Context) {
 	if n.o.WireGuard == nil {
@@ -161,37 +156,44 @@ func (n *Network) Run(ctx context.Context) {
 			_ = t.close()
 		}
 	}()
-	settling := false
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-n.tampered:
-			if !settling {
-				settling = true
-				timer.Reset(settleInterval)
-			}
-			continue
+			n.pace.deleted(time.Now())
+		case <-n.linked:
+			n.pace.linked(time.Now())
 		case <-n.wake:
+			n.restore()
+			failed, permanent := n.reconcile()
+			n.pace.written(time.Now(), failed, permanent)
 		case <-timer.C:
 			for _, t := range n.targets() {
 				t.forget()
 			}
+			n.restore()
+			failed, permanent := n.reconcile()
+			n.pace.compared(time.Now(), failed, permanent)
 		}
-		settling = false
-		n.restore()
-		timer.Reset(n.reconcile())
+		timer.Reset(n.pace.wait(time.Now()))
 	}
 }
 
-// watch has removed routes put back at once, until stop is called. Without notifications routes are compared
-// periodically.
+// watch has removed routes put back at once, and routes by a device that went down when it
+// is up again, until stop is called. Without notifications routes are compared periodically.
 func (n *Network) watch() (stop func()) {
-	stop, err := link.WatchRoutes(func(pods []link.PodRoute) {
+	stop, err := link.WatchRoutes(func(c link.RouteChange) {
 		n.mu.Lock()
-		n.deleted = append(n.deleted, pods...)
+		n.deleted = append(n.deleted, c.Pods...)
+		failing := n.err != nil || len(n.problems) > 0
 		n.mu.Unlock()
-		n.tampered.Set()
+		if c.Deleted {
+			n.tampered.Set()
+		}
+		if c.Link || c.Foreign && failing {
+			n.linked.Set()
+		}
 	})
 	if err != nil {
 		n.o.Log.Warn("cannot watch routes; comparing them periodically", "err", err, "period", resyncInterval)
@@ -213,33 +215,25 @@ func (n *Network) restore() {
 	}
 }
 
-// reconcile brings the kernel in line with the Nodes once, reports the outcome, and returns when to do so again.
-func (n *Network) reconcile() (again time.Duration) {
+// reconcile brings the kernel in line with the Nodes once, and reports the outcome. permanent is set if it can only be
+// another one when the kernel has another module.
+func (n *Network) reconcile() (failed, permanent bool) {
 	p := n.plan()
 	err := n.apply(p)
 	n.mu.Lock()
 	oldErr, oldProblems := n.err, n.problems
 	n.err, n.problems = err, p.problems
 	n.mu.Unlock()
-	for name, problem := range p.problems {
-		if oldProblems[name] != problem {
-			n.report(name, problem)
-		}
-	}
+	n.seen.follow(time.Now(), p.problems, n.report)
 	if (oldErr == nil) != (err == nil) || !maps.Equal(oldProblems, p.problems) {
 		defer n.o.Changed()
 	}
 	var unsupported *nftables.UnsupportedError
-	permanent := errors.As(err, &unsupported) // until the kernel has another module
-	again = resyncInterval
-	if !permanent && (err != nil || len(p.problems) > 0) {
-		again = retryInterval
+	permanent = errors.As(err, &unsupported)
+	if repeated := oldErr != nil && err != nil && oldErr.Error() == err.Error(); err != nil && !repeated {
+		n.o.Log.Error("cannot set up the pods' network; retrying", "err", err)
 	}
-	repeated := oldErr != nil && err != nil && oldErr.Error() == err.Error()
-	if err != nil && !(repeated && permanent) {
-		n.o.Log.Error("cannot set up the pods' network; retrying", "err", err, "after", again)
-	}
-	return again
+	return err != nil || len(p.problems) > 0, permanent
 }
 
 // plan returns the desired state of the kernel, by the Nodes that were set.
