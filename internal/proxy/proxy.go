@@ -32,6 +32,8 @@ type Proxy struct {
 	health  *proxyHealth
 	events  *recorder
 
+	looks   chan look // asks the loop what the node has
+
 	// Only the loop uses the fields below.
 
 	builder  *table.Builder
@@ -42,7 +44,7 @@ type Proxy struct {
 	wanted   *table.Table
 	applied  *table.Table // what the kernel has as far as known, nil before the first Apply
 	changed  map[table.Key]struct{}
-	rejected map[table.Key]struct{} // not applied; retried when pace.retry says so
+	rejected map[table.Key]string   // not applied, with the reasons; retried when pace.retry says so
 	settled  *table.Table           // the last wanted one that was applied, but for rejected
 	arrived  [2]uint64              // the versions of Services and EndpointSlices that wanted has
 	failed   bool                   // the last Apply failed, so that a full comparison is due
@@ -65,8 +67,9 @@ func New(opts Options) (*Proxy, error) {
 		builder:  table.NewBuilder(opts.tableConfig()),
 		pace:     pace{minInterval: opts.MinInterval, maxInterval: opts.MaxInterval, retryMin: opts.RetryMin, retryMax: opts.RetryMax},
 		changed:  map[table.Key]struct{}{},
-		rejected: map[table.Key]struct{}{},
+		rejected: map[table.Key]string{},
 		taken:    &takenPorts{taken: opts.PortTaken},
+		looks:    make(chan look),
 	}
 	if c, ok := opts.Dataplane.(dataplane.Counter); ok {
 		p.metrics.registry.MustRegister(newDropMetrics(c, p.Table, opts.Log))
@@ -235,6 +238,8 @@ func (p *Proxy) loop(ctx context.Context, addressChanged <-chan struct{}) {
 		case <-addresses.C:
 			p.waiting = p.readAddresses() || p.waiting
 			p.warn(p.checks.retry())
+		case l := <-p.looks:
+			p.serveLook(l)
 		case <-timer.C:
 			p.sync(ctx)
 		}
@@ -403,7 +408,7 @@ func (p *Proxy) reject(r *dataplane.Rejected, tried []table.Key) {
 	}
 	if r != nil {
 		for k, why := range r.Ports {
-			p.rejected[k] = struct{}{}
+			p.rejected[k] = why.Error()
 			if _, was := before[k]; was {
 				continue
 			}
