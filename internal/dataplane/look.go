@@ -21,6 +21,8 @@ type Installed struct {
 	// where there is no difference.
 	Outside Fate  `json:"outside"`
 	Inside  *Fate `json:"inside,omitempty"`
+	// Holes is how many endpoints are missing where connections are still sent: these are dropped.
+	Holes int `json:"holes,omitempty"`
 	// Allow are the clients that are let in, if Limited.
 	Limited bool           `json:"limited,omitempty"`
 	Allow   []netip.Prefix `json:"allow,omitempty"`

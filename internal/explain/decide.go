@@ -51,6 +51,9 @@ func (d *deciding) decide() {
 	inside := d.facts.inside(&d.question.Client, d.at.Addr.Addr())
 	fate := now.For(inside)
 	d.out.Endpoints = fate.Endpoints
+	if d.out.Cause == Rejected {
+		defer func() { d.out.Cause = Rejected }() // what keeps the node from its table goes before all else
+	}
 	switch {
 	case len(fate.Endpoints) > 0:
 		d.sent(&now, &fate)
@@ -142,6 +145,9 @@ func (d *deciding) policyLocal() {
 func (d *deciding) sent(now *dataplane.Installed, fate *dataplane.Fate) {
 	d.out.add(fmt.Sprintf("sent to one of %d endpoints", len(fate.Endpoints)), "EndpointSlices of Service "+d.port.ID.Name.String())
 	d.masquerade()
+	if now.Holes > 0 {
+		d.out.Answer = Sometimes
+	}
 	candidates := fate.Endpoints
 	if a := now.Kept; a.IsValid() && slices.Contains(candidates, a) {
 		d.out.add(fmt.Sprintf("client %s is kept at %s", d.question.Client.Addr(a.Addr()), a), d.field("spec.sessionAffinity"))
@@ -263,8 +269,8 @@ func (e *explaining) worst() {
 	}
 }
 
-// list joins up to max words.
-func list(words []string, limit int) string {
+// joined joins up to max words.
+func joined(words []string, limit int) string {
 	if len(words) > limit {
 		return strings.Join(words[:limit], ", ") + fmt.Sprintf(" and %d more", len(words)-limit)
 	}

@@ -189,7 +189,7 @@ func (d *deciding) unlisted(s *corev1.Service) {
 	}
 	var selected, leaving []*corev1.Pod
 	for _, p := range d.objects.Pods {
-		if !selects(s, p) || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+		if !Selects(s, p) || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
 			continue
 		}
 		if p.DeletionTimestamp != nil {
@@ -213,7 +213,8 @@ func (d *deciding) unlisted(s *corev1.Service) {
 	}
 }
 
-func selects(s *corev1.Service, p *corev1.Pod) bool {
+// Selects reports whether a Service selects a Pod by its labels.
+func Selects(s *corev1.Service, p *corev1.Pod) bool {
 	for k, v := range s.Spec.Selector {
 		if has, ok := p.Labels[k]; !ok || has != v {
 			return false

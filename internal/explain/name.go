@@ -49,14 +49,16 @@ func (e *explaining) unresolved() {
 	name := e.question.Name
 	n, is := svc.Name{}, false
 	for _, full := range candidates(name, e.objects.Domains) {
-		if n, is = serviceOf(full, e.objects.Domains); is {
+		// Only names of two labels are meant as those of a Service: others may be of another domain.
+		if n, is = serviceOf(full, e.objects.Domains); is && strings.HasPrefix(full, n.Name+"."+n.Namespace+".svc.") {
 			break
 		}
+		is = false
 	}
 	const source = "DNS of the cluster"
 	switch {
 	case !is:
-		e.verdict.end(NoName, NameUnknown, name+" is no name of the cluster domains "+list(e.objects.Domains, 4)+
+		e.verdict.end(NoName, NameUnknown, name+" is no name of the cluster domains "+joined(e.objects.Domains, 4)+
 			": DNS asks its upstream servers for it", source)
 	case e.objects.Namespaces != nil && !slices.Contains(e.objects.Namespaces, n.Namespace):
 		e.verdict.end(NoName, NameUnknown, name+" does not resolve: there is no namespace "+n.Namespace, "Namespaces")

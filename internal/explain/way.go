@@ -78,9 +78,9 @@ func (e *explaining) near(n svc.Name) string {
 	const named = 8
 	switch {
 	case len(others) > 0:
-		return "; there is one in " + list(others, named)
+		return "; there is one in " + joined(others, named)
 	case len(same) > 0:
-		return "; there are " + list(same, named)
+		return "; there are " + joined(same, named)
 	}
 	return ""
 }

@@ -33,6 +33,7 @@ type Proxy struct {
 	events  *recorder
 
 	looks   chan look // asks the loop what the node has
+	history history
 
 	// Only the loop uses the fields below.
 
@@ -44,10 +45,10 @@ type Proxy struct {
 	wanted   *table.Table
 	applied  *table.Table // what the kernel has as far as known, nil before the first Apply
 	changed  map[table.Key]struct{}
-	rejected map[table.Key]string   // not applied, with the reasons; retried when pace.retry says so
-	settled  *table.Table           // the last wanted one that was applied, but for rejected
-	arrived  [2]uint64              // the versions of Services and EndpointSlices that wanted has
-	failed   bool                   // the last Apply failed, so that a full comparison is due
+	rejected map[table.Key]string // not applied, with the reasons; retried when pace.retry says so
+	settled  *table.Table         // the last wanted one that was applied, but for rejected
+	arrived  [2]uint64            // the versions of Services and EndpointSlices that wanted has
+	failed   bool                 // the last Apply failed, so that a full comparison is due
 	triggers []time.Time
 	overlaps []string // ranges of ClusterIPs that the wanted Table leaves out, with the reasons
 	checks   *healthPorts
@@ -372,6 +373,7 @@ func (p *Proxy) apply(ctx context.Context, full, audit bool) {
 	if len(p.rejected) > 0 {
 		now = now.WithPortsFrom(p.applied, maps.Keys(p.rejected))
 	}
+	p.history.note(time.Now(), p.applied, now, changed)
 	p.follow(now, changed)
 	for _, t := range p.triggers {
 		p.metrics.latency.Observe(time.Since(t).Seconds())

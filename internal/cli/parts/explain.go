@@ -23,7 +23,7 @@ import (
 
 // Bounds of the connections to endpoints.
 const (
-	probeTimeout = time.Second
+	connectTimeout = time.Second
 	probeAtOnce  = 16
 	maxProbes    = 32
 )
@@ -132,7 +132,7 @@ func probe(ctx context.Context, ports []explain.Port) []explain.Probe {
 
 // connect makes one connection, and closes it.
 func connect(ctx context.Context, to netip.AddrPort) explain.Probe {
-	d := net.Dialer{Timeout: probeTimeout}
+	d := net.Dialer{Timeout: connectTimeout}
 	conn, err := d.DialContext(ctx, "tcp", to.String())
 	if err == nil {
 		_ = conn.Close()

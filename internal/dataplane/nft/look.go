@@ -140,6 +140,7 @@ func (l *looked) slots(list int, to *dataplane.Installed) ([]netip.AddrPort, err
 		name := l.element(set, fmt.Sprintf("%s, slot %d", l, uint32(list*localList)+slot))
 		a, there := found[slot]
 		if !there {
+			to.Holes++
 			to.Says(name, "no such element: its share of connections is dropped")
 			continue
 		}
