@@ -63,13 +63,13 @@ func (p *Proxy) Look(ctx context.Context, choose func(*table.Table) []*table.Ser
 	}
 }
 
-// serveLook answers in the goroutine that uses the Dataplane.
-func (p *Proxy) serveLook(l look) {
-	view, err := p.view(l)
+// serve answers in the goroutine that uses the Dataplane.
+func (l *look) serve(p *Proxy) {
+	view, err := l.view(p)
 	l.answer <- lookResult{view, err}
 }
 
-func (p *Proxy) view(l look) (*View, error) {
+func (l *look) view(p *Proxy) (*View, error) {
 	if p.applied == nil || p.wanted == nil {
 		return nil, errNotProgrammed
 	}

@@ -240,7 +240,7 @@ func (p *Proxy) loop(ctx context.Context, addressChanged <-chan struct{}) {
 			p.waiting = p.readAddresses() || p.waiting
 			p.warn(p.checks.retry())
 		case l := <-p.looks:
-			p.serveLook(l)
+			l.serve(p)
 		case <-timer.C:
 			p.sync(ctx)
 		}
