@@ -42,7 +42,7 @@ type Fate struct {
 
 // Proof is one element of the kernel, or of the process that carries connections.
 type Proof struct {
-	// Element is where it is, Text what it says.
+	// Element is its place, Text its content.
 	Element string `json:"element"`
 	Text    string `json:"text"`
 }

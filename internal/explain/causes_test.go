@@ -112,8 +112,7 @@ const (
 	second = "10.244.2.2:8080"
 )
 
-// Each cause is told from all others, at its frontends, and the line that says so names the object and the field, or what
-// was read back.
+// Each cause is told from all others, and its line names the object and the field, or the node's own state.
 func TestCauses(t *testing.T) {
 	for _, c := range []struct {
 		name   string

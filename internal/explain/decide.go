@@ -64,8 +64,7 @@ func (d *deciding) decide() {
 	}
 }
 
-// installed tells whether the node has what its Table says. It returns false if packets do not find the
-// frontend at all.
+// installed compares the node with its Table. It returns false if packets do not find the frontend at all.
 func (d *deciding) installed(now, want *dataplane.Installed) bool {
 	source := "node " + d.facts.Node + ", mode " + d.facts.Mode
 	if why := d.port.Rejected; why != "" {
@@ -100,7 +99,7 @@ func (d *deciding) hasAddress() bool {
 	return false
 }
 
-// letIn tells whether the client is within the source ranges.
+// letIn reports whether the client is within the source ranges.
 func (d *deciding) letIn(now *dataplane.Installed) bool {
 	if !now.Limited {
 		return true
@@ -141,7 +140,7 @@ func (d *deciding) policyLocal() {
 		", which has none: they are dropped", d.policyField())
 }
 
-// sent tells what becomes of a connection that is sent to one of some endpoints.
+// sent decides about a connection that goes to one of the endpoints.
 func (d *deciding) sent(now *dataplane.Installed, fate *dataplane.Fate) {
 	d.out.add(fmt.Sprintf("sent to one of %d endpoints", len(fate.Endpoints)), "EndpointSlices of Service "+d.port.ID.Name.String())
 	d.masquerade()
@@ -169,7 +168,7 @@ func (d *deciding) sent(now *dataplane.Installed, fate *dataplane.Fate) {
 	}
 }
 
-// dead tells what endpoints that do not answer mean. others reports that a connection may reach one that does.
+// dead adds endpoints that do not answer. others reports whether a connection may reach one that does.
 func (d *deciding) dead(list []Probe, others, kept bool) {
 	worst := list[0]
 	for _, p := range list {
@@ -213,7 +212,7 @@ func (d *deciding) forwarding() {
 	}
 }
 
-// masquerade tells which source address endpoints see.
+// masquerade adds the source address that endpoints see.
 func (d *deciding) masquerade() {
 	set := dataplane.Settings{MasqueradeAll: d.facts.MasqueradeAll}
 	for _, p := range d.facts.ClusterCIDRs {
@@ -243,7 +242,7 @@ func (d *deciding) masquerade() {
 	}
 }
 
-// proof takes over what was read back.
+// proof adds the elements and counters of the node.
 func (d *deciding) proof() {
 	if d.has != nil {
 		for _, p := range d.has.Proof {

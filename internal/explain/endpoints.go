@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// listed is one endpoint of an EndpointSlice, with what the slice says of it.
+// listed is one endpoint of an EndpointSlice, with its state there.
 type listed struct {
 	slice  *discoveryv1.EndpointSlice
 	index  int
@@ -101,7 +101,7 @@ func (o *Objects) pod(n svc.Name) *corev1.Pod {
 	return nil
 }
 
-// nothing tells why a frontend has no endpoint although no policy hides any.
+// nothing finds the reason why a frontend has no endpoint although no policy hides any.
 func (d *deciding) nothing(inside bool) {
 	name := d.port.ID.Name
 	all := d.listed(name, d.port.Key(), d.port.Protocol)
@@ -305,7 +305,7 @@ func (e *explaining) endpointOf(l *listed, at netip.AddrPort) Endpoint {
 	return out
 }
 
-// left tells why an endpoint that is ready gets no connections.
+// left adds the reason why an endpoint that is ready gets no connections.
 func (e *explaining) left(l *listed, say func(text, source string)) {
 	s := e.objects.find(e.target)
 	local := s != nil && (s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal ||

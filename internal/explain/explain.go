@@ -1,5 +1,5 @@
-// Package explain tells what becomes of a connection to a Service on one node, and why: which field
-// of which object decided, and what the node really has for it. It is pure: objects, and what a node
+// Package explain decides what becomes of a connection to a Service on one node, and names the field
+// and object behind each step, and what the node really has. It is pure: objects, and what a node
 // reports of its table and its kernel, go in, and a Verdict comes out. It has no client, clock or lock.
 package explain
 
@@ -51,7 +51,7 @@ const (
 	Elsewhere Answer = "not a Service"
 )
 
-// Question is what is asked. One of Service, Name and Address is set.
+// Question has one of Service, Name and Address.
 type Question struct {
 	Service svc.Name
 	// Name is a DNS name as a client asks for it.
@@ -88,7 +88,7 @@ func (c *Client) Addr(like netip.Addr) netip.Addr {
 // Objects are what the API has.
 type Objects struct {
 	Services []*corev1.Service
-	// Slices and Pods are those of the namespace of the Service asked about, at least.
+	// Slices and Pods have at least the namespace of the Service asked about.
 	Slices []*discoveryv1.EndpointSlice
 	Pods   []*corev1.Pod
 	// Node is the node that the question is about, nil if it may not be read.

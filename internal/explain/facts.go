@@ -23,7 +23,7 @@ type Facts struct {
 	LocalCIDRs    []netip.Prefix `json:"localCIDRs,omitempty"`
 	ServiceCIDRs  []netip.Prefix `json:"serviceCIDRs,omitempty"`
 	MasqueradeAll bool           `json:"masqueradeAll,omitempty"`
-	// Addresses are those of the machine.
+	// Addresses are the machine's.
 	Addresses []netip.Addr `json:"addresses,omitempty"`
 
 	Ports  []Port  `json:"ports,omitempty"`
@@ -37,8 +37,8 @@ type Port struct {
 	*table.ServicePort
 	// Rejected is why the mode could not write the port, empty if it did.
 	Rejected string `json:"rejected,omitempty"`
-	// Installed is what was read back for each frontend, in their order; empty if the mode cannot
-	// read it back.
+	// Installed has the installed state of each frontend, in their order; empty if the mode cannot read
+	// it back.
 	Installed []dataplane.Installed `json:"installed,omitempty"`
 	// Counts are the packets that were refused and dropped, by frontend.
 	Counts []dataplane.DropCount `json:"counts,omitempty"`
@@ -69,7 +69,7 @@ func (f *Facts) SettingsFrom(t *table.Table) {
 	f.MasqueradeAll = t.MasqueradeAll
 }
 
-// Choose returns the ports of a Table that a question is about: those of a Service, or the one with a
+// Choose returns the ports of a Table that a question is about: all of a Service, or the one with a
 // frontend at an address. A protocol of 0 is any.
 func Choose(t *table.Table, service svc.Name, at netip.AddrPort, proto svc.Protocol) []*table.ServicePort {
 	var out []*table.ServicePort

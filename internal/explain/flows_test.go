@@ -186,7 +186,7 @@ func (w *world) real(t *testing.T, from string, at netip.AddrPort, v *explain.Ve
 }
 
 // Of random clusters and questions, what is explained is what a real packet does: whether it is answered, refused or dropped, and
-// which endpoints it may reach. An answer that is none has a cause, and a line that says where that comes from.
+// which endpoints it may reach. Only an answer has no cause.
 func TestExplanationIsWhatPacketsDo(t *testing.T) {
 	e := flows.NewEnv(t, func(t testing.TB, _ *testbed.Host) dataplane.Applier {
 		t.Helper()

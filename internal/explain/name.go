@@ -44,12 +44,12 @@ func (e *explaining) name() bool {
 	return false
 }
 
-// unresolved tells which part of the name does not exist.
+// unresolved names the part of the name that does not exist.
 func (e *explaining) unresolved() {
 	name := e.question.Name
 	n, is := svc.Name{}, false
 	for _, full := range candidates(name, e.objects.Domains) {
-		// Only names of two labels are meant as those of a Service: others may be of another domain.
+		// Only a name of two labels is meant as a Service: others may be of another domain.
 		if n, is = serviceOf(full, e.objects.Domains); is && strings.HasPrefix(full, n.Name+"."+n.Namespace+".svc.") {
 			break
 		}

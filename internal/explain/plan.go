@@ -32,8 +32,7 @@ type Change struct {
 	Cuts string `json:"cuts,omitempty"`
 }
 
-// Follow returns the EndpointSlices that the controllers will have made when they have followed: those of the Services
-// named, of which the selector or the Pods change.
+// Follow returns the EndpointSlices after the controllers have followed the changes of the Services named, or of their Pods.
 func (w *World) Follow(services map[svc.Name]bool) []*discoveryv1.EndpointSlice {
 	out := slices.Clone(w.Slices)
 	nodes := map[string]*corev1.Node{}

@@ -136,7 +136,7 @@ func (e *explaining) names(s *corev1.Service) {
 	}
 }
 
-// written tells who wrote an object last.
+// written adds the last writer of an object.
 func (e *explaining) written(kind string, o metav1.Object) {
 	var last *metav1.ManagedFieldsEntry
 	fields := o.GetManagedFields()
@@ -152,7 +152,7 @@ func (e *explaining) written(kind string, o metav1.Object) {
 		about(kind, svc.Name{Namespace: o.GetNamespace(), Name: o.GetName()}, "metadata.managedFields"))
 }
 
-// pending tells that a load balancer has no address.
+// pending adds that a load balancer has no address.
 func (e *explaining) pending(s *corev1.Service) {
 	if s.Spec.Type == corev1.ServiceTypeLoadBalancer && len(s.Status.LoadBalancer.Ingress) == 0 {
 		e.verdict.add("it has no address of a load balancer yet: see 'fairlead lb status'",
@@ -160,7 +160,7 @@ func (e *explaining) pending(s *corev1.Service) {
 	}
 }
 
-// address explains what is at an address.
+// address explains an address.
 func (e *explaining) address() {
 	at := e.question.Address
 	if len(e.facts.Ports) > 0 {
@@ -189,7 +189,7 @@ func (e *explaining) address() {
 	}
 }
 
-// owned tells that a Service has the address, but not the port.
+// owned is for an address of a Service that does not have the port.
 func (e *explaining) owned(at netip.AddrPort) bool {
 	text := at.Addr().String()
 	for _, s := range e.objects.Services {

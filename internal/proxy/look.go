@@ -10,12 +10,12 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// View is what the node has for some service ports, as it was read back at one moment.
+// View is the state of some service ports on the node at one moment.
 type View struct {
 	// Table is the one that is programmed.
 	Table *table.Table
 	Ports []ViewedPort
-	// Addresses are those of the machine.
+	// Addresses are the machine's.
 	Addresses []netip.Addr
 	Problems  []table.Problem
 }
@@ -26,7 +26,7 @@ type ViewedPort struct {
 	Port *table.ServicePort
 	// Rejected is why the mode could not write it, empty if it did.
 	Rejected string
-	// Installed is what was read back for each frontend; empty if the mode cannot do that.
+	// Installed has the installed state of each frontend; empty if the mode cannot read it back.
 	Installed []dataplane.Installed
 	Counts    []dataplane.DropCount
 }

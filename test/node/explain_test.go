@@ -37,13 +37,6 @@ ports: [{port: 81}]
 endpoints: [{addresses: [SERVER]}]
 `
 
-func (c *cluster) apply(manifest string) {
-	c.t.Helper()
-	cmd := c.on(c.server, process.Program("kubectl"), "apply", "-f", "-")
-	cmd.Stdin = strings.NewReader(manifest)
-	process.Output(c.t, cmd)
-}
-
 // stories runs the commands of docs/debugging.md that are marked so. The lines below a command must be in what it prints, in this
 // order; "..." stands for anything. What an agent has not programmed yet it explains a moment later.
 func (c *cluster) stories() {
@@ -52,7 +45,7 @@ func (c *cluster) stories() {
 	c.apply(strings.ReplaceAll(half, "SERVER", c.server.Addr4().String()))
 	page := mustRead(c.t, "../../docs/debugging.md")
 	blocks := regexp.MustCompile("(?ms)^<!-- run by test/node/explain_test.go -->\n```console\n(.*?)^```").FindAllStringSubmatch(page, -1)
-	if len(blocks) != 10 {
+	if len(blocks) != 11 {
 		c.t.Fatalf("docs/debugging.md has %d blocks to run", len(blocks))
 	}
 	for _, b := range blocks {
@@ -145,6 +138,7 @@ func (c *cluster) plans() {
 		}
 		return nil
 	})
+	c.kubectl("annotate", "service", "udp", "example.com/kept=yes") // an annotation of another author stays
 	plan(first, 0, "Service default/udp: unchanged", "nothing changes for Services")
 	plan(second, 2, ":53 is removed", "CUT: flows of UDP to it are forgotten", ":54 is added")
 	plan(strings.Replace(first, "MyApp", "nobody", 1), 2, "loses its last endpoint", "CUT: flows of UDP")

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/explain"
 	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/runner/api"
@@ -24,8 +25,8 @@ import (
 // Bounds of the connections to endpoints.
 const (
 	connectTimeout = time.Second
-	probeAtOnce  = 16
-	maxProbes    = 32
+	probeAtOnce    = 16
+	maxProbes      = 32
 )
 
 // Explain is the View with the Facts of this node. Its query has service (NAMESPACE/NAME) or address (IP:PORT,
@@ -94,10 +95,26 @@ func factsOf(v *proxy.View, status proxy.Status) *explain.Facts {
 	for _, p := range v.Ports {
 		out.Ports = append(out.Ports, explain.Port{ServicePort: p.Port, Rejected: p.Rejected, Installed: p.Installed, Counts: p.Counts})
 	}
+	for _, p := range out.Ports {
+		for i := range p.Installed {
+			p.Installed[i].Proof = bounded(p.Installed[i].Proof)
+		}
+	}
 	for _, p := range v.Problems {
 		out.Problems = append(out.Problems, p.Reason+": "+p.Message)
 	}
 	return out
+}
+
+// maxProof bounds the elements that are shown of one frontend, which may have thousands of endpoints.
+const maxProof = 100
+
+func bounded(list []dataplane.Proof) []dataplane.Proof {
+	if len(list) <= maxProof {
+		return list
+	}
+	more := fmt.Sprintf("%d more elements", len(list)-maxProof)
+	return append(list[:maxProof:maxProof], dataplane.Proof{Element: "not shown", Text: more})
 }
 
 // probe connects to the endpoints that new connections of TCP may go to, up to maxProbes.

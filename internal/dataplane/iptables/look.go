@@ -121,7 +121,7 @@ func (w *way) take(chain, line string, r *rule, depth int) bool {
 		w.endpoints, w.ended = append(w.endpoints, r.endpoint), true
 		return !r.maybe
 	case r.target == chainRefuse && !ownChain(chain) && (r.last == 0 || r.notPort):
-		says() // what is sent to the address, but to no port of it
+		says() // another port of the address
 		return true
 	case r.target == chainRefuse, r.target == chainDrop && !strings.HasPrefix(chain, prefix+"A-"):
 		says()

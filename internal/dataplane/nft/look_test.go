@@ -19,7 +19,7 @@ func TestLook(t *testing.T) {
 	}
 }
 
-// An element that another program removed is missing in what is read back, and so is an endpoint.
+// An element that another program removed is missing in the result, and so is an endpoint.
 func TestLookShowsTampering(t *testing.T) {
 	empty(Config{})(t, func(p dataplane.Applier) {
 		tab := flows.EveryField()

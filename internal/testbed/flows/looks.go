@@ -9,8 +9,8 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// Looks writes each Table into the kernel, and fails unless what the mode reads back of every frontend is what
-// the Table has. A frontend that two ports want is left out: it is as one of them has it.
+// Looks writes each Table into the kernel, and fails unless the mode reads back every frontend as the Table has
+// it. A frontend that two ports want is left out: it is as one of them has it.
 func Looks(t testing.TB, tabs []*table.Table, inside Inside) {
 	t.Helper()
 	inside(t, func(p dataplane.Applier) {

@@ -19,7 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// cluster is what is read of the API.
+// cluster has the objects of the API.
 type cluster struct {
 	objects explain.Objects
 	nodes   map[string]*corev1.Node
@@ -30,7 +30,7 @@ type cluster struct {
 	tables map[string]*table.Table
 }
 
-// read reads what a question needs. A user who may not read a kind of all namespaces sees those of one.
+// read gets the objects for a question. A user without the right to read a kind in all namespaces gets one namespace.
 func read(ctx context.Context, client kubernetes.Interface, q *explain.Question, namespace string) (*cluster, error) {
 	if q.Service.Namespace != "" {
 		namespace = q.Service.Namespace
@@ -76,7 +76,7 @@ func read(ctx context.Context, client kubernetes.Interface, q *explain.Question,
 	return c, nil
 }
 
-// settings reads the ranges and domains: those that a fairlead server publishes, else the ServiceCIDRs and the usual domain.
+// settings reads the ranges and domains that a fairlead server publishes, else the ServiceCIDRs and the usual domain.
 func (c *cluster) settings(ctx context.Context, client kubernetes.Interface) {
 	c.objects.Domains = []string{"cluster.local"}
 	if published, err := apiserver.ReadCluster(ctx, client); err == nil {

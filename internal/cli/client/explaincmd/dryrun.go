@@ -51,7 +51,8 @@ var kinds = map[schema.GroupVersionKind]struct {
 // maxManifest is the largest file that is read.
 const maxManifest = 16 << 20
 
-// readObjects reads the objects of a file, those of Lists too. Objects without a namespace get that of the flag or kubeconfig.
+// readObjects reads the objects of a file, and the items of Lists. Objects without a namespace get the one of the flag or the
+// kubeconfig.
 func readObjects(in io.Reader, file, namespace string) ([]unstructured.Unstructured, error) {
 	if file != "-" {
 		f, err := os.Open(file)
@@ -150,7 +151,7 @@ func applyPatch(now, wanted *unstructured.Unstructured, like any) ([]byte, error
 	if err != nil {
 		return nil, err
 	}
-	modified, err := json.Marshal(wanted.Object)
+	modified, err := annotated(wanted)
 	if err != nil {
 		return nil, err
 	}
@@ -162,6 +163,24 @@ func applyPatch(now, wanted *unstructured.Unstructured, like any) ([]byte, error
 	return strategicpatch.CreateThreeWayMergePatch(original, modified, current, meta, true)
 }
 
+// annotated is an object as kubectl sends it: with what it applies in an annotation.
+func annotated(o *unstructured.Unstructured) ([]byte, error) {
+	c := o.DeepCopy()
+	annotations := c.GetAnnotations()
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	delete(annotations, corev1.LastAppliedConfigAnnotation)
+	c.SetAnnotations(annotations)
+	applied, err := json.Marshal(c.Object)
+	if err != nil {
+		return nil, err
+	}
+	annotations[corev1.LastAppliedConfigAnnotation] = string(applied) + "\n"
+	c.SetAnnotations(annotations)
+	return json.Marshal(c.Object)
+}
+
 // same reports whether two states of an object differ in nothing but what every write changes.
 func same(a, b *unstructured.Unstructured) bool {
 	plain := func(o *unstructured.Unstructured) map[string]any {
@@ -171,6 +190,9 @@ func same(a, b *unstructured.Unstructured) bool {
 		c.SetGeneration(0)
 		annotations := c.GetAnnotations()
 		delete(annotations, corev1.LastAppliedConfigAnnotation)
+		if len(annotations) == 0 {
+			annotations = nil
+		}
 		c.SetAnnotations(annotations)
 		return c.Object
 	}

@@ -1,4 +1,4 @@
-// Package explaincmd has the commands that tell why: 'fairlead explain', 'fairlead plan' and 'fairlead history'.
+// Package explaincmd has the commands 'fairlead explain', 'fairlead plan' and 'fairlead history'.
 package explaincmd
 
 import (
@@ -26,13 +26,13 @@ import (
 // Report is what 'fairlead explain' shows. Its JSON form is meant for programs: fields are only ever added.
 type Report struct {
 	Question string `json:"question"`
-	// Verdicts are those of the nodes asked, the worst first.
+	// Verdicts has one for each node asked, the worst first.
 	Verdicts []*explain.Verdict `json:"verdicts"`
 	// NotAsked is how many nodes were left out.
 	NotAsked int `json:"notAsked,omitempty"`
 }
 
-// explainFlags are those of 'fairlead explain'.
+// explainFlags are the flags of 'fairlead explain'.
 type explainFlags struct {
 	base.ClientFlags
 	output         base.OutputFlag

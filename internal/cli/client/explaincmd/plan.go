@@ -24,7 +24,7 @@ const exitCuts = 2
 
 // planReport is what 'fairlead plan' shows. Its JSON form is meant for programs: fields are only ever added.
 type planReport struct {
-	// Objects are those of the file: created, changed or unchanged.
+	// Objects are the objects of the file: created, changed or unchanged.
 	Objects []planned        `json:"objects"`
 	Changes []explain.Change `json:"changes"`
 	// Cuts reports whether a connection would be cut.
