@@ -34,6 +34,9 @@ type Proxy struct {
 	health  *proxyHealth
 	events  *recorder
 
+	looks   chan look // asks the loop what the node has
+	history history
+
 	// Only the loop uses the fields below.
 
 	builder  *table.Builder
@@ -44,10 +47,10 @@ type Proxy struct {
 	wanted   *table.Table
 	applied  *table.Table // what the kernel has as far as known, nil before the first Apply
 	changed  map[table.Key]struct{}
-	rejected map[table.Key]struct{} // not applied; retried when pace.retry says so
-	settled  *table.Table           // the last wanted one that was applied, but for rejected
-	arrived  [2]uint64              // the versions of Services and EndpointSlices that wanted has
-	failed   bool                   // the last Apply failed, so that a full comparison is due
+	rejected map[table.Key]string // not applied, with the reasons; retried when pace.retry says so
+	settled  *table.Table         // the last wanted one that was applied, but for rejected
+	arrived  [2]uint64            // the versions of Services and EndpointSlices that wanted has
+	failed   bool                 // the last Apply failed, so that a full comparison is due
 	triggers []time.Time
 	overlaps []string // ranges of ClusterIPs that the wanted Table leaves out, with the reasons
 	checks   *healthPorts
@@ -67,8 +70,9 @@ func New(opts Options) (*Proxy, error) {
 		builder:  table.NewBuilder(opts.tableConfig()),
 		pace:     pace{minInterval: opts.MinInterval, maxInterval: opts.MaxInterval, retryMin: opts.RetryMin, retryMax: opts.RetryMax},
 		changed:  map[table.Key]struct{}{},
-		rejected: map[table.Key]struct{}{},
+		rejected: map[table.Key]string{},
 		taken:    &takenPorts{taken: opts.PortTaken},
+		looks:    make(chan look),
 	}
 	if c, ok := opts.Dataplane.(dataplane.Counter); ok {
 		p.metrics.registry.MustRegister(newDropMetrics(c, p.Table, opts.Log))
@@ -247,6 +251,8 @@ func (p *Proxy) loop(ctx context.Context, addressChanged <-chan struct{}) {
 		case <-addresses.C:
 			p.waiting = p.readAddresses() || p.waiting
 			p.warn(p.checks.retry())
+		case l := <-p.looks:
+			l.serve(p)
 		case <-timer.C:
 			p.sync(ctx)
 		}
@@ -382,6 +388,7 @@ func (p *Proxy) apply(ctx context.Context, full, audit bool) {
 	if len(p.rejected) > 0 {
 		now = now.WithPortsFrom(p.applied, maps.Keys(p.rejected))
 	}
+	p.history.note(time.Now(), p.applied, now, changed)
 	p.follow(now, changed)
 	for _, t := range p.triggers {
 		p.metrics.latency.observe(time.Since(t))
@@ -418,7 +425,7 @@ func (p *Proxy) reject(r *dataplane.Rejected, tried []table.Key) {
 	}
 	if r != nil {
 		for k, why := range r.Ports {
-			p.rejected[k] = struct{}{}
+			p.rejected[k] = why.Error()
 			if _, was := before[k]; was {
 				continue
 			}

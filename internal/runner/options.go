@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/runner/api"
 	"github.com/fairlead/fairlead/internal/runner/confinement"
 	"github.com/fairlead/fairlead/internal/runner/logfile"
 	"github.com/fairlead/fairlead/internal/runner/podnet"
@@ -92,6 +93,8 @@ type Options struct {
 	ClientCA func() (*x509.CertPool, error)
 	// Status is what GET /status answers, as JSON; nil for none.
 	Status func() any
+	// Views are further things that the endpoint answers, as api.Options has them; nil for none.
+	Views map[string]api.View
 	// StopPods ends all pods when Run ends, within StopTimeout (by default 10
 	// s). Otherwise they go on, and the next run adopts them.
 	StopPods    bool

@@ -84,6 +84,10 @@ func TestStatus(t *testing.T) {
 		t.Errorf("probed in spite of the flag: %q", r.Problems)
 	}
 
+	c.stories()
+	c.explains()
+	c.plans()
+
 	local := func(args ...string) *exec.Cmd {
 		cmd := c.node.Command(t.Context(), process.Program("fairlead"), append([]string{"status", "--data-dir", c.path("agent")}, args...)...)
 		cmd.Env = append(os.Environ(), "HOME="+c.path("none"), "KUBECONFIG=")

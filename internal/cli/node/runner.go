@@ -18,7 +18,9 @@ import (
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/cli/parts"
 	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/runner"
+	"github.com/fairlead/fairlead/internal/runner/api"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -52,6 +54,7 @@ func (b *builder) runner() (*runner.Runner, error) {
 	if err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
+	running := func() *proxy.Proxy { return b.proxy }
 	r, err := runner.New(runner.Options{
 		Client: b.client, NodeName: b.Host.Name, StateDir: b.StateDir, Log: b.Log,
 		PodNetwork:   runner.PodNetwork(b.Pods.network.kind),
@@ -60,6 +63,7 @@ func (b *builder) runner() (*runner.Runner, error) {
 		ClusterCIDRs: b.Networks.PodCIDRs, ServiceCIDRs: b.Networks.ServiceCIDRs, ServerAddrs: parts.ServerAddrs(b.config, b.Log),
 		ClusterDNS: clusterDNS, ClusterDomain: b.DNS.Domains[0],
 		Listener: listener, ClientCA: ca, Status: func() any { return b.proxy.Status() }, StopPods: b.StopPods,
+		Views:   map[string]api.View{"explain": parts.Explain(running), "history": parts.History(running)},
 		Protect: true, UIDs: uids, PodPIDs: b.Pods.pids, Hide: []string{filepath.Dir(b.StateDir)}, // pki, and the store
 		PodsChanged: func() { b.proxy.PodsChanged() },
 		DrainWait:   b.Pods.drainWait, StaticDir: b.Pods.ManifestDir, Mirrors: mirrors, Hold: b.hold,

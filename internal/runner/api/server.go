@@ -41,12 +41,25 @@ type Options struct {
 	ClientCA func() (*x509.CertPool, error)
 	// Status is what GET /status answers, as JSON; nil for none.
 	Status func() any
+	// Views are what GET /NAME answers, by NAME.
+	Views map[string]View
 	// Pods are the Pods of this node. Registered reports whether a Pod stands for a program of this node.
 	Pods       func() []*pod.Snapshot
 	Registered func(namespace, name string) bool
 	Groups     *confinement.Groups
 	Log        *slog.Logger
 }
+
+// View answers a request by its query, as JSON. Its error is the request's fault if it is a BadQuery.
+type View func(ctx context.Context, query url.Values) (any, error)
+
+// BadQuery is the error of a View whose query is wrong.
+type BadQuery string
+
+func (e BadQuery) Error() string { return string(e) }
+
+// viewTimeout bounds how long a View may take.
+const viewTimeout = 20 * time.Second
 
 // Server is the HTTPS endpoint of the agent, from which the API server gets logs, exec, port-forward and figures.
 type Server struct{ o Options }
@@ -99,6 +112,9 @@ func (s *Server) handler(ctx context.Context) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") })
 	mux.HandleFunc("GET /status", s.serveStatus)
+	for name, view := range s.o.Views {
+		mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, q *http.Request) { serveView(ctx, view, w, q) })
+	}
 	for pattern, serve := range map[string]func(context.Context, http.ResponseWriter, *http.Request) error{
 		"GET /containerLogs/{namespace}/{pod}/{container}": s.serveLogs,
 		"GET /stats/summary":                    s.serveSummary,
@@ -142,6 +158,25 @@ func (s *Server) serveStatus(w http.ResponseWriter, _ *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(s.o.Status())
+}
+
+// serveView answers by a View, which ends with the request, or with ctx.
+func serveView(ctx context.Context, view View, w http.ResponseWriter, q *http.Request) {
+	ctx, cancel := context.WithTimeout(ctx, viewTimeout)
+	defer cancel()
+	defer context.AfterFunc(q.Context(), cancel)()
+	out, err := view(ctx, q.URL.Query())
+	var bad BadQuery
+	switch {
+	case errors.As(err, &bad):
+		fail(w, badRequest("%s", bad))
+		return
+	case err != nil:
+		fail(w, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(out)
 }
 
 // find returns a pod of this node, the younger of two with the same name: the

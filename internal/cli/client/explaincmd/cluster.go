@@ -1,0 +1,132 @@
+package explaincmd
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/explain"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// cluster has the objects of the API.
+type cluster struct {
+	objects explain.Objects
+	nodes   map[string]*corev1.Node
+	names   []string // of the nodes, sorted
+	ranges  explain.Cluster
+
+	mu     sync.Mutex
+	tables map[string]*table.Table
+}
+
+// read gets the objects for a question. A user without the right to read a kind in all namespaces gets one namespace.
+func read(ctx context.Context, client kubernetes.Interface, q *explain.Question, namespace string) (*cluster, error) {
+	if q.Service.Namespace != "" {
+		namespace = q.Service.Namespace
+	}
+	c := &cluster{nodes: map[string]*corev1.Node{}, tables: map[string]*table.Table{}}
+	c.objects.PodTrouble = base.PodTrouble
+	all := metav1.ListOptions{}
+	services, err := client.CoreV1().Services("").List(ctx, all)
+	if err != nil {
+		if services, err = client.CoreV1().Services(namespace).List(ctx, all); err != nil {
+			return nil, fmt.Errorf("cannot read Services: %w", err)
+		}
+	}
+	c.objects.Services = pointers(services.Items)
+	slicesOf, err := client.DiscoveryV1().EndpointSlices("").List(ctx, all)
+	if err != nil {
+		if slicesOf, err = client.DiscoveryV1().EndpointSlices(namespace).List(ctx, all); err != nil {
+			return nil, fmt.Errorf("cannot read EndpointSlices: %w", err)
+		}
+	}
+	c.objects.Slices = pointers(slicesOf.Items)
+	slices.SortFunc(c.objects.Slices, func(a, b *discoveryv1.EndpointSlice) int { return compare(a, b) })
+	pods, err := client.CoreV1().Pods("").List(ctx, all)
+	if err != nil {
+		pods, err = client.CoreV1().Pods(namespace).List(ctx, all)
+	}
+	if err == nil {
+		c.objects.Pods = pointers(pods.Items)
+	}
+	if nodes, err := client.CoreV1().Nodes().List(ctx, all); err == nil {
+		for i := range nodes.Items {
+			c.nodes[nodes.Items[i].Name] = &nodes.Items[i]
+			c.names = append(c.names, nodes.Items[i].Name)
+		}
+		slices.Sort(c.names)
+	}
+	if list, err := client.CoreV1().Namespaces().List(ctx, all); err == nil {
+		for i := range list.Items {
+			c.objects.Namespaces = append(c.objects.Namespaces, list.Items[i].Name)
+		}
+	}
+	c.settings(ctx, client)
+	return c, nil
+}
+
+// settings reads the ranges and domains that a fairlead server publishes, else the ServiceCIDRs and the usual domain.
+func (c *cluster) settings(ctx context.Context, client kubernetes.Interface) {
+	c.objects.Domains = []string{"cluster.local"}
+	if published, err := apiserver.ReadCluster(ctx, client); err == nil {
+		c.ranges = explain.Cluster{PodCIDRs: published.PodCIDRs, ServiceCIDRs: published.ServiceCIDRs}
+		if len(published.Domains) > 0 {
+			c.objects.Domains = published.Domains
+		}
+	}
+	list, err := client.NetworkingV1().ServiceCIDRs().List(ctx, metav1.ListOptions{})
+	if err != nil || len(list.Items) == 0 {
+		return
+	}
+	c.ranges.ServiceCIDRs = cidrs(list.Items)
+}
+
+func cidrs(list []networkingv1.ServiceCIDR) (out []netip.Prefix) {
+	for i := range list {
+		for _, text := range list[i].Spec.CIDRs {
+			if p, err := netip.ParsePrefix(text); err == nil {
+				out = append(out, p)
+			}
+		}
+	}
+	return out
+}
+
+// table is the Table that a node must have.
+func (c *cluster) table(node string) *table.Table {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.tables[node] == nil {
+		c.tables[node] = explain.Build(&c.ranges, node, c.nodes[node], c.objects.Services, c.objects.Slices)
+	}
+	return c.tables[node]
+}
+
+func pointers[T any](list []T) []*T {
+	out := make([]*T, len(list))
+	for i := range list {
+		out[i] = &list[i]
+	}
+	return out
+}
+
+func compare(a, b metav1.Object) int {
+	switch x, y := a.GetNamespace()+"/"+a.GetName(), b.GetNamespace()+"/"+b.GetName(); {
+	case x < y:
+		return -1
+	case x > y:
+		return 1
+	}
+	return 0
+}

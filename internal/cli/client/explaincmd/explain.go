@@ -1,0 +1,283 @@
+// Package explaincmd has the commands 'fairlead explain', 'fairlead plan' and 'fairlead history'.
+package explaincmd
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/explain"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// Report is what 'fairlead explain' shows. Its JSON form is meant for programs: fields are only ever added.
+type Report struct {
+	Question string `json:"question"`
+	// Verdicts has one for each node asked, the worst first.
+	Verdicts []*explain.Verdict `json:"verdicts"`
+	// NotAsked is how many nodes were left out.
+	NotAsked int `json:"notAsked,omitempty"`
+}
+
+// explainFlags are the flags of 'fairlead explain'.
+type explainFlags struct {
+	base.ClientFlags
+	output         base.OutputFlag
+	from, node     string
+	protocol       string
+	probeEndpoints bool
+}
+
+// NewExplain returns 'fairlead explain'.
+func NewExplain(g *base.Global) *cobra.Command {
+	var f explainFlags
+	cmd := &cobra.Command{
+		Use:   "explain SERVICE | ADDRESS:PORT | NAME",
+		Short: "Show what becomes of a connection to a Service on each node, and which field of which object decides that",
+		Long: `Show what becomes of a connection to a Service, to an address and port, or to a DNS
+name, and why: which endpoints may answer and which may not, by which field of which
+object, and what the node really has for it. Each node reads that back from its kernel,
+or from its own listeners, and connects once to each endpoint (--probe=false: it does not).
+
+Without --from and --node all nodes are asked, and the worst answer comes first. A node
+that cannot be asked is explained by what the API has.`,
+		Example: `  fairlead explain my-service
+  fairlead explain 203.0.113.7:443 --from 198.51.100.20
+  fairlead explain my-service.shop.svc.cluster.local --from web-6d5f9 -n shop
+  fairlead explain shop/my-service --node node2 -o json`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return base.Usagef("fairlead explain takes one SERVICE, ADDRESS:PORT or NAME, but got %q", args)
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := f.output.Check(); err != nil {
+				return err
+			}
+			client, namespace, err := f.Client()
+			if err != nil {
+				return err
+			}
+			q, err := parseQuestion(args[0], f.protocol, cmp.Or(namespace, metav1.NamespaceDefault))
+			if err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), base.RequestTimeout)
+			defer cancel()
+			r, err := f.report(ctx, client, q, cmp.Or(namespace, metav1.NamespaceDefault))
+			if err != nil {
+				return err
+			}
+			r.Question = args[0]
+			return f.output.Write(g.Out, r, r.print)
+		},
+	}
+	f.Add(cmd)
+	f.AddNamespace(cmd)
+	f.output.Add(cmd)
+	cmd.Flags().StringVar(&f.from, "from", "", "who connects: a Pod, a Node or an IP address (default: any client)")
+	cmd.Flags().StringVar(&f.node, "node", "", "the node whose answer counts (default: that of --from, else all nodes)")
+	cmd.Flags().StringVar(&f.protocol, "protocol", "", "TCP, UDP or SCTP, for ADDRESS:PORT (default: any)")
+	cmd.Flags().BoolVar(&f.probeEndpoints, "probe", true, "let each node connect once to each endpoint, over TCP")
+	return cmd
+}
+
+// parseQuestion reads the argument: an address with a port, a name with a dot, or a Service.
+func parseQuestion(text, protocol, namespace string) (*explain.Question, error) {
+	q := &explain.Question{}
+	if protocol != "" {
+		p, err := svc.ParseProtocol(strings.ToUpper(protocol))
+		if err != nil {
+			return nil, base.Usagef("--protocol is %q; want TCP, UDP or SCTP", protocol)
+		}
+		q.Protocol = p
+	}
+	if at, err := netip.ParseAddrPort(text); err == nil {
+		q.Address = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
+		return q, nil
+	}
+	if _, err := netip.ParseAddr(text); err == nil {
+		return nil, base.Usagef("%q has no port; want ADDRESS:PORT, such as %s", text, netip.AddrPortFrom(netip.MustParseAddr(text), 80))
+	}
+	if ns, name, ok := strings.Cut(text, "/"); ok {
+		if ns == "" || name == "" || strings.Contains(name, "/") {
+			return nil, base.Usagef("%q is not NAMESPACE/SERVICE", text)
+		}
+		q.Service = svc.Name{Namespace: ns, Name: name}
+		return q, nil
+	}
+	switch {
+	case text == "":
+		return nil, base.Usagef("the SERVICE is empty")
+	case strings.Contains(text, "."):
+		q.Name = text
+	default:
+		q.Service = svc.Name{Namespace: namespace, Name: text}
+	}
+	return q, nil
+}
+
+func (f *explainFlags) report(ctx context.Context, client kubernetes.Interface, q *explain.Question, namespace string) (*Report, error) {
+	c, err := read(ctx, client, q, namespace)
+	if err != nil {
+		return nil, err
+	}
+	if q.Client, err = c.client(f.from, namespace); err != nil {
+		return nil, err
+	}
+	nodes, left, err := c.choose(f.node, q)
+	if err != nil {
+		return nil, err
+	}
+	r := &Report{NotAsked: left, Verdicts: make([]*explain.Verdict, len(nodes))}
+	var group errgroup.Group
+	group.SetLimit(askAtOnce)
+	for i, n := range nodes {
+		group.Go(func() error {
+			objects := c.objects
+			objects.Node = c.nodes[n]
+			r.Verdicts[i] = explain.Explain(q, &objects, c.facts(ctx, client, n, q, f.probeEndpoints))
+			return nil
+		})
+	}
+	_ = group.Wait()
+	slices.SortStableFunc(r.Verdicts, func(a, b *explain.Verdict) int { return explain.Worse(a.Answer, b.Answer) })
+	return r, nil
+}
+
+// Bounds of the questions to nodes.
+const (
+	askTimeout = 10 * time.Second
+	askAtOnce  = 16
+	maxNodes   = 32
+)
+
+// facts asks a node, or assumes what it must have.
+func (c *cluster) facts(ctx context.Context, client kubernetes.Interface, node string, q *explain.Question, probe bool) *explain.Facts {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	request := client.CoreV1().RESTClient().Get().Resource("nodes").Name(node).SubResource("proxy").Suffix("explain")
+	target := explain.Resolve(q, &c.objects)
+	if target != (svc.Name{}) {
+		request.Param("service", target.String())
+	} else if q.Address.IsValid() {
+		request.Param("address", q.Address.String())
+	} else {
+		return explain.Assumed(node, "", c.table(node), nil) // the name leads nowhere: nothing to ask
+	}
+	if q.Protocol != 0 {
+		request.Param("protocol", q.Protocol.String())
+	}
+	if len(q.Client.Addrs) > 0 {
+		request.Param("client", q.Client.Addrs[0].String())
+	}
+	if !probe {
+		request.Param("probe", "false")
+	}
+	text, err := request.DoRaw(ctx)
+	var facts explain.Facts
+	if err == nil {
+		err = json.Unmarshal(text, &facts)
+	}
+	if err == nil {
+		return &facts
+	}
+	why := "its agent does not answer: " + base.OneLine(err)
+	if apierrors.IsForbidden(err) {
+		why = "it takes the right to get nodes/proxy to ask it"
+	}
+	t := c.table(node)
+	return explain.Assumed(node, why, t, explain.Choose(t, target, q.Address, q.Protocol))
+}
+
+// client finds out who --from is.
+func (c *cluster) client(from, namespace string) (explain.Client, error) {
+	out := explain.Client{Text: from}
+	if from == "" {
+		return out, nil
+	}
+	if a, err := netip.ParseAddr(from); err == nil {
+		out.Addrs = []netip.Addr{a.Unmap()}
+		c.place(&out)
+		return out, nil
+	}
+	if n := c.nodes[from]; n != nil {
+		out.Addrs, out.Node, out.Host = explain.NodeAddresses(n), from, true
+		return out, nil
+	}
+	name := svc.Name{Namespace: namespace, Name: from}
+	if ns, pod, ok := strings.Cut(from, "/"); ok {
+		name = svc.Name{Namespace: ns, Name: pod}
+	}
+	for _, p := range c.objects.Pods {
+		if svc.NameOf(p) != name {
+			continue
+		}
+		for _, ip := range p.Status.PodIPs {
+			if a, err := netip.ParseAddr(ip.IP); err == nil {
+				out.Addrs = append(out.Addrs, a)
+			}
+		}
+		out.Node, out.Host = p.Spec.NodeName, p.Spec.HostNetwork
+		if len(out.Addrs) == 0 {
+			return out, fmt.Errorf("--from %s: the Pod has no address yet (%s)", from, base.PodTrouble(p))
+		}
+		return out, nil
+	}
+	return out, fmt.Errorf("--from is %q; want an IP address, a Node (there are: %s), or a Pod of namespace %s", from,
+		cmp.Or(strings.Join(c.names, ", "), "none"), name.Namespace)
+}
+
+// place finds the node that an address is on.
+func (c *cluster) place(to *explain.Client) {
+	for _, p := range c.objects.Pods {
+		if slices.ContainsFunc(p.Status.PodIPs, func(ip corev1.PodIP) bool { return ip.IP == to.Addrs[0].String() }) && !p.Spec.HostNetwork {
+			to.Node = p.Spec.NodeName
+			return
+		}
+	}
+	for name, n := range c.nodes {
+		if slices.Contains(explain.NodeAddresses(n), to.Addrs[0]) {
+			to.Node, to.Host = name, true
+			return
+		}
+	}
+}
+
+// choose returns the nodes to ask, and how many are left out.
+func (c *cluster) choose(node string, q *explain.Question) (nodes []string, left int, err error) {
+	switch {
+	case node != "" && c.nodes[node] == nil && len(c.nodes) > 0:
+		return nil, 0, fmt.Errorf("--node is %q; want one of %s%s", node, strings.Join(c.names, ", "), base.DidYouMean(node, "", c.names))
+	case node != "":
+		return []string{node}, 0, nil
+	case q.Client.Node != "":
+		return []string{q.Client.Node}, 0, nil
+	}
+	if q.Address.IsValid() {
+		for name, n := range c.nodes {
+			if slices.Contains(explain.NodeAddresses(n), q.Address.Addr()) {
+				return []string{name}, 0, nil
+			}
+		}
+	}
+	if len(c.names) == 0 {
+		return nil, 0, fmt.Errorf("there is no node to ask: name one with --node")
+	}
+	n := min(len(c.names), maxNodes)
+	return c.names[:n], len(c.names) - n, nil
+}

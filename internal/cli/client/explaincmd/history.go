@@ -1,0 +1,155 @@
+package explaincmd
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/explain"
+	"github.com/fairlead/fairlead/internal/proxy"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// maxSince is how long an agent remembers.
+const maxSince = time.Hour
+
+// historyReport is what 'fairlead history' shows. Its JSON form is meant for programs: fields are only ever added.
+type historyReport struct {
+	Service string        `json:"service"`
+	Since   time.Time     `json:"since"`
+	Changes []nodeHistory `json:"changes"`
+	// Problems are of nodes that could not be asked.
+	Problems []string `json:"problems,omitempty"`
+}
+
+type nodeHistory struct {
+	Node string `json:"node"`
+	proxy.Past
+}
+
+// NewHistory returns 'fairlead history'.
+func NewHistory(g *base.Global) *cobra.Command {
+	var f base.ClientFlags
+	var output base.OutputFlag
+	var node string
+	var since time.Duration
+	cmd := &cobra.Command{
+		Use:   "history SERVICE",
+		Short: "Show what the nodes had for a Service in the last hour, and when that changed",
+		Long: `Show when the nodes programmed another state of a Service: its addresses, and the endpoints
+of each. A node remembers an hour, and less when very much changes; what was before the start
+of its agent is not known.`,
+		Example: `  fairlead history my-service
+  fairlead history shop/my-service --node node2 --since 10m`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return base.Usagef("fairlead history takes one Service, but got %q", args)
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := output.Check(); err != nil {
+				return err
+			}
+			if since <= 0 || since > maxSince {
+				return base.Usagef("--since is %s; want a time of at most %s, such as 10m", since, maxSince)
+			}
+			client, namespace, err := f.Client()
+			if err != nil {
+				return err
+			}
+			q, err := parseQuestion(args[0], "", cmp.Or(namespace, metav1.NamespaceDefault))
+			if err != nil {
+				return err
+			}
+			if q.Service == (svc.Name{}) {
+				return base.Usagef("%q is not a SERVICE or NAMESPACE/SERVICE", args[0])
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), base.RequestTimeout)
+			defer cancel()
+			r, err := past(ctx, client, q, node, since)
+			if err != nil {
+				return err
+			}
+			return output.Write(g.Out, r, r.print)
+		},
+	}
+	f.Add(cmd)
+	f.AddNamespace(cmd)
+	output.Add(cmd)
+	cmd.Flags().StringVar(&node, "node", "", "only this node (default: all nodes)")
+	cmd.Flags().DurationVar(&since, "since", maxSince, "how far back")
+	return cmd
+}
+
+func past(ctx context.Context, client kubernetes.Interface, q *explain.Question, node string, since time.Duration) (*historyReport, error) {
+	c, err := read(ctx, client, q, q.Service.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	nodes, left, err := c.choose(node, q)
+	if err != nil {
+		return nil, err
+	}
+	r := &historyReport{Service: q.Service.String(), Since: time.Now().Add(-since).UTC(), Changes: []nodeHistory{}}
+	if left > 0 {
+		r.Problems = append(r.Problems, fmt.Sprintf("%d more nodes were not asked: name one with --node", left))
+	}
+	for _, n := range nodes {
+		ctx, cancel := context.WithTimeout(ctx, askTimeout)
+		text, err := client.CoreV1().RESTClient().Get().Resource("nodes").Name(n).SubResource("proxy").Suffix("history").
+			Param("service", q.Service.String()).Param("since", since.String()).DoRaw(ctx)
+		cancel()
+		var list []proxy.Past
+		if err == nil {
+			err = json.Unmarshal(text, &list)
+		}
+		if err != nil {
+			r.Problems = append(r.Problems, fmt.Sprintf("node %s: its agent does not answer: %s", n, base.OneLine(err)))
+		}
+		for _, p := range list {
+			r.Changes = append(r.Changes, nodeHistory{n, p})
+		}
+	}
+	slices.SortStableFunc(r.Changes, func(a, b nodeHistory) int { return a.Time.Compare(b.Time) })
+	return r, nil
+}
+
+func (r *historyReport) print(out io.Writer) error {
+	if len(r.Changes) == 0 {
+		fmt.Fprintf(out, "nothing changed for Service %s since %s\n", r.Service, r.Since.Local().Format(time.TimeOnly))
+	}
+	for _, c := range r.Changes {
+		fmt.Fprintf(out, "%s  node %s\n", c.Time.Local().Format("15:04:05.000"), c.Node)
+		printDifference(out, c.Before, c.After)
+	}
+	for _, p := range r.Problems {
+		fmt.Fprintln(out, "!", base.PlainLine(p))
+	}
+	return nil
+}
+
+// printDifference shows the lines that were and are there, each frontend in one.
+func printDifference(out io.Writer, before, after string) {
+	was, is := strings.Split(strings.TrimSpace(before), "\n"), strings.Split(strings.TrimSpace(after), "\n")
+	for _, l := range was {
+		if l != "" && !slices.Contains(is, l) {
+			fmt.Fprintln(out, "  -", base.PlainLine(l))
+		}
+	}
+	for _, l := range is {
+		if l != "" && !slices.Contains(was, l) {
+			fmt.Fprintln(out, "  +", base.PlainLine(l))
+		}
+	}
+}

@@ -1,0 +1,104 @@
+package explaincmd
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/explain"
+)
+
+// print shows the worst verdict in full, and a line for each of the others.
+func (r *Report) print(out io.Writer) error {
+	for i, v := range r.Verdicts {
+		if i == 0 {
+			printVerdict(out, r.Question, v)
+			continue
+		}
+		if i == 1 {
+			fmt.Fprintln(out)
+		}
+		fmt.Fprintf(out, "on node %s: %s\n", v.Node, headline(v))
+	}
+	if r.NotAsked > 0 {
+		fmt.Fprintf(out, "%d more nodes were not asked: name one with --node\n", r.NotAsked)
+	}
+	return nil
+}
+
+// headline is the answer in a few words.
+func headline(v *explain.Verdict) string {
+	text := string(v.Answer)
+	if v.Cause != "" {
+		text += ", " + string(v.Cause)
+	}
+	if v.Mode != "" {
+		text += " (mode " + base.PlainLine(v.Mode) + ")"
+	}
+	return text
+}
+
+func printVerdict(out io.Writer, question string, v *explain.Verdict) {
+	fmt.Fprintf(out, "%s on node %s: %s\n", base.PlainLine(question), v.Node, headline(v))
+	if v.Client.Text != "" {
+		where := "outside of all nodes"
+		if v.Client.Node != "" {
+			where = "on node " + v.Client.Node
+		}
+		fmt.Fprintf(out, "client %s, %s\n", base.PlainLine(v.Client.Text), where)
+	}
+	printLines(out, "", v.Lines)
+	for i := range v.Frontends {
+		f := &v.Frontends[i]
+		answer := string(f.Answer)
+		if f.Cause != "" {
+			answer += ", " + string(f.Cause)
+		}
+		fmt.Fprintf(out, "\n%s %s %s: %s\n", f.Kind, f.Protocol, f.Address, answer)
+		printLines(out, "  ", f.Lines)
+		if len(f.Proof) > 0 {
+			fmt.Fprintln(out, "  read back:")
+			printLines(out, "    ", f.Proof)
+		}
+	}
+	printEndpoints(out, v.Endpoints)
+}
+
+func printLines(out io.Writer, indent string, lines []explain.Line) {
+	for _, l := range lines {
+		fmt.Fprintf(out, "%s%s  [%s]\n", indent, base.PlainLine(l.Text), base.PlainLine(l.Source))
+	}
+}
+
+func printEndpoints(out io.Writer, list []explain.Endpoint) {
+	if len(list) == 0 {
+		return
+	}
+	fmt.Fprintln(out)
+	w := tabwriter.NewWriter(out, 0, 4, 3, ' ', 0)
+	fmt.Fprintln(w, "ENDPOINT\tPOD\tNODE\tCONNECTIONS\tWHY")
+	for i, e := range list {
+		if i == maxEndpoints {
+			fmt.Fprintf(w, "%d more\t\t\t\t\n", len(list)-i)
+			break
+		}
+		may := "no"
+		if e.May {
+			may = "yes"
+		}
+		for k, l := range e.Why {
+			if k > 0 {
+				fmt.Fprintf(w, "\t\t\t\t%s  [%s]\n", base.PlainLine(l.Text), base.PlainLine(l.Source))
+				continue
+			}
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s  [%s]\n", e.Address, cmp.Or(e.Pod, "-"), cmp.Or(e.Node, "-"), may,
+				base.PlainLine(l.Text), base.PlainLine(l.Source))
+		}
+	}
+	_ = w.Flush()
+}
+
+// maxEndpoints bounds the endpoints that are shown; -o json has all of them.
+const maxEndpoints = 50

@@ -1,0 +1,169 @@
+package parts
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/explain"
+	"github.com/fairlead/fairlead/internal/proxy"
+	"github.com/fairlead/fairlead/internal/runner/api"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// Bounds of the connections to endpoints.
+const (
+	connectTimeout = time.Second
+	probeAtOnce    = 16
+	maxProbes      = 32
+)
+
+// Explain is the View with the Facts of this node. Its query has service (NAMESPACE/NAME) or address (IP:PORT,
+// with protocol), and may have client (IP) and probe ("false" to connect to no endpoint).
+func Explain(p func() *proxy.Proxy) api.View {
+	return func(ctx context.Context, query url.Values) (any, error) {
+		q, err := parseExplain(query)
+		if err != nil {
+			return nil, err
+		}
+		view, err := p().Look(ctx, func(t *table.Table) []*table.ServicePort {
+			return explain.Choose(t, q.service, q.address, q.protocol)
+		}, q.client)
+		if err != nil {
+			return nil, err
+		}
+		facts := factsOf(view, p().Status())
+		if q.probe {
+			facts.Probes = probe(ctx, facts.Ports)
+		}
+		return facts, nil
+	}
+}
+
+type explainQuery struct {
+	service  svc.Name
+	address  netip.AddrPort
+	protocol svc.Protocol
+	client   netip.Addr
+	probe    bool
+}
+
+func parseExplain(v url.Values) (q explainQuery, err error) {
+	bad := func(format string, args ...any) (explainQuery, error) {
+		return q, api.BadQuery(fmt.Sprintf(format, args...))
+	}
+	if q.probe = v.Get("probe") != "false"; v.Get("service") == "" && v.Get("address") == "" {
+		return bad("service or address is missing")
+	}
+	if s := v.Get("service"); s != "" {
+		if q.service, err = svc.ParseName(s); err != nil {
+			return bad("service: %v", err)
+		}
+	}
+	if s := v.Get("address"); s != "" {
+		if q.address, err = netip.ParseAddrPort(s); err != nil {
+			return bad("address: %q is not IP:PORT", s)
+		}
+	}
+	if s := v.Get("protocol"); s != "" {
+		if q.protocol, err = svc.ParseProtocol(s); err != nil {
+			return bad("protocol: %v", err)
+		}
+	}
+	if s := v.Get("client"); s != "" {
+		if q.client, err = netip.ParseAddr(s); err != nil {
+			return bad("client: %q is not an IP address", s)
+		}
+	}
+	return q, nil
+}
+
+func factsOf(v *proxy.View, status proxy.Status) *explain.Facts {
+	out := &explain.Facts{Node: status.Node, Mode: status.Mode, Addresses: v.Addresses}
+	out.SettingsFrom(v.Table)
+	for _, p := range v.Ports {
+		out.Ports = append(out.Ports, explain.Port{ServicePort: p.Port, Rejected: p.Rejected, Installed: p.Installed, Counts: p.Counts})
+	}
+	for _, p := range out.Ports {
+		for i := range p.Installed {
+			p.Installed[i].Proof = bounded(p.Installed[i].Proof)
+		}
+	}
+	for _, p := range v.Problems {
+		out.Problems = append(out.Problems, p.Reason+": "+p.Message)
+	}
+	return out
+}
+
+// maxProof bounds the elements that are shown of one frontend, which may have thousands of endpoints.
+const maxProof = 100
+
+func bounded(list []dataplane.Proof) []dataplane.Proof {
+	if len(list) <= maxProof {
+		return list
+	}
+	more := fmt.Sprintf("%d more elements", len(list)-maxProof)
+	return append(list[:maxProof:maxProof], dataplane.Proof{Element: "not shown", Text: more})
+}
+
+// probe connects to the endpoints that new connections of TCP may go to, up to maxProbes.
+func probe(ctx context.Context, ports []explain.Port) []explain.Probe {
+	var to []netip.AddrPort
+	for _, p := range ports {
+		if p.Protocol != svc.TCP {
+			continue
+		}
+		for i := range p.Frontends {
+			for _, list := range [][]table.Endpoint{p.Frontends[i].Endpoints, p.Frontends[i].LocalClients} {
+				for _, e := range list {
+					to = append(to, e.Addr)
+				}
+			}
+		}
+	}
+	slices.SortFunc(to, netip.AddrPort.Compare)
+	to = slices.Compact(to)
+	out := make([]explain.Probe, min(len(to), maxProbes))
+	var group errgroup.Group
+	group.SetLimit(probeAtOnce)
+	for i := range out {
+		group.Go(func() error {
+			out[i] = connect(ctx, to[i])
+			return nil
+		})
+	}
+	_ = group.Wait()
+	return out
+}
+
+// connect makes one connection, and closes it.
+func connect(ctx context.Context, to netip.AddrPort) explain.Probe {
+	d := net.Dialer{Timeout: connectTimeout}
+	conn, err := d.DialContext(ctx, "tcp", to.String())
+	if err == nil {
+		_ = conn.Close()
+		return explain.Probe{Endpoint: to, Result: explain.Connected}
+	}
+	out := explain.Probe{Endpoint: to, Result: explain.NoReply, Error: err.Error()}
+	if _, cause, ok := strings.Cut(err.Error(), to.String()+": "); ok {
+		out.Error = cause
+	}
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		out.Result = explain.NotOpen
+	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
+		out.Result = explain.Unroutable
+	}
+	return out
+}

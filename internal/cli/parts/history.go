@@ -1,0 +1,28 @@
+package parts
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/proxy"
+	"github.com/fairlead/fairlead/internal/runner/api"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// History is the View with what this node had for a Service: its query has service (NAMESPACE/NAME) and since, a duration
+// such as 10m.
+func History(p func() *proxy.Proxy) api.View {
+	return func(_ context.Context, query url.Values) (any, error) {
+		name, err := svc.ParseName(query.Get("service"))
+		if err != nil {
+			return nil, api.BadQuery(fmt.Sprintf("service: %v", err))
+		}
+		since, err := time.ParseDuration(query.Get("since"))
+		if err != nil || since <= 0 {
+			return nil, api.BadQuery(fmt.Sprintf("since: %q is not a duration such as 10m", query.Get("since")))
+		}
+		return p().History(name, time.Now().Add(-since)), nil
+	}
+}

@@ -1,0 +1,266 @@
+package explain
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// bed is a cluster with the Service default/web of two Pods, on node here and node there.
+type bed struct {
+	service *corev1.Service
+	slice   *discoveryv1.EndpointSlice
+	pods    []*corev1.Pod
+	node    *corev1.Node
+	q       Question
+	facts   func(*Facts)
+}
+
+func newBed() *bed {
+	pod := func(name, ip, node string) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{"app": "web"}},
+			Spec: corev1.PodSpec{NodeName: node}, Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: ip}}}}
+	}
+	endpoint := func(name, ip, node string) discoveryv1.Endpoint {
+		return discoveryv1.Endpoint{Addresses: []string{ip}, NodeName: &node, TargetRef: &corev1.ObjectReference{Kind: "Pod", Name: name},
+			Conditions: discoveryv1.EndpointConditions{Ready: new(true), Serving: new(true), Terminating: new(false)}}
+	}
+	return &bed{
+		service: &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10"},
+			Selector: map[string]string{"app": "web"}, ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyCluster,
+			Ports: []corev1.ServicePort{{Name: "http", Port: 80, NodePort: 30080, Protocol: corev1.ProtocolTCP,
+				TargetPort: intstr.FromString("http")}},
+		}, Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "203.0.113.1"}}}}},
+		slice: &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080)), Protocol: new(corev1.ProtocolTCP)}},
+			Endpoints:   []discoveryv1.Endpoint{endpoint("web-a", "10.244.1.2", "here"), endpoint("web-b", "10.244.2.2", "there")},
+		},
+		pods: []*corev1.Pod{pod("web-a", "10.244.1.2", "here"), pod("web-b", "10.244.2.2", "there")},
+		node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here"}, Spec: corev1.NodeSpec{PodCIDRs: []string{"10.244.1.0/24"}},
+			Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.168.70.11"}}}},
+		q: Question{Service: svc.Name{Namespace: "default", Name: "web"}},
+	}
+}
+
+// all changes every endpoint.
+func (b *bed) all(change func(*discoveryv1.Endpoint)) {
+	for i := range b.slice.Endpoints {
+		change(&b.slice.Endpoints[i])
+	}
+}
+
+// explain answers, with all that a node which did everything would report.
+func (b *bed) explain() *Verdict {
+	o := &Objects{Pods: b.pods, Node: b.node, Domains: []string{"cluster.local"}, Namespaces: []string{"default", "shop"},
+		PodTrouble: func(p *corev1.Pod) string { return "trouble of " + p.Name }}
+	if b.service != nil {
+		o.Services = append(o.Services, b.service)
+	}
+	if b.slice != nil {
+		o.Slices = append(o.Slices, b.slice)
+	}
+	cluster := &Cluster{PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
+		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}}
+	t := Build(cluster, "here", b.node, o.Services, o.Slices)
+	facts := &Facts{Node: "here", Mode: "nft", Addresses: []netip.Addr{netip.MustParseAddr("192.168.70.11")}}
+	facts.SettingsFrom(t)
+	for _, p := range Choose(t, Resolve(&b.q, o), b.q.Address, b.q.Protocol) {
+		port := Port{ServicePort: p}
+		for i := range p.Frontends {
+			has := dataplane.Expected(p, &p.Frontends[i])
+			has.Says("element", "text")
+			port.Installed = append(port.Installed, has)
+			for _, ep := range has.Outside.Endpoints {
+				if _, known := facts.probe(ep); !known {
+					facts.Probes = append(facts.Probes, Probe{Endpoint: ep, Result: Connected})
+				}
+			}
+		}
+		facts.Ports = append(facts.Ports, port)
+	}
+	if b.facts != nil {
+		b.facts(facts)
+	}
+	return Explain(&b.q, o, facts)
+}
+
+func setProbes(result Result, endpoints ...string) func(*Facts) {
+	return func(f *Facts) {
+		for i := range f.Probes {
+			if slices.Contains(endpoints, f.Probes[i].Endpoint.String()) {
+				f.Probes[i].Result, f.Probes[i].Error = result, string(result)
+			}
+		}
+	}
+}
+
+const (
+	first  = "10.244.1.2:8080"
+	second = "10.244.2.2:8080"
+)
+
+// Each cause is told from all others, and its line names the object and the field, or the node's own state.
+func TestCauses(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(*bed)
+		answer Answer
+		cause  Cause
+		text   string // of a line
+		source string // of that line
+	}{
+		{"well", func(*bed) {}, Answers, "", "sent to one of 2 endpoints", "EndpointSlices of Service default/web"},
+		{"no such Service", func(b *bed) { b.service.Name = "wed" }, NoName, NoService,
+			"there is no Service default/web; there are wed", "API server"},
+		{"no Service at the address", func(b *bed) { b.q = Question{Address: netip.MustParseAddrPort("10.96.0.99:80")} }, Dropped, NoService,
+			"no Service has the address 10.96.0.99", "ServiceCIDRs"},
+		{"no such port of the address", func(b *bed) { b.q = Question{Address: netip.MustParseAddrPort("10.96.0.10:81")} }, Refused, NoService,
+			"Service default/web has no port 81 (it has 80/TCP)", "Service default/web spec.ports"},
+		{"an address of nothing", func(b *bed) { b.q = Question{Address: netip.MustParseAddrPort("10.244.2.2:80")} }, Elsewhere, NoService,
+			"Pod default/web-b has it", "API server: Services"},
+		{"no Pod with the labels", func(b *bed) {
+			b.slice.Endpoints, b.service.Spec.Selector["app"] = nil, "wep"
+		}, Refused, NoEndpoint, "no Pod has the labels app=wep", "Service default/web spec.selector"},
+		{"no selector", func(b *bed) { b.slice, b.service.Spec.Selector = nil, nil }, Refused, NoEndpoint,
+			"the Service has no selector", "spec.selector"},
+		{"unready", func(b *bed) { b.all(func(e *discoveryv1.Endpoint) { e.Conditions.Ready = new(false) }) }, Refused, Unready,
+			"none of 2 endpoints is ready: Pod web-a: trouble of web-a", "EndpointSlice default/web-1 endpoints[0].conditions.ready"},
+		{"Pods that are no endpoints yet", func(b *bed) { b.slice.Endpoints = nil }, Refused, Unready,
+			"none of 2 Pods is an endpoint yet: Pod web-a: trouble of web-a", "Pod default/web-a status"},
+		{"terminating", func(b *bed) {
+			b.all(func(e *discoveryv1.Endpoint) {
+				e.Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(false), Terminating: new(true)}
+			})
+		}, Refused, Terminating, "all 2 endpoints are terminating", "endpoints[0].conditions.terminating"},
+		{"terminating and serving", func(b *bed) {
+			b.all(func(e *discoveryv1.Endpoint) {
+				e.Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)}
+			})
+		}, Answers, "", "sent to one of 2 endpoints", ""},
+		{"targetPort names no port", func(b *bed) { b.slice.Ports = nil }, Refused, WrongTargetPort,
+			"targetPort http names no port of the Pods", "Service default/web spec.ports[0].targetPort"},
+		{"nothing listens", func(b *bed) { b.facts = setProbes(NotOpen, first, second) }, Refused, WrongTargetPort,
+			"nothing listens on endpoint 10.244.1.2:8080", "connection from node here"},
+		{"nothing listens on one", func(b *bed) { b.facts = setProbes(NotOpen, second) }, Sometimes, WrongTargetPort,
+			"nothing listens on endpoint 10.244.2.2:8080", "connection from node here"},
+		{"policy Local", func(b *bed) {
+			b.service.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+			b.slice.Endpoints = b.slice.Endpoints[1:]
+		}, Dropped, PolicyLocal, "node here, which has none", "Service default/web spec.externalTrafficPolicy"},
+		{"policy Local inside", func(b *bed) {
+			b.service.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
+			b.slice.Endpoints = b.slice.Endpoints[1:]
+		}, Dropped, PolicyLocal, "node here, which has none", "Service default/web spec.internalTrafficPolicy"},
+		{"source range", func(b *bed) {
+			b.service.Spec.LoadBalancerSourceRanges = []string{"198.51.100.0/24"}
+			b.q.Client = Client{Text: "192.0.2.1", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}
+		}, Dropped, SourceRange, "client 192.0.2.1 is not in [198.51.100.0/24]", "Service default/web spec.loadBalancerSourceRanges"},
+		{"let in", func(b *bed) {
+			b.service.Spec.LoadBalancerSourceRanges = []string{"198.51.100.0/24"}
+			b.q.Client = Client{Text: "198.51.100.7", Addrs: []netip.Addr{netip.MustParseAddr("198.51.100.7")}}
+		}, Answers, "", "client 198.51.100.7 is let in, by 198.51.100.0/24", ""},
+		{"weight 0", func(b *bed) { b.slice.Annotations = map[string]string{svc.WeightAnnotation: "0"} }, Refused, WeightZero,
+			"all 2 endpoints that are ready have weight 0", "Pod default/web-a annotation fairlead.dev/weight"},
+		{"affinity to a dead endpoint", func(b *bed) {
+			b.service.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+			b.q.Client = Client{Text: "192.0.2.1", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}
+			b.facts = func(f *Facts) {
+				setProbes(NoReply, second)(f)
+				for i := range f.Ports[0].Installed {
+					f.Ports[0].Installed[i].Kept = netip.MustParseAddrPort(second)
+				}
+			}
+		}, Dropped, AffinityDead, "client 192.0.2.1 is kept at 10.244.2.2:8080", "Service default/web spec.sessionAffinity"},
+		{"affinity to one that answers", func(b *bed) {
+			b.facts = func(f *Facts) {
+				setProbes(NoReply, second)(f)
+				for i := range f.Ports[0].Installed {
+					f.Ports[0].Installed[i].Kept = netip.MustParseAddrPort(first)
+				}
+			}
+		}, Answers, "", "", ""},
+		{"rejected", func(b *bed) {
+			b.facts = func(f *Facts) {
+				f.Ports[0].Rejected = "nf_tables rejected the change: no space"
+				for i := range f.Ports[0].Installed {
+					f.Ports[0].Installed[i] = dataplane.Installed{Proof: []dataplane.Proof{{Element: "map vips", Text: "no such element"}}}
+				}
+			}
+		}, Dropped, Rejected, "the node could not write this port: nf_tables rejected the change", "node here, mode nft"},
+		{"removed by another program", func(b *bed) {
+			b.facts = func(f *Facts) { f.Ports[0].Installed[0].Outside.Endpoints = nil }
+		}, Refused, Rejected, "something else than its table", "node here, mode nft"},
+		{"name without a namespace", func(b *bed) { b.q = Question{Name: "web.shops.svc.cluster.local"} }, NoName, NameUnknown,
+			"there is no namespace shops", "Namespaces"},
+		{"name without a Service", func(b *bed) { b.q = Question{Name: "web.shop"} }, NoName, NameUnknown,
+			"there is no Service shop/web; there is one in default", "API server"},
+		{"name of another domain", func(b *bed) { b.q = Question{Name: "web.default.svc.cluster.locl"} }, NoName, NameUnknown,
+			"is no name of the cluster domains cluster.local", "DNS of the cluster"},
+		{"name", func(b *bed) { b.q = Question{Name: "web.default.svc"} }, Answers, "", "is the name web.default.svc.cluster.local", "DNS"},
+		{"no route", func(b *bed) { b.facts = setProbes(Unroutable, first, second) }, Dropped, NoRoute, "does not answer node here: no route",
+			"connection from node here"},
+		{"dropped by another program", func(b *bed) {
+			b.facts = setProbes(NoReply, first, second)
+			b.node.Status.Conditions = []corev1.NodeCondition{{Type: svc.PacketsForwarded, Status: corev1.ConditionFalse,
+				Message: "chain FORWARD of table ip filter drops"}}
+		}, Dropped, NoRoute, "chain FORWARD of table ip filter drops", "Node here condition fairlead.dev/PacketsForwarded"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBed()
+			c.change(b)
+			v := b.explain()
+			if v.Answer != c.answer || v.Cause != c.cause {
+				t.Errorf("answer %q, cause %q, want %q, %q", v.Answer, v.Cause, c.answer, c.cause)
+			}
+			lines := slices.Clone(v.Lines)
+			for _, f := range v.Frontends {
+				lines = append(lines, f.Lines...)
+			}
+			if !slices.ContainsFunc(lines, func(l Line) bool { return strings.Contains(l.Text, c.text) && strings.Contains(l.Source, c.source) }) {
+				t.Errorf("no line %q of %q in\n%s", c.text, c.source, text(v))
+			}
+			for _, l := range lines {
+				if l.Text == "" || l.Source == "" {
+					t.Errorf("a line without text or source: %+v", l)
+				}
+			}
+		})
+	}
+}
+
+// Every cause has a test above: none can be added without one.
+func TestCausesAreTwelve(t *testing.T) {
+	if n := len(Causes()); n != 12 {
+		t.Errorf("%d causes", n)
+	}
+}
+
+func text(v *Verdict) string {
+	var b strings.Builder
+	for _, l := range v.Lines {
+		fmt.Fprintf(&b, "%s [%s]\n", l.Text, l.Source)
+	}
+	for _, f := range v.Frontends {
+		fmt.Fprintf(&b, "%s %s %s %s: %s %s %v\n", f.Kind, f.Protocol, f.Address, f.Port, f.Answer, f.Cause, f.Endpoints)
+		for _, l := range slices.Concat(f.Lines, f.Proof) {
+			fmt.Fprintf(&b, "  %s [%s]\n", l.Text, l.Source)
+		}
+	}
+	for _, e := range v.Endpoints {
+		fmt.Fprintf(&b, "%+v\n", e)
+	}
+	return b.String()
+}

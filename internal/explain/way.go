@@ -1,0 +1,226 @@
+package explain
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// service explains all frontends of a Service.
+func (e *explaining) service(n svc.Name) {
+	if n == (svc.Name{}) {
+		n = e.question.Service
+	}
+	e.target = n
+	s := e.objects.find(n)
+	if s == nil {
+		e.verdict.end(NoName, NoService, "there is no Service "+n.String()+e.near(n), "API server: Services of namespace "+n.Namespace)
+		return
+	}
+	e.verdict.Service = n.String()
+	e.names(s)
+	e.written("Service", s)
+	if s.Spec.Type == corev1.ServiceTypeExternalName {
+		e.verdict.Answer = Elsewhere
+		e.verdict.add("its name is an alias of "+s.Spec.ExternalName, about("Service", n, "spec.externalName"))
+		return
+	}
+	if s.Spec.ClusterIP == corev1.ClusterIPNone {
+		e.headless(s)
+		return
+	}
+	e.pending(s)
+	if len(e.facts.Ports) == 0 {
+		e.unknown(s)
+		return
+	}
+	e.all(func(*table.Frontend) bool { return true })
+}
+
+// all explains the frontends that which accepts, and lists the endpoints.
+func (e *explaining) all(which func(*table.Frontend) bool) {
+	for i := range e.facts.Ports {
+		p := &e.facts.Ports[i]
+		for k := range p.Frontends {
+			if which(&p.Frontends[k]) {
+				e.verdict.Frontends = append(e.verdict.Frontends, e.frontend(p, k))
+			}
+		}
+	}
+	for _, text := range e.facts.Problems {
+		e.verdict.add(text, "node "+e.facts.Node)
+	}
+	e.worst()
+	e.endpoints()
+}
+
+// near names the Services that may have been meant.
+func (e *explaining) near(n svc.Name) string {
+	var same, others []string
+	for _, s := range e.objects.Services {
+		switch {
+		case s.Namespace == n.Namespace:
+			same = append(same, s.Name)
+		case s.Name == n.Name:
+			others = append(others, s.Namespace)
+		}
+	}
+	slices.Sort(same)
+	slices.Sort(others)
+	const named = 8
+	switch {
+	case len(others) > 0:
+		return "; there is one in " + joined(others, named)
+	case len(same) > 0:
+		return "; there are " + joined(same, named)
+	}
+	return ""
+}
+
+// unknown is for a Service that the node's table does not have.
+func (e *explaining) unknown(s *corev1.Service) {
+	n := svc.NameOf(s)
+	if who, other := s.Labels["service.kubernetes.io/service-proxy-name"]; other {
+		e.verdict.Answer = Elsewhere
+		e.verdict.add("another proxy serves it: "+who, about("Service", n, "label service.kubernetes.io/service-proxy-name"))
+		return
+	}
+	e.verdict.end(Dropped, Rejected, "the table of node "+e.facts.Node+" does not have it", "node "+e.facts.Node)
+}
+
+// headless is for a Service without an address: clients connect to the endpoints that DNS names.
+func (e *explaining) headless(s *corev1.Service) {
+	n := svc.NameOf(s)
+	e.verdict.add("it has no address: its name leads to its endpoints", about("Service", n, "spec.clusterIP"))
+	ready := 0
+	var first *listed
+	for _, slice := range e.objects.Slices {
+		for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
+			if slice.AddressType != addressType(f) {
+				continue
+			}
+			for _, l := range e.listed(n, table.Key{Family: f}, svc.TCP) {
+				if l.slice != slice {
+					continue
+				}
+				if l.state.Is(table.Ready) || s.Spec.PublishNotReadyAddresses {
+					ready++
+				} else if first == nil {
+					first = &l
+				}
+			}
+		}
+	}
+	switch {
+	case ready > 0:
+		e.verdict.add(fmt.Sprintf("%d endpoints are in DNS", ready), "EndpointSlices of Service "+n.String())
+	case first != nil:
+		e.verdict.end(NoName, Unready, "no endpoint is ready, so that its name has no address"+e.trouble(first), first.source("conditions.ready"))
+	default:
+		e.verdict.end(NoName, NoEndpoint, "it has no endpoint, so that its name has no address", "EndpointSlices of Service "+n.String())
+	}
+}
+
+// names lists what leads to a Service.
+func (e *explaining) names(s *corev1.Service) {
+	for _, d := range e.objects.Domains {
+		e.verdict.add("its name is "+s.Name+"."+s.Namespace+".svc."+d, "DNS of the cluster domain "+d)
+	}
+}
+
+// written adds the last writer of an object.
+func (e *explaining) written(kind string, o metav1.Object) {
+	var last *metav1.ManagedFieldsEntry
+	fields := o.GetManagedFields()
+	for i := range fields {
+		if f := &fields[i]; f.Time != nil && f.Subresource == "" && (last == nil || last.Time.Before(f.Time)) {
+			last = f
+		}
+	}
+	if last == nil {
+		return
+	}
+	e.verdict.add(fmt.Sprintf("last written by %s (%s) at %s", last.Manager, last.Operation, last.Time.UTC().Format(time.RFC3339)),
+		about(kind, svc.Name{Namespace: o.GetNamespace(), Name: o.GetName()}, "metadata.managedFields"))
+}
+
+// pending adds that a load balancer has no address.
+func (e *explaining) pending(s *corev1.Service) {
+	if s.Spec.Type == corev1.ServiceTypeLoadBalancer && len(s.Status.LoadBalancer.Ingress) == 0 {
+		e.verdict.add("it has no address of a load balancer yet: see 'fairlead lb status'",
+			about("Service", svc.NameOf(s), "status.loadBalancer.ingress"))
+	}
+}
+
+// address explains an address.
+func (e *explaining) address() {
+	at := e.question.Address
+	if len(e.facts.Ports) > 0 {
+		e.target = e.facts.Ports[0].ID.Name
+		if s := e.objects.find(e.target); s != nil {
+			e.verdict.Service = e.target.String()
+			e.names(s)
+			e.written("Service", s)
+		}
+		e.all(func(f *table.Frontend) bool { return isAt(f, at, e.facts.NodePortAddrs) })
+		return
+	}
+	if e.owned(at) {
+		return
+	}
+	switch {
+	case slices.ContainsFunc(e.facts.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(at.Addr()) }):
+		e.verdict.end(Dropped, NoService, "no Service has the address "+at.Addr().String()+", and what is sent there is dropped",
+			"ServiceCIDRs "+fmt.Sprint(e.facts.ServiceCIDRs))
+	case slices.Contains(e.facts.NodePortAddrs, at.Addr()):
+		e.verdict.end(Elsewhere, NoService, fmt.Sprintf("no Service has node port %d: a process of node %s answers there, or nothing",
+			at.Port(), e.facts.Node), "table of node "+e.facts.Node)
+	default:
+		e.verdict.Answer, e.verdict.Cause = Elsewhere, NoService
+		e.verdict.add(at.Addr().String()+" is no address of a Service"+e.podAt(at.Addr()), "API server: Services")
+	}
+}
+
+// owned is for an address of a Service that does not have the port.
+func (e *explaining) owned(at netip.AddrPort) bool {
+	text := at.Addr().String()
+	for _, s := range e.objects.Services {
+		cluster := slices.Contains(s.Spec.ClusterIPs, text) || s.Spec.ClusterIP == text
+		outer := slices.Contains(s.Spec.ExternalIPs, text) ||
+			slices.ContainsFunc(s.Status.LoadBalancer.Ingress, func(i corev1.LoadBalancerIngress) bool { return i.IP == text })
+		if !cluster && !outer {
+			continue
+		}
+		var ports []string
+		for _, p := range s.Spec.Ports {
+			ports = append(ports, fmt.Sprintf("%d/%s", p.Port, p.Protocol))
+		}
+		n := svc.NameOf(s)
+		answer, what := Refused, "refused"
+		if !cluster {
+			answer, what = Elsewhere, "left to the node itself"
+		}
+		e.verdict.Service = n.String()
+		e.verdict.end(answer, NoService, fmt.Sprintf("Service %s has no port %d (it has %s): what is sent there is %s", n, at.Port(),
+			strings.Join(ports, ", "), what), about("Service", n, "spec.ports"))
+		return true
+	}
+	return false
+}
+
+func (e *explaining) podAt(a netip.Addr) string {
+	for _, p := range e.objects.Pods {
+		if slices.ContainsFunc(p.Status.PodIPs, func(ip corev1.PodIP) bool { return ip.IP == a.String() }) {
+			return "; Pod " + svc.NameOf(p).String() + " has it"
+		}
+	}
+	return ""
+}

@@ -1,0 +1,148 @@
+package node
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/cli/client/explaincmd"
+	"github.com/fairlead/fairlead/internal/explain"
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
+)
+
+// half is a Service of which one endpoint, the API server, answers, and another one does not. In SERVER is its address.
+const half = `
+apiVersion: v1
+kind: Service
+metadata: {name: half}
+spec: {ports: [{port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: half-1, labels: {kubernetes.io/service-name: half}}
+addressType: IPv4
+ports: [{port: 6443}]
+endpoints: [{addresses: [SERVER]}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: half-2, labels: {kubernetes.io/service-name: half}}
+addressType: IPv4
+ports: [{port: 81}]
+endpoints: [{addresses: [SERVER]}]
+`
+
+// stories runs the commands of docs/debugging.md that are marked so. The lines below a command must be in what it prints, in this
+// order; "..." stands for anything. What an agent has not programmed yet it explains a moment later.
+func (c *cluster) stories() {
+	c.t.Helper()
+	c.apply(mustRead(c.t, "../../examples/debugging.yaml"))
+	c.apply(strings.ReplaceAll(half, "SERVER", c.server.Addr4().String()))
+	page := mustRead(c.t, "../../docs/debugging.md")
+	blocks := regexp.MustCompile("(?ms)^<!-- run by test/node/explain_test.go -->\n```console\n(.*?)^```").FindAllStringSubmatch(page, -1)
+	if len(blocks) != 11 {
+		c.t.Fatalf("docs/debugging.md has %d blocks to run", len(blocks))
+	}
+	for _, b := range blocks {
+		lines := strings.Split(strings.TrimSpace(b[1]), "\n")
+		args, ok := strings.CutPrefix(lines[0], "$ fairlead ")
+		if !ok || len(lines) < 2 {
+			c.t.Fatalf("a block that is no command with its output: %q", b[1])
+		}
+		var want []string
+		for _, l := range lines[1:] {
+			want = append(want, `(?m:^\s*`+strings.ReplaceAll(regexp.QuoteMeta(l), `\.\.\.`, `.*`)+`)`)
+		}
+		shape := regexp.MustCompile("(?s)" + strings.Join(want, ".*?"))
+		testbed.Until(c.t, "the story of fairlead "+args, func() error {
+			out := process.Output(c.t, c.fairlead(c.server, strings.Fields(args)...))
+			if !shape.MatchString(out) {
+				return fmt.Errorf("fairlead %s printed\n%s\nwant\n%s", args, out, strings.Join(lines[1:], "\n"))
+			}
+			return nil
+		})
+	}
+}
+
+// explains asks about a Service that answers, from a Pod: the endpoints are both Pods, and the node's kernel is the proof; then
+// for what another program has removed, and of a user who may not ask nodes.
+func (c *cluster) explains() {
+	c.t.Helper()
+	ask := func(args ...string) *explain.Verdict {
+		c.t.Helper()
+		var r explaincmd.Report
+		out := process.Output(c.t, c.fairlead(c.server, append([]string{"explain", "-o", "json"}, args...)...))
+		if err := json.Unmarshal([]byte(out), &r); err != nil || len(r.Verdicts) != 1 {
+			c.t.Fatalf("%v: %s", err, out)
+		}
+		return r.Verdicts[0]
+	}
+	pod := strings.Fields(c.kubectl("get", "pods", "-l", "app=MyApp", "-o", "jsonpath={.items[*].metadata.name}"))[0]
+	v := ask("my-service", "--from", pod)
+	if v.Answer != explain.Answers || v.Cause != "" || v.Node != c.node.Name() || v.Mode != "nft" || len(v.Frontends) != 1 ||
+		len(v.Frontends[0].Endpoints) != 2 || len(v.Frontends[0].Proof) < 4 || len(v.Endpoints) != 2 || !v.Endpoints[0].May {
+		c.t.Errorf("my-service from %s: %+v", pod, v)
+	}
+	if !strings.Contains(fmt.Sprint(v.Frontends[0].Proof), "map endpoints") {
+		c.t.Errorf("the kernel's elements are not shown: %+v", v.Frontends[0].Proof)
+	}
+	for _, wrong := range [][]string{{"10.96.0.1"}, {"a/b/c"}, {"my-service", "--protocol", "icmp"}, {}} {
+		var exit *exec.ExitError
+		if err := c.fairlead(c.server, append([]string{"explain"}, wrong...)...).Run(); !errors.As(err, &exit) || exit.ExitCode() != 2 {
+			c.t.Errorf("explain %q: %v, want exit code 2", wrong, err)
+		}
+	}
+	out, err := process.Try(c.fairlead(c.server, "explain", "my-service", "--from", "nobody"))
+	if err == nil || !strings.Contains(out+err.Error(), "--from is") {
+		c.t.Errorf("an unknown client: %v, %s", err, out)
+	}
+}
+
+// plans shows what would change, by its exit code too: a Service of UDP that moves to another port cuts its flows, a new Service
+// and a file that changes nothing do not.
+func (c *cluster) plans() {
+	c.t.Helper()
+	const udp = `{apiVersion: v1, kind: Service, metadata: {name: udp}, spec: {selector: {app: MyApp}, ports: [{port: PORT, protocol: UDP}]}}`
+	plan := func(manifest string, code int, want ...string) {
+		c.t.Helper()
+		file := c.path("plan.yaml")
+		if err := os.WriteFile(file, []byte(manifest), 0o600); err != nil {
+			c.t.Fatal(err)
+		}
+		cmd := c.fairlead(c.server, "plan", "-f", file)
+		out, err := cmd.CombinedOutput()
+		if got := cmd.ProcessState.ExitCode(); got != code {
+			c.t.Errorf("exit code %d (%v), want %d:\n%s", got, err, code, out)
+		}
+		for _, w := range want {
+			if !strings.Contains(string(out), w) {
+				c.t.Errorf("no %q in\n%s", w, out)
+			}
+		}
+	}
+	first, second := strings.ReplaceAll(udp, "PORT", "53"), strings.ReplaceAll(udp, "PORT", "54")
+	plan(first, 0, "Service default/udp: created", ":53 is added, sent to 2 endpoints", "DNS: udp.default.svc.cluster.local begins to resolve")
+	if out, err := c.try("get", "service", "udp"); err == nil {
+		c.t.Errorf("the plan has made the Service: %s", out)
+	}
+	c.apply(first)
+	testbed.Until(c.t, "endpoints of the Service", func() error {
+		out := c.kubectl("get", "endpointslices", "-l", "kubernetes.io/service-name=udp", "-o", "jsonpath={.items[*].endpoints[*].addresses}")
+		if len(strings.Fields(out)) != 2 {
+			return errors.New(out)
+		}
+		return nil
+	})
+	c.kubectl("annotate", "service", "udp", "example.com/kept=yes") // an annotation of another author stays
+	plan(first, 0, "Service default/udp: unchanged", "nothing changes for Services")
+	plan(second, 2, ":53 is removed", "CUT: flows of UDP to it are forgotten", ":54 is added")
+	plan(strings.Replace(first, "MyApp", "nobody", 1), 2, "loses its last endpoint", "CUT: flows of UDP")
+	const web = "{apiVersion: v1, kind: Service, metadata: {name: my-service}, spec: "
+	plan(web+"{selector: {app: nobody}, ports: [{port: 80, targetPort: 9376}]}}", 0, "loses its last endpoint: new connections are refused")
+	plan(web+"{ports: [{port: 0}]}}", 1, "spec.ports[0].port")
+}
