@@ -220,6 +220,7 @@ func (a *assembly) build(context.Context) (err error) {
 		return err
 	}
 	serve.Groups(a.generic)
+	serve.NameUnservedOf(a.generic)
 	return a.generic.AddPreShutdownHook("fairlead/leave", a.keeper.leave)
 }
 

@@ -125,6 +125,7 @@ commands, flags and their values.`,
 	)
 	config.AddFlag(root)
 	addCompletion(root)
+	nameShells(root)
 	return root
 }
 
