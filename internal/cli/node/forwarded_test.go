@@ -3,6 +3,7 @@ package node
 import (
 	"bytes"
 	"log/slog"
+	"net/netip"
 	"os/exec"
 	"strings"
 	"testing"
@@ -24,9 +25,9 @@ func TestForwarded(t *testing.T) {
 			}
 		}
 		var log bytes.Buffer
-		f := newForwarded(slog.New(slog.NewTextHandler(&log, nil)))
+		f := newForwarded(slog.New(slog.NewTextHandler(&log, nil)), []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")})
 		again := func() corev1.NodeCondition {
-			f.at = f.at.Add(-2 * forwardedPeriod)
+			f.at = f.at.Add(-2 * maxRest)
 			return f.condition()
 		}
 		if c := again(); c.Status != corev1.ConditionTrue || !link.Forwards() {
@@ -45,6 +46,11 @@ func TestForwarded(t *testing.T) {
 		sh("iptables-nft -P FORWARD ACCEPT")
 		if c := again(); c.Status != corev1.ConditionTrue {
 			t.Errorf("repaired: %+v", c)
+		}
+		sh("nft 'add table ip other; add chain ip other out { type filter hook output priority 0; }; add rule ip other out ip daddr 10.96.0.10 drop'")
+		if c := again(); c.Status != corev1.ConditionFalse || c.Reason != "RuleDrop" ||
+			!strings.Contains(c.Message, "chain out of table ip other drops packets to 10.96.0.10/32") {
+			t.Errorf("a rule that drops: %+v", c)
 		}
 	})
 }

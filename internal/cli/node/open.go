@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -247,7 +248,9 @@ func (b *builder) registrar() (lifecycle.Component, error) {
 	space := func() (fileio.Space, error) { return fileio.SpaceOf(b.StateDir) }
 	conditions := append(agent.Pressure(os.DirFS("/"), space),
 		func() corev1.NodeCondition { return b.proxy.Status().Condition() },
-		b.pods.Condition, b.pods.Masquerading, b.pods.SourcesChecked, b.pods.Limits, b.pods.Confinement, newForwarded(b.Log).condition)
+		b.pods.Condition, b.pods.Masquerading, b.pods.SourcesChecked, b.pods.Limits, b.pods.Confinement,
+		newForwarded(b.Log, slices.Concat(b.Networks.ServiceCIDRs, b.Networks.PodCIDRs)).condition)
+	conditions = append(conditions, b.dns.UpstreamsCondition)
 	if b.DNS.nodeLocal {
 		conditions = append(conditions, b.dns.NodeLocalCondition)
 	}
