@@ -101,7 +101,7 @@ func TestWrongUsageExitsWith2AndOneClearLine(t *testing.T) {
 		`--dns-port is "70000"; want a whole number from 0 to 65535`:      {"agent", "--dns-port", "70000"},
 		`--upstream-timeout is "5"; want a duration, such as`:             {"dns", "--upstream-timeout", "5"},
 		`-A lists the sets of all namespaces; for the Pods of web`:        {"ps", "-A", "web"},
-		`-A lists the sets of all namespaces; leave out -n shop`:          {"ps", "-A", "-n", "shop"},
+		`-A lists the sets of all namespaces; leave out -n`:               {"ps", "-A", "-n", "shop"},
 	} {
 		code, stdout, stderr := call(t, args...)
 		if code != exitUsage || !strings.Contains(stderr, want) || stdout != "" {

@@ -205,8 +205,10 @@ func (t *tokenKey) ask(ctx context.Context) ([]serverKeys, error) {
 		s.ids, s.err = keysAt(ctx, cfg, at)
 		out = append(out, s)
 	}
-	if len(out) == 0 {
-		return nil, errors.New("no server has reported where it is")
+	if len(out) == 0 { // one on a loopback address does not report that
+		s := serverKeys{at: strings.TrimPrefix(cfg.Host, "https://")}
+		s.ids, s.err = keysAt(ctx, cfg, s.at)
+		out = append(out, s)
 	}
 	return out, nil
 }

@@ -48,10 +48,6 @@ func NewPs(g *base.Global) *cobra.Command {
 		Use: "ps [NAME]", Short: "List sets, or the Pods of one", Example: "  fairlead ps\n  fairlead ps web\n  fairlead ps -A",
 	}, 0, 1, func(ctx context.Context, s *setCommand, client kubernetes.Interface, namespace string, args []string) error {
 		switch {
-		case everywhere && len(args) == 1:
-			return base.Usagef("-A lists the sets of all namespaces; for the Pods of %s give its namespace by -n", args[0])
-		case everywhere && s.Namespace != "":
-			return base.Usagef("-A lists the sets of all namespaces; leave out -n %s", s.Namespace)
 		case everywhere:
 			namespace = metav1.NamespaceAll
 		case len(args) == 1:
@@ -71,6 +67,15 @@ func NewPs(g *base.Global) *cobra.Command {
 		}
 		return printSets(s.Out, all, everywhere)
 	})
+	c.Args = func(cmd *cobra.Command, args []string) error {
+		switch {
+		case everywhere && len(args) == 1:
+			return base.Usagef("-A lists the sets of all namespaces; for the Pods of %s give its namespace by -n", args[0])
+		case everywhere && cmd.Flags().Changed("namespace"):
+			return base.Usagef("-A lists the sets of all namespaces; leave out -n")
+		}
+		return nil
+	}
 	c.Flags().BoolVarP(&everywhere, "all-namespaces", "A", false, "list the sets of all namespaces")
 	return c
 }
