@@ -11,7 +11,10 @@ import (
 // Rules of other programs that lose packets of Pods and Services are named, whichever program wrote them; others are not. The rules
 // are written by nft and iptables, and read back from the kernel.
 func TestForeignRules(t *testing.T) {
-	ranges := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/56")}
+	var ranges []netip.Prefix
+	for _, r := range []string{"10.96.0.0/16", "10.244.0.0/16", "fd00:10:244::/56"} {
+		ranges = append(ranges, netip.MustParsePrefix(r))
+	}
 	chain := "nft 'add table inet x; add chain inet x frw { type filter hook forward priority 0; }; add chain inet x pre " +
 		"{ type filter hook prerouting priority -300; }; add chain inet x out { type filter hook output priority 0; }; add chain inet x sub; "
 	for _, c := range []struct{ rules, want string }{
@@ -25,7 +28,8 @@ func TestForeignRules(t *testing.T) {
 		{chain + "add rule inet x frw counter drop'", "chain frw of table inet x drops packets: "},
 		{chain + "add rule inet x frw ip daddr 10.244.0.0/16 jump sub; add rule inet x sub tcp dport 80 drop'",
 			"chain sub of table inet x drops packets to 10.244.0.0/16 (tcp, dport 80)"},
-		{"iptables-nft -A FORWARD -d 10.244.0.0/16 -p tcp --dport 80 -j DROP", "chain FORWARD of table ip filter drops packets to 10.244.0.0/16 (tcp"},
+		{"iptables-nft -A FORWARD -d 10.244.0.0/16 -p tcp --dport 80 -j DROP",
+			"chain FORWARD of table ip filter drops packets to 10.244.0.0/16 (tcp"},
 		{"iptables-nft -A FORWARD -j REJECT", "chain FORWARD of table ip filter rejects packets: "},
 		{"ip6tables-nft -A FORWARD -s fd00:10:244::1 -j DROP", "chain FORWARD of table ip6 filter drops packets from fd00:10:244::1/128"},
 		{"iptables-nft -t raw -A OUTPUT -d 10.96.0.1 -j DROP", "chain OUTPUT of table ip raw drops packets to 10.96.0.1/32"},

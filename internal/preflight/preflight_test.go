@@ -258,7 +258,8 @@ func TestPoliciesThatDrop(t *testing.T) {
 		sh(t, "iptables-nft -P FORWARD DROP")
 		found := policies()
 		has(t, found, "forwarding", Error, "chain FORWARD of table ip filter has the policy drop and no rules")
-		if reason, why, err := DropsForwarded(nil); err != nil || reason != "PolicyDrop" || !strings.Contains(why, "chain FORWARD of table ip filter") {
+		reason, why, err := DropsForwarded(nil)
+		if err != nil || reason != "PolicyDrop" || !strings.Contains(why, "chain FORWARD of table ip filter") {
 			t.Errorf("%s %q, %v", reason, why, err)
 		}
 		sh(t, "iptables-nft -A FORWARD -d 10.244.0.0/16 -j ACCEPT")

@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
@@ -300,17 +299,7 @@ func (d KeyDir) read(name string) ([]byte, error) {
 	return text, err
 }
 
-// write replaces a file, which belongs to the owner of the key that signs: the server's user.
+// write replaces a file.
 func (d KeyDir) write(name string, text []byte) error {
-	info, err := os.Stat(d.file(KeyFile))
-	if err != nil {
-		return err
-	}
-	if err := fileio.Replace(d.file(name), text, 0o600); err != nil {
-		return err
-	}
-	if owner, ok := info.Sys().(*syscall.Stat_t); ok && os.Geteuid() == 0 {
-		return os.Chown(d.file(name), int(owner.Uid), int(owner.Gid))
-	}
-	return nil
+	return fileio.Replace(d.file(name), text, 0o600)
 }

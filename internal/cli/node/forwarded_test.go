@@ -47,7 +47,8 @@ func TestForwarded(t *testing.T) {
 		if c := again(); c.Status != corev1.ConditionTrue {
 			t.Errorf("repaired: %+v", c)
 		}
-		sh("nft 'add table ip other; add chain ip other out { type filter hook output priority 0; }; add rule ip other out ip daddr 10.96.0.10 drop'")
+		sh("nft 'add table ip other; " +
+			"add chain ip other out { type filter hook output priority 0; }; add rule ip other out ip daddr 10.96.0.10 drop'")
 		if c := again(); c.Status != corev1.ConditionFalse || c.Reason != "RuleDrop" ||
 			!strings.Contains(c.Message, "chain out of table ip other drops packets to 10.96.0.10/32") {
 			t.Errorf("a rule that drops: %+v", c)

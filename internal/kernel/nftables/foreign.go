@@ -99,7 +99,7 @@ func decode(t Table, rule []byte) Decoded {
 
 // loaded is what a register has.
 type loaded struct {
-	field string // "saddr", "daddr", or what conditions on it are called; "" for what is not understood
+	field string // "saddr", "daddr", or another name of the field; "" if it is not understood
 	bits  int    // of an address that are compared
 	six   bool   // the address is one of IPv6
 }

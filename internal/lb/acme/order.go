@@ -42,7 +42,8 @@ func (m *Manager) apply(ctx context.Context, o *corev1.Service, it *item, st *st
 	}
 	annotations := map[string]string{svc.ACMEIssuedAnnotation: strconv.FormatBool(st.issued)}
 	if st.failures > 0 {
-		annotations[svc.ACMEFailuresAnnotation], annotations[svc.ACMERetryAnnotation] = strconv.Itoa(st.failures), st.after.UTC().Format(time.RFC3339)
+		annotations[svc.ACMEFailuresAnnotation] = strconv.Itoa(st.failures)
+		annotations[svc.ACMERetryAnnotation] = st.after.UTC().Format(time.RFC3339)
 		annotations[svc.ACMEHostsAnnotation] = strings.Join(it.hosts, ",")
 	}
 	s := core.Secret(it.secret, o.Namespace).WithType(corev1.SecretTypeTLS).WithData(data).WithAnnotations(annotations).

@@ -57,7 +57,8 @@ type state struct {
 
 // stateOf reads a Secret. Orders for other hosts than these do not count.
 func stateOf(s *corev1.Secret, hosts []string) *state {
-	st := &state{cert: s.Data[corev1.TLSCertKey], key: s.Data[corev1.TLSPrivateKeyKey], issued: s.Annotations[svc.ACMEIssuedAnnotation] == "true"}
+	issued := s.Annotations[svc.ACMEIssuedAnnotation] == "true"
+	st := &state{cert: s.Data[corev1.TLSCertKey], key: s.Data[corev1.TLSPrivateKeyKey], issued: issued}
 	if s.Annotations[svc.ACMEHostsAnnotation] != strings.Join(hosts, ",") {
 		return st
 	}

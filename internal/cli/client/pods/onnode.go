@@ -205,7 +205,9 @@ func (a *agent) write(path string, text []byte) error {
 }
 
 // await asks for a Pod of this node until it is as wanted, for limit at most, and returns it as it was last; nil stands for none.
-func (a *agent) await(ctx context.Context, namespace, name string, limit time.Duration, wanted func(*corev1.Pod) bool) (*corev1.Pod, error) {
+func (a *agent) await(
+	ctx context.Context, namespace, name string, limit time.Duration, wanted func(*corev1.Pod) bool,
+) (*corev1.Pod, error) {
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	var last *corev1.Pod

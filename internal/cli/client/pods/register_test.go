@@ -55,7 +55,8 @@ func TestFilesOfOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 		have, spec, err := a.read(path)
-		if want != "" && (err == nil || !strings.Contains(err.Error(), want)) || want == "" && (err != nil || string(have) != text || spec == nil) {
+		if want != "" && (err == nil || !strings.Contains(err.Error(), want)) ||
+			want == "" && (err != nil || string(have) != text || spec == nil) {
 			t.Errorf("%q: %q, %v, %v", text, have, spec, err)
 		}
 		if want == "" {
