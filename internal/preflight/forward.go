@@ -44,8 +44,8 @@ func DropsForwarded(ranges []netip.Prefix) (reason, message string, err error) {
 		}
 		return "RuleDrop", lostText(lost), nil
 	}
-	return "PolicyDrop", fmt.Sprintf("%s has the policy drop and no rules, so the machine forwards no packets: accept the ranges of Pods there, "+
-		"or set "+
+	return "PolicyDrop", fmt.Sprintf("%s has the policy drop and no rules, so the machine forwards no packets: "+
+		"accept the ranges of Pods there, or set "+
 		"the policy accept (iptables -P FORWARD ACCEPT)", empty[0]), nil
 }
 
