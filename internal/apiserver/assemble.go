@@ -220,6 +220,7 @@ func (a *assembly) build(context.Context) (err error) {
 		return err
 	}
 	serve.Groups(a.generic)
+	serve.NameUnservedOf(a.generic)
 	return a.generic.AddPreShutdownHook("fairlead/leave", a.keeper.leave)
 }
 
@@ -244,9 +245,7 @@ func (a *assembly) installResources(context.Context) (err error) {
 // installPaths serves the other paths: the documents of token issuers, the store, the members and the
 // certificates.
 func (a *assembly) installPaths(context.Context) error {
-	if err := a.guard.Serve(a.generic); err != nil {
-		return err
-	}
+	a.guard.Serve(a.generic)
 	mux := a.generic.Handler.NonGoRestfulMux
 	if a.store.Space != nil {
 		mux.Handle(store.Path, a.store.Space)

@@ -37,10 +37,8 @@ const (
 	severalRenew = time.Second
 	leaveTimeout = 5 * time.Second
 
-	// serverLabel marks the Leases of servers, endpointAnnotation holds the address
-	// and port of the server of a Lease.
-	serverLabel        = "fairlead.dev/apiserver"
-	endpointAnnotation = "fairlead.dev/endpoint"
+	// serverLabel marks the Leases of servers.
+	serverLabel = "fairlead.dev/apiserver"
 
 	managedBy = "apiserver.fairlead.dev"
 )
@@ -152,7 +150,7 @@ func (k *endpointKeeper) putLease(ctx context.Context) error {
 		return err
 	}
 	metav1.SetMetaDataLabel(&l.ObjectMeta, serverLabel, "true")
-	metav1.SetMetaDataAnnotation(&l.ObjectMeta, endpointAnnotation, k.self.String())
+	metav1.SetMetaDataAnnotation(&l.ObjectMeta, svc.EndpointAnnotation, k.self.String())
 	metav1.SetMetaDataAnnotation(&l.ObjectMeta, svc.AuthoritiesAnnotation, k.report().String())
 	l.Spec.HolderIdentity = ptr.To(k.self.String())
 	l.Spec.LeaseDurationSeconds = ptr.To(int32(k.lease / time.Second))
@@ -203,7 +201,7 @@ func runningServers(leases []coordinationv1.Lease, seen sightings, now time.Time
 	var out []netip.AddrPort
 	for i := range leases {
 		l := &leases[i]
-		at, err := netip.ParseAddrPort(l.Annotations[endpointAnnotation])
+		at, err := netip.ParseAddrPort(l.Annotations[svc.EndpointAnnotation])
 		if err != nil || l.Name != leaseName(at) || !mayBeEndpoint(at) || l.Spec.RenewTime == nil || l.Spec.LeaseDurationSeconds == nil {
 			continue
 		}

@@ -10,6 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/ptr"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 func TestRunningServers(t *testing.T) {
@@ -17,7 +19,7 @@ func TestRunningServers(t *testing.T) {
 	now := time.Now()
 	lease := func(at string, age time.Duration) coordinationv1.Lease {
 		l := coordinationv1.Lease{
-			ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{endpointAnnotation: at}},
+			ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{svc.EndpointAnnotation: at}},
 			Spec:       coordinationv1.LeaseSpec{RenewTime: ptr.To(metav1.NewMicroTime(now.Add(-age))), LeaseDurationSeconds: ptr.To(int32(15))},
 		}
 		if server, err := netip.ParseAddrPort(at); err == nil {
@@ -47,7 +49,7 @@ func TestRunningServersByOwnClock(t *testing.T) {
 	seen := sightings{}
 	runs := func(renewed time.Time) bool {
 		l := coordinationv1.Lease{
-			ObjectMeta: metav1.ObjectMeta{Name: leaseName(at), Annotations: map[string]string{endpointAnnotation: at.String()}},
+			ObjectMeta: metav1.ObjectMeta{Name: leaseName(at), Annotations: map[string]string{svc.EndpointAnnotation: at.String()}},
 			Spec:       coordinationv1.LeaseSpec{RenewTime: ptr.To(metav1.NewMicroTime(renewed)), LeaseDurationSeconds: ptr.To(int32(5))},
 		}
 		return len(runningServers([]coordinationv1.Lease{l}, seen, now)) == 1

@@ -47,7 +47,7 @@ type Part struct {
 
 const (
 	manifestName = "manifest" // JSON, and a line with its hash
-	// maxManifest bounds what is read of a manifest.
+	// maxManifest bounds the part of a manifest that is read.
 	maxManifest = 1 << 20
 	block       = 512 // of tar
 	hashLine    = 2*sha256.Size + 1

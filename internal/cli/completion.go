@@ -59,6 +59,27 @@ func addCompletion(cmd *cobra.Command) {
 	}
 }
 
+// nameShells makes 'completion' name the shells for one that it does not know; the library prints its help, as if that was asked for.
+func nameShells(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		if c.Name() != "completion" {
+			continue
+		}
+		var shells []string
+		for _, shell := range c.Commands() {
+			shells = append(shells, shell.Name())
+		}
+		c.Args = cobra.ArbitraryArgs
+		c.RunE = func(c *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return c.Help()
+			}
+			return base.Usagef("there is no completion for the shell %q; want %s", args[0], base.Wanted(args[0], shells))
+		}
+	}
+}
+
 // namespaceNames lists the Namespaces.
 func namespaceNames(ctx context.Context, client kubernetes.Interface) (out []string, err error) {
 	all, err := client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{})

@@ -128,6 +128,7 @@ commands, flags and their values.`,
 	)
 	config.AddFlag(root)
 	addCompletion(root)
+	nameShells(root)
 	return root
 }
 

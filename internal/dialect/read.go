@@ -235,17 +235,37 @@ func (r *reader) suggestion(key string) string {
 		return ""
 	}
 	r.suggested++
+	if meant := Nearest(key, slices.Sorted(maps.Keys(index)), worst); meant != "" {
+		return "; is " + meant + " meant?"
+	}
+	return ""
+}
+
+// Nearest returns the first of the names that the fewest letters make of word, "" if it takes more than worst.
+func Nearest(word string, names []string, worst int) string {
 	nearest, least := "", worst+1
-	for _, known := range slices.Sorted(maps.Keys(index)) {
-		if d := distance(key, known, least); d < least {
-			nearest, least = known, d
+	for _, name := range names {
+		if d := distance(word, name, least); d < least {
+			nearest, least = name, d
 		}
 	}
-	if nearest == "" {
-		return ""
-	}
-	return "; is " + nearest + " meant?"
+	return nearest
 }
+
+// OwnKeys returns the annotations of Services that are fairlead's own, sorted.
+func OwnKeys() []string {
+	var out []string
+	for key := range index {
+		if IsOwn(key) {
+			out = append(out, key)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// IsOwn reports whether an annotation is one for load balancers of fairlead's own, known or not.
+func IsOwn(key string) bool { return strings.HasPrefix(key, lbPrefix) }
 
 // distance returns the Levenshtein distance of two strings, or limit if it is not less.
 func distance(a, b string, limit int) int {

@@ -119,10 +119,17 @@ func TestDeadUpstreamIsLeftOut(t *testing.T) {
 	if u.healthy() {
 		t.Error("the silent upstream counts as healthy")
 	}
+	if c := s.UpstreamsCondition(); c.Status != corev1.ConditionFalse || c.Reason != "SomeDead" ||
+		c.Message != "1 of 2 upstreams of DNS do not answer, or lead back here: "+u.name {
+		t.Errorf("condition %+v", c)
+	}
 	silent.Store(false)
 	eventually(t, "the first upstream is asked again", func() bool {
 		return firstA(exchange(t, s, "udp", question("back.example.com.", mdns.TypeA))) == "192.0.2.1"
 	})
+	if c := s.UpstreamsCondition(); c.Status != corev1.ConditionTrue {
+		t.Errorf("condition %+v of an upstream that is back", c)
+	}
 }
 
 func TestNoUpstreamIsServfail(t *testing.T) {

@@ -11,8 +11,13 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"strings"
 	"sync/atomic"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // upstream is one resolver.
@@ -44,6 +49,33 @@ func newUpstream(a netip.AddrPort) *upstream {
 }
 
 func (u *upstream) healthy() bool { return u.fails.Load() < maxFails && !u.looped.Load() }
+
+// UpstreamsCondition returns the Node condition UpstreamsAnswer. An upstream that nobody asks counts as one that answers.
+func (s *Server) UpstreamsCondition() corev1.NodeCondition {
+	var dead []string
+	all := s.forward.all()
+	for _, u := range all {
+		if !u.healthy() {
+			dead = append(dead, u.name)
+		}
+	}
+	c := corev1.NodeCondition{
+		Type: svc.UpstreamsAnswer, Status: corev1.ConditionTrue, Reason: "Answering", Message: "the upstreams of DNS answer",
+	}
+	if len(dead) > 0 {
+		c.Status, c.Reason = corev1.ConditionFalse, "SomeDead"
+		c.Message = fmt.Sprintf("%d of %d upstreams of DNS do not answer, or lead back here: %s", len(dead), len(all),
+			strings.Join(dead[:min(len(dead), maxNamedUpstreams)], ", "))
+	}
+	if len(dead) == len(all) && len(all) > 0 {
+		c.Reason = "AllDead"
+		c.Message += "; names outside of the cluster are not resolved"
+	}
+	return c
+}
+
+// maxNamedUpstreams bounds how many upstreams a condition names.
+const maxNamedUpstreams = 5
 
 // ask is a question for an upstream.
 type ask struct {

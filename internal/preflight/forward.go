@@ -2,6 +2,7 @@ package preflight
 
 import (
 	"fmt"
+	"net/netip"
 
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 )
@@ -29,16 +30,50 @@ func dropping() (all, empty []nftables.BaseChain, err error) {
 	return all, empty, nil
 }
 
-// DropsForwarded returns why the machine drops every packet to and from Pods of other machines, "" if it does not, or drops
-// only some.
-func DropsForwarded() (string, error) {
+// DropsForwarded returns why the machine drops packets to and from Pods and Services, whose ranges are given: a policy that drops
+// everything, or a rule of another program. The reason is one word, "" if nothing is known to drop them.
+func DropsForwarded(ranges []netip.Prefix) (reason, message string, err error) {
 	_, empty, err := dropping()
-	if err != nil || len(empty) == 0 {
-		return "", err
+	if err != nil {
+		return "", "", err
 	}
-	return fmt.Sprintf("%s has the policy drop and no rules, so the machine forwards no packets: accept the ranges of Pods there, or set "+
+	if len(empty) == 0 {
+		lost, err := foreign(ranges)
+		if err != nil || len(lost) == 0 {
+			return "", "", err
+		}
+		return "RuleDrop", lostText(lost), nil
+	}
+	return "PolicyDrop", fmt.Sprintf("%s has the policy drop and no rules, so the machine forwards no packets: "+
+		"accept the ranges of Pods there, or set "+
 		"the policy accept (iptables -P FORWARD ACCEPT)", empty[0]), nil
 }
+
+const remedyOfRules = "remove it, or accept the ranges of Pods and Services before it (nft -a list ruleset)"
+
+// lostText names the first rule, and how many more there are.
+func lostText(lost []nftables.Decoded) string {
+	text := lost[0].String()
+	if more := len(lost) - 1; more > 0 {
+		text += fmt.Sprintf(", and %d more rules drop such packets", more)
+	}
+	return text + ": " + remedyOfRules
+}
+
+// rules looks for rules of other programs that drop packets of Pods and Services.
+func (m Machine) rules() (out []Finding) {
+	lost, err := foreign(m.Ranges)
+	if err != nil {
+		return []Finding{{"forwarding", Warning, "cannot look for rules that drop packets: " + oneLine(err), "look at 'nft list ruleset'"}}
+	}
+	for i := range lost[:min(len(lost), maxFindings)] {
+		out = append(out, Finding{"forwarding", Warning, lost[i].String(), remedyOfRules})
+	}
+	return out
+}
+
+// maxFindings bounds how many rules are named.
+const maxFindings = 5
 
 // policies looks for chains that drop what they do not accept.
 func policies() (out []Finding) {

@@ -90,7 +90,8 @@ type Encryption struct {
 
 // Check looks at all of it, in the network namespace of the calling thread.
 func (m Machine) Check(ctx context.Context) []Finding {
-	return slices.Concat(m.modes(ctx), m.features(), m.ports(), m.forwarding(), policies(), firewalls(ctx), clocks(), m.addresses(), groups(),
+	return slices.Concat(m.modes(ctx), m.features(), m.ports(), m.forwarding(), policies(), m.rules(), firewalls(ctx),
+		clocks(), m.addresses(), groups(),
 		m.disk(), m.encryption())
 }
 

@@ -91,6 +91,21 @@ func Parse(name, node string, data []byte) (specs []Spec, err error) {
 	}
 }
 
+// Document returns the text of a file that describes s, as Parse reads it.
+func (s *Spec) Document() ([]byte, error) {
+	return yaml.Marshal(struct {
+		Name      string            `yaml:"name"`
+		Namespace string            `yaml:"namespace,omitempty"`
+		Labels    map[string]string `yaml:"labels,omitempty"`
+		Ports     []string          `yaml:"ports"`
+		Ready     string            `yaml:"ready,omitempty"`
+		Unit      string            `yaml:"unit,omitempty"`
+		PIDFile   string            `yaml:"pidFile,omitempty"`
+		Address   string            `yaml:"address,omitempty"`
+		Weight    string            `yaml:"weight,omitempty"`
+	}{s.Name, s.Namespace, s.Labels, s.Ports, s.Ready, s.Unit, s.PIDFile, s.Address, s.Weight})
+}
+
 // syntaxError puts the line of an error of the YAML reader behind the file's name.
 func syntaxError(name string, err error) error {
 	text := strings.TrimPrefix(err.Error(), "yaml: ")

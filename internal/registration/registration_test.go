@@ -2,6 +2,7 @@ package registration_test
 
 import (
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -212,4 +213,20 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A file that a Spec writes is read as that Spec.
+func TestDocument(t *testing.T) {
+	want := registration.Spec{
+		Name: "redis", Namespace: "shop", Node: "n", Labels: map[string]string{"app": "redis", "version": "1.0", "on": "true"},
+		Ports: []string{"redis=6379", "80"}, Ready: "exec:test -e '/x: y'", PIDFile: "/run/redis.pid", Address: "192.0.2.1", Weight: "5",
+	}
+	text, err := want.Document()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := registration.Parse("f", "n", text)
+	if err != nil || len(got) != 1 || !reflect.DeepEqual(got[0], want) {
+		t.Errorf("%s\n%+v, %v, want %+v", text, got, err, want)
+	}
 }

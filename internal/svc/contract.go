@@ -23,6 +23,11 @@ func ParseWeight(text string) (weight int, ok bool) {
 	return n, true
 }
 
+// Schedulers returns the names of the kernel's schedulers that SchedulerAnnotation may ask for.
+func Schedulers() []string {
+	return []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "mh"}
+}
+
 // maxLabelValue is the longest value of a label; names of Nodes may be longer.
 const maxLabelValue = 63
 

@@ -56,6 +56,16 @@ const (
 	ClaimServicesAnnotation = "fairlead.dev/lb-services"
 	// ClaimPoolAnnotation of a claim names the IPAddressPool that the address belongs to.
 	ClaimPoolAnnotation = "fairlead.dev/lb-pool"
+	// LBWeightAnnotation of an EndpointSlice is the weight of its endpoints in the proxied way of load balancers,
+	// instead of WeightAnnotation.
+	LBWeightAnnotation = "fairlead.dev/lb-weight"
+	// ACMEIssuedAnnotation is on a Secret whose certificate is one of an authority.
+	ACMEIssuedAnnotation = "fairlead.dev/acme-issued"
+	// ACMERetryAnnotation and ACMEFailuresAnnotation of a Secret outlive the process: an authority limits how often it is
+	// asked. They count for the hosts of ACMEHostsAnnotation.
+	ACMERetryAnnotation    = "fairlead.dev/acme-retry-after"
+	ACMEFailuresAnnotation = "fairlead.dev/acme-failures"
+	ACMEHostsAnnotation    = "fairlead.dev/acme-hosts"
 	// LoadBalancerClass is the loadBalancerClass of Services that get their addresses from fairlead.
 	LoadBalancerClass = "fairlead.dev/lb"
 )
@@ -68,6 +78,11 @@ const (
 	DNSService = "kube-dns"
 	// ServerLeasePrefix begins the names of the Leases of API servers, in kube-system.
 	ServerLeasePrefix = "fairlead-apiserver-"
+	// EndpointAnnotation on the Lease of an API server is its address and port.
+	EndpointAnnotation = "fairlead.dev/endpoint"
+	// DefaultQuotaAnnotation with the value DefaultQuotaNone on a Namespace keeps it without the default quota.
+	DefaultQuotaAnnotation = "fairlead.dev/default-quota"
+	DefaultQuotaNone       = "none"
 	// ProgrammedLease carries the versions that nodes must report once they have programmed them (package barrier).
 	ProgrammedLease = "fairlead-programmed"
 )
@@ -130,6 +145,8 @@ const (
 	// was created: privileged, baseline or restricted. Only the API server sets it, and nothing changes
 	// it; a node gives the machine's root only to Pods of the level privileged.
 	PodSecurityAnnotation = "fairlead.dev/pod-security"
+	// HostImage is the image that nodes run: the machine's own file system.
+	HostImage = "host"
 	// RegisteredImage is the image of the one container of a registered Pod. A node of an earlier
 	// version does not know it, and starts nothing.
 	RegisteredImage = "fairlead.dev/registered"
@@ -190,6 +207,8 @@ const (
 	PodsConfined = "fairlead.dev/PodsConfined"
 	// PacketsForwarded: the machine passes packets on to and from Pods.
 	PacketsForwarded = "fairlead.dev/PacketsForwarded"
+	// UpstreamsAnswer: the upstreams of the node's DNS server answer.
+	UpstreamsAnswer = "fairlead.dev/UpstreamsAnswer"
 	// NodeLocalDNS: the node's DNS server answers on the addresses of kube-dns.
 	NodeLocalDNS = "fairlead.dev/NodeLocalDNS"
 )

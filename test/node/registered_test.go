@@ -88,10 +88,36 @@ func TestRegisteredProgram(t *testing.T) {
 	}
 	const remedy = "kubectl create rolebinding nodes-register --namespace default --clusterrole system:node-registrar --group system:nodes"
 	c.agent.Says(remedy)
+	onNode := func(args ...string) (string, error) {
+		cmd := c.fairlead(c.node, append(args, "--data-dir", c.path("agent"))...)
+		cmd.Env = append(cmd.Env, "KUBECONFIG=")
+		return process.Try(cmd)
+	}
+	byAgent := []string{"register", "--name", "other", "-l", "app=MyApp", "-p", "http=9376", "--timeout", "2m"}
+	if out, err := onNode(byAgent...); err == nil || !strings.Contains(out, remedy) {
+		t.Errorf("register on the node without the right: %v, %s", err, out)
+	}
 	c.kubectl(strings.Fields(remedy)[1:]...)
 	answers("an answer of the file's program")
 	if err := os.Remove(filepath.Join(services, "my-app.yaml")); err != nil {
 		t.Fatal(err)
 	}
 	silent("the end of its endpoint without the file")
+
+	// The command on the node does that, too.
+	if out, err := onNode(byAgent...); err != nil || !strings.Contains(out, "other registered on node node as pod other-node, by ") ||
+		!strings.Contains(out, "other is ready at "+c.node.Addr4().String()) {
+		t.Errorf("register on the node: %v, %s", err, out)
+	}
+	answers("an answer of the program that the node has registered")
+	if out, err := onNode(byAgent...); err != nil || !strings.Contains(out, "other is registered already") {
+		t.Errorf("the same again: %v, %s", err, out)
+	}
+	if out, err := onNode("deregister", "other"); err != nil || !strings.Contains(out, "other is no longer registered on node node") {
+		t.Errorf("deregister on the node: %v, %s", err, out)
+	}
+	silent("the end of its endpoint after deregister on the node")
+	if left, err := os.ReadDir(services); err != nil || len(left) > 0 {
+		t.Errorf("left in the directory: %v, %v", left, err)
+	}
 }

@@ -134,15 +134,10 @@ func (g *Guard) Configure(c *genericapiserver.Config) {
 func (g *Guard) Last() admission.Interface { return g.removed }
 
 // Serve adds the discovery documents by which others verify tokens.
-func (g *Guard) Serve(s *genericapiserver.GenericAPIServer) error {
-	documents, err := g.issuer.Discovery(g.server)
-	if err != nil {
-		return err
-	}
-	for path, h := range documents {
+func (g *Guard) Serve(s *genericapiserver.GenericAPIServer) {
+	for path, h := range g.issuer.Discovery(g.server) {
 		s.Handler.NonGoRestfulMux.Handle(path, h)
 	}
-	return nil
 }
 
 // Security returns what the storages need of the guard. resolve finds the resource of a
@@ -165,6 +160,7 @@ func (g *Guard) Run(ctx context.Context) {
 	loops.Go(func() { g.removed.sweep(ctx, g.log) })
 	loops.Go(func() { g.signer.run(ctx) })
 	loops.Go(func() { g.Keeper.Run(ctx) })
+	loops.Go(func() { g.issuer.Follow(ctx, g.log) })
 	loops.Wait()
 }
 

@@ -59,7 +59,7 @@ func (a *Authenticator) AuthenticateToken(ctx context.Context, text string) (*au
 	var public jwt.Claims
 	var own private
 	err = errors.New("no key")
-	for _, key := range a.Issuer.public {
+	for _, key := range a.Issuer.keys.Load().public {
 		if err = token.Claims(key, &public, &own); err == nil {
 			break
 		}

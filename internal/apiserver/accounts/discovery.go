@@ -15,44 +15,54 @@ const (
 )
 
 // Discovery returns the documents by path: the issuer's configuration and the keys
-// that verify its tokens. base is the URL of this server for others.
-func (i *Issuer) Discovery(base string) (map[string]http.Handler, error) {
-	set := jose.JSONWebKeySet{Keys: []jose.JSONWebKey{}}
+// that verify its tokens, the one that signs first. base is the URL of this server for others.
+func (i *Issuer) Discovery(base string) map[string]http.Handler {
+	return map[string]http.Handler{
+		ConfigurationPath: document("application/json", func() (any, error) { return i.configuration(base), nil }),
+		KeysPath:          document("application/jwk-set+json", func() (any, error) { return i.keySet() }),
+	}
+}
+
+func (i *Issuer) configuration(base string) map[string]any {
 	var used []string
-	for _, k := range i.public {
+	for _, k := range i.keys.Load().public {
+		if a := string(algorithmOf(k)); !slices.Contains(used, a) {
+			used = append(used, a)
+		}
+	}
+	return map[string]any{
+		"issuer": i.Name, "jwks_uri": base + KeysPath,
+		"response_types_supported": []string{"id_token"}, "subject_types_supported": []string{"public"},
+		"id_token_signing_alg_values_supported": used,
+	}
+}
+
+func (i *Issuer) keySet() (any, error) {
+	set := jose.JSONWebKeySet{Keys: []jose.JSONWebKey{}}
+	for _, k := range i.keys.Load().public {
 		id, err := keyID(k)
 		if err != nil {
 			return nil, err
 		}
-		key := jose.JSONWebKey{Key: k, KeyID: id, Use: "sig", Algorithm: string(algorithmOf(k))}
-		set.Keys = append(set.Keys, key)
-		if !slices.Contains(used, key.Algorithm) {
-			used = append(used, key.Algorithm)
-		}
+		set.Keys = append(set.Keys, jose.JSONWebKey{Key: k, KeyID: id, Use: "sig", Algorithm: string(algorithmOf(k))})
 	}
-	keys, err := json.Marshal(set)
-	if err != nil {
-		return nil, err
-	}
-	configuration, err := json.Marshal(map[string]any{
-		"issuer": i.Name, "jwks_uri": base + KeysPath,
-		"response_types_supported": []string{"id_token"}, "subject_types_supported": []string{"public"},
-		"id_token_signing_alg_values_supported": used,
-	})
-	if err != nil {
-		return nil, err
-	}
-	return map[string]http.Handler{
-		ConfigurationPath: document("application/json", configuration),
-		KeysPath:          document("application/jwk-set+json", keys),
-	}, nil
+	return set, nil
 }
 
-func document(kind string, body []byte) http.Handler {
+func document(kind string, content func() (any, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
 			w.Header().Set("Allow", "GET, HEAD")
 			http.Error(w, "only GET is answered here", http.StatusMethodNotAllowed)
+			return
+		}
+		value, err := content()
+		var body []byte
+		if err == nil {
+			body, err = json.Marshal(value)
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
 		w.Header().Set("Content-Type", kind)

@@ -1,6 +1,8 @@
 package accounts
 
 import (
+	"bytes"
+	"context"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -11,7 +13,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
+	"sync/atomic"
 	"time"
 
 	jose "github.com/go-jose/go-jose/v4"
@@ -31,8 +35,16 @@ type Issuer struct {
 	Name      string
 	Audiences []string
 
+	keyFile, pubFile string
+	keys             atomic.Pointer[keys]
+}
+
+// keys are what an Issuer signs and verifies with; public begins with the key of signer.
+type keys struct {
 	signer jose.Signer
 	public []crypto.PublicKey
+	// text is that of the files they were read from.
+	text [2]string
 }
 
 var _ serviceaccount.Issuer = (*Issuer)(nil)
@@ -40,46 +52,109 @@ var _ serviceaccount.Issuer = (*Issuer)(nil)
 // NewIssuer reads the signing key from keyFile (PEM; made, mode 0600, if it is
 // missing) and further keys that verify tokens from pubFile, which may be missing.
 func NewIssuer(name string, audiences []string, keyFile, pubFile string) (*Issuer, error) {
-	key, err := signingKey(keyFile)
-	if err != nil {
+	i := &Issuer{Name: name, Audiences: audiences, keyFile: keyFile, pubFile: pubFile}
+	if _, err := os.Stat(keyFile); errors.Is(err, fs.ErrNotExist) {
+		_, keyPEM, err := pki.NewKey()
+		if err != nil {
+			return nil, err
+		}
+		if err := fileio.Replace(keyFile, keyPEM, 0o600); err != nil {
+			return nil, err
+		}
+	}
+	if _, err := i.reload(); err != nil {
 		return nil, err
-	}
-	algorithm := algorithmOf(key.Public())
-	if algorithm == "" {
-		return nil, fmt.Errorf("%s: a token is signed with an RSA or an ECDSA key, not with a %T", keyFile, key)
-	}
-	id, err := keyID(key.Public())
-	if err != nil {
-		return nil, err
-	}
-	i := &Issuer{Name: name, Audiences: audiences, public: []crypto.PublicKey{key.Public()}}
-	i.signer, err = jose.NewSigner(jose.SigningKey{Algorithm: algorithm, Key: jose.JSONWebKey{Key: key, KeyID: id}}, nil)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", keyFile, err)
-	}
-	earlier, err := keyutil.PublicKeysFromFile(pubFile)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s: %w", pubFile, err)
-	}
-	for _, k := range earlier {
-		i.public = append(i.public, k)
 	}
 	return i, nil
 }
 
-func signingKey(file string) (crypto.Signer, error) {
-	data, err := os.ReadFile(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		key, keyPEM, err := pki.NewKey()
-		if err != nil {
-			return nil, err
+// followPeriod is the time between two looks at the files with keys.
+const followPeriod = 5 * time.Second
+
+// Follow uses the keys in the files as they change, until ctx ends (fairlead certs rotate-token-key). What cannot be read leaves the
+// keys as they are.
+func (i *Issuer) Follow(ctx context.Context, log *slog.Logger) {
+	failed := ""
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(followPeriod):
 		}
-		return key, fileio.Replace(file, keyPEM, 0o600)
+		changed, err := i.reload()
+		switch {
+		case err != nil && err.Error() != failed:
+			failed = err.Error()
+			log.Error("cannot read the keys of tokens; the ones before stay in use", "err", err)
+		case err == nil:
+			failed = ""
+		}
+		if changed {
+			id, _ := keyID(i.keys.Load().public[0]) // a key that was read has one
+			log.Info("the keys of tokens have changed", "signs", id, "verify", len(i.keys.Load().public))
+		}
 	}
+}
+
+// reload reads the files, and reports whether they have changed.
+func (i *Issuer) reload() (changed bool, err error) {
+	private, err := os.ReadFile(i.keyFile)
 	if err != nil {
-		return nil, err
+		return false, err
 	}
-	key, err := keyutil.ParsePrivateKeyPEM(data)
+	public, err := os.ReadFile(i.pubFile)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	text := [2]string{string(private), string(public)}
+	if have := i.keys.Load(); have != nil && have.text == text {
+		return false, nil
+	}
+	key, err := signingKey(i.keyFile, private)
+	if err != nil {
+		return false, err
+	}
+	algorithm := algorithmOf(key.Public())
+	if algorithm == "" {
+		return false, fmt.Errorf("%s: a token is signed with an RSA or an ECDSA key, not with a %T", i.keyFile, key)
+	}
+	id, err := keyID(key.Public())
+	if err != nil {
+		return false, err
+	}
+	next := &keys{text: text, public: []crypto.PublicKey{key.Public()}}
+	next.signer, err = jose.NewSigner(jose.SigningKey{Algorithm: algorithm, Key: jose.JSONWebKey{Key: key, KeyID: id}}, nil)
+	if err != nil {
+		return false, fmt.Errorf("%s: %w", i.keyFile, err)
+	}
+	earlier, err := publicKeys(i.pubFile, public)
+	if err != nil {
+		return false, err
+	}
+	for _, k := range earlier {
+		if !key.Public().(interface{ Equal(crypto.PublicKey) bool }).Equal(k) {
+			next.public = append(next.public, k)
+		}
+	}
+	i.keys.Store(next)
+	return true, nil
+}
+
+// publicKeys reads the keys in the text of a file, which may be empty.
+func publicKeys(file string, text []byte) ([]any, error) {
+	if len(bytes.TrimSpace(text)) == 0 {
+		return nil, nil
+	}
+	all, err := keyutil.ParsePublicKeysPEM(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return all, nil
+}
+
+// signingKey reads the key in the text of a file.
+func signingKey(file string, text []byte) (crypto.Signer, error) {
+	key, err := keyutil.ParsePrivateKeyPEM(text)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w; put a private key in PEM there, or remove the file to have one made", file, err)
 	}
@@ -126,7 +201,7 @@ func keyID(k crypto.PublicKey) (string, error) {
 // token, for example in the audit log.
 func (i *Issuer) Issue(c serviceaccount.Claims, now time.Time, life time.Duration) (token, id string, err error) {
 	id = uuid.NewString()
-	token, err = jwt.Signed(i.signer).Claims(&jwt.Claims{
+	token, err = jwt.Signed(i.keys.Load().signer).Claims(&jwt.Claims{
 		Issuer: i.Name, Subject: c.Subject(), Audience: c.Audiences, ID: id,
 		IssuedAt: jwt.NewNumericDate(now), NotBefore: jwt.NewNumericDate(now), Expiry: jwt.NewNumericDate(now.Add(life)),
 	}).Claims(&private{c.Bound()}).Serialize()

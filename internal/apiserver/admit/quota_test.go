@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/registry/resourcequota"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // newTestQuotas returns a counter whose lister knows nothing yet.
@@ -48,7 +49,7 @@ func TestDefaultQuotaIsNotASecondOne(t *testing.T) {
 			t.Errorf("%s: %v, %v; want the quota %s", namespace, list, err, want)
 		}
 	}
-	q.added(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "free", Annotations: map[string]string{defaultQuotaAnnotation: "none"}}})
+	q.added(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "free", Annotations: map[string]string{svc.DefaultQuotaAnnotation: "none"}}})
 	q.added(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "new"}})
 	if got, _ := q.queue.Get(); got != (quotaWork{"new", true}) {
 		t.Errorf("to be limited first: %v", got)

@@ -27,6 +27,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver/usage"
 	"github.com/fairlead/fairlead/internal/registry/resourcequota"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // quotaPlugin enforces quotas by the library's plugin, which takes the kinds whose
@@ -254,13 +255,9 @@ func ExemptFromShare(lister corev1listers.ResourceQuotaLister) func(namespace st
 // defaultQuota is the name of the quota that a namespace gets.
 const defaultQuota = "default"
 
-// defaultQuotaAnnotation with the value "none" on a Namespace keeps it without the
-// default quota.
-const defaultQuotaAnnotation = "fairlead.dev/default-quota"
-
 // added has a namespace that the server sees for the first time limited.
 func (q *Quotas) added(obj any) {
-	if n := obj.(*corev1.Namespace); n.Annotations[defaultQuotaAnnotation] != "none" {
+	if n := obj.(*corev1.Namespace); n.Annotations[svc.DefaultQuotaAnnotation] != svc.DefaultQuotaNone {
 		q.queue.AddAfter(quotaWork{namespace: n.Name, fresh: true}, quotaPause)
 	}
 }

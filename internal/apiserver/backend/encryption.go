@@ -81,7 +81,7 @@ func (b *Backend) CheckReadable(ctx context.Context, kept *store.Store) error {
 	return nil
 }
 
-// read returns what is missing to read a value.
+// read returns why a value cannot be read.
 func (e *encryption) read(ctx context.Context, kind schema.GroupResource, by store.Encryption, key string, text []byte) error {
 	plain := by == store.Encryption{}
 	if e == nil {

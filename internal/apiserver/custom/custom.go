@@ -26,6 +26,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver/backend"
 	"github.com/fairlead/fairlead/internal/apiserver/openapi"
+	"github.com/fairlead/fairlead/internal/apiserver/serve"
 	"github.com/fairlead/fairlead/internal/registry"
 )
 
@@ -67,7 +68,7 @@ func New(
 		ExtraConfig:   extra,
 	}
 	missing := notfoundhandler.New(registry.Codecs, genericapifilters.NoMuxAndDiscoveryIncompleteKey)
-	s, err := config.Complete().New(genericapiserver.NewEmptyDelegateWithCustomHandler(missing))
+	s, err := config.Complete().New(genericapiserver.NewEmptyDelegateWithCustomHandler(serve.NameUnserved(missing)))
 	if err != nil {
 		return nil, fmt.Errorf("cannot make the server of custom resources: %w", err)
 	}

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"context"
 	"net/http"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,6 +18,16 @@ import (
 // groupList serves the list of groups at /apis with its apiVersion, which the
 // library leaves out for clients of Kubernetes 1.1 and kube-apiserver does not.
 type groupList struct{ discovery.GroupManager }
+
+// Groups returns the groups without addresses of servers: only the document at /api has them, as in kube-apiserver, whose
+// aggregator leaves them out of each group.
+func (l groupList) Groups(ctx context.Context, r *http.Request) ([]metav1.APIGroup, error) {
+	groups, err := l.GroupManager.Groups(ctx, r)
+	for i := range groups {
+		groups[i].ServerAddressByClientCIDRs = nil
+	}
+	return groups, err
+}
 
 // ServeHTTP answers with the list.
 func (l groupList) ServeHTTP(w http.ResponseWriter, r *http.Request) {

@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 )
 
-// AgentRecord is what an agent leaves in its state directory for 'fairlead status' on
+// AgentRecord is what an agent leaves in its state directory for 'fairlead status' and 'register' on
 // the same machine.
 type AgentRecord struct {
 	Node string `json:"node"`
@@ -18,6 +18,8 @@ type AgentRecord struct {
 	// Healthz and Metrics are the addresses of the proxy's endpoints, empty where it has none.
 	Healthz string `json:"healthz,omitempty"`
 	Metrics string `json:"metrics,omitempty"`
+	// ServicesDir is the directory whose files the agent registers programs from, empty where it has none.
+	ServicesDir string `json:"servicesDir,omitempty"`
 }
 
 // AgentRecordFile returns the file of the record in a data directory.

@@ -3,6 +3,7 @@ package base
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -81,8 +82,39 @@ func Wanted(typed string, values []string) string {
 	return OneOf(values) + DidYouMean(typed, "", values)
 }
 
-// SuggestFlag adds to the error of an unknown flag which one may have been meant.
+// rangeOf returns which values a flag of a type of the library has, "" for other types: those say it themselves.
+func rangeOf(typ string) string {
+	switch typ {
+	case "bool":
+		return "true or false"
+	case "duration":
+		return "a duration, such as 500ms, 30s or 2h"
+	case "float32", "float64":
+		return "a number, such as 0.5"
+	case "int", "int64":
+		return "a whole number"
+	case "int32":
+		return fmt.Sprintf("a whole number from %d to %d", math.MinInt32, math.MaxInt32)
+	case "uint8":
+		return fmt.Sprintf("a whole number from 0 to %d", math.MaxUint8)
+	case "uint16":
+		return fmt.Sprintf("a whole number from 0 to %d", math.MaxUint16)
+	case "uint32":
+		return fmt.Sprintf("a whole number from 0 to %d", uint32(math.MaxUint32))
+	case "uint", "uint64", "count":
+		return "a whole number, 0 or more"
+	}
+	return ""
+}
+
+// SuggestFlag adds to the error of an unknown flag which one may have been meant, and says which values a flag has.
 func SuggestFlag(cmd *cobra.Command, err error) error {
+	invalid := new(pflag.InvalidValueError)
+	if errors.As(err, &invalid) {
+		if want := rangeOf(invalid.GetFlag().Value.Type()); want != "" {
+			return Usagef("--%s is %q; want %s", invalid.GetFlag().Name, invalid.GetValue(), want)
+		}
+	}
 	unknown := new(pflag.NotExistError)
 	if errors.As(err, &unknown) && len(unknown.GetSpecifiedName()) > 1 {
 		var names []string

@@ -25,7 +25,7 @@ import (
 func NewCerts(g *base.Global) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "certs",
-		Short: "Show and renew certificates, and replace the cluster's authority",
+		Short: "Show and renew certificates, and replace the cluster's authority and the key of tokens",
 		Long: `Show the certificates of the server, of other servers and of nodes, renew those of the
 server, and replace the authority that signs them all, while everything runs. Servers and
 nodes renew their certificates by themselves.`,
@@ -37,7 +37,7 @@ nodes renew their certificates by themselves.`,
 		Args: base.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newCertsStatus(g), newCertsRenew(g), newRotateCA(g))
+	cmd.AddCommand(newCertsStatus(g), newCertsRenew(g), newRotateCA(g), newRotateTokenKey(g))
 	return cmd
 }
 

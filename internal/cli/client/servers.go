@@ -124,7 +124,7 @@ Its data directory keeps the key of the authority (pki/ca.key), the key that sig
 --wipe deletes them on the server's own machine, with its objects and its nightly backups; the
 state of an agent in the same directory stays. There it also works after the removal. If a copy
 may be in other hands, replace the authority with 'fairlead certs rotate-ca', and the key of
-tokens (docs/security.md, "Tokens of Pods").
+tokens with 'fairlead certs rotate-token-key'.
 
 To replace a machine, remove its server and start the new one
 with --join. A server that joins again under the same name or address must be removed first.`,

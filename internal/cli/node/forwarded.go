@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"log/slog"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -24,22 +25,33 @@ const (
 	forwardedPause = 200 * time.Millisecond
 )
 
+// A machine may have very many rules: after a look the node rests lookShare times as long before the next one, changeShare
+// times after a change, maxRest at most.
+const (
+	lookShare   = 100
+	changeShare = 10
+	maxRest     = time.Minute
+)
+
 // forwarded watches that the machine passes packets on, and repairs what it may.
 type forwarded struct {
 	log *slog.Logger
-	// look returns what drops all forwarded packets, "" for nothing.
-	look func() (string, error)
+	// look returns what drops packets of Pods and Services, as preflight.DropsForwarded.
+	look func() (reason, message string, err error)
 	// moved is set after the kernel reported a change, changed when condition differs.
 	moved, changed loop.Signal
 
 	mu       sync.Mutex
 	at       time.Time
-	repairAt time.Time // of the last repair that was logged
+	took     time.Duration // by the last look
+	repairAt time.Time     // of the last repair that was logged
 	last     corev1.NodeCondition
 }
 
-func newForwarded(log *slog.Logger) *forwarded {
-	return &forwarded{log: log, look: preflight.DropsForwarded, moved: loop.NewSignal(), changed: loop.NewSignal()}
+// newForwarded watches the packets of Pods and Services, whose ranges are given.
+func newForwarded(log *slog.Logger, ranges []netip.Prefix) *forwarded {
+	look := func() (string, string, error) { return preflight.DropsForwarded(ranges) }
+	return &forwarded{log: log, look: look, moved: loop.NewSignal(), changed: loop.NewSignal()}
 }
 
 // run looks again as soon as the kernel reports a change, until ctx ends.
@@ -64,9 +76,20 @@ func (f *forwarded) run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(forwardedPause):
+		case <-time.After(f.rest(forwardedPause, changeShare)):
 		}
 	}
+}
+
+// rest returns how long the last look counts: share times as long as it took, maxRest at most, and at least some time.
+func (f *forwarded) rest(least time.Duration, share int) time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.restLocked(least, share)
+}
+
+func (f *forwarded) restLocked(least time.Duration, share int) time.Duration {
+	return max(least, min(f.took*time.Duration(share), maxRest))
 }
 
 // watchPolicies calls changed after a change of a chain that forwarded packets pass.
@@ -97,7 +120,7 @@ func (f *forwarded) refresh() {
 func (f *forwarded) condition() corev1.NodeCondition {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if time.Since(f.at) >= forwardedPeriod {
+	if time.Since(f.at) >= f.restLocked(forwardedPeriod, lookShare) {
 		f.update()
 	}
 	return f.last
@@ -109,14 +132,17 @@ func (f *forwarded) update() {
 	f.last = corev1.NodeCondition{
 		Type: svc.PacketsForwarded, Status: corev1.ConditionTrue, Reason: "Forwarded", Message: "the machine forwards packets of Pods",
 	}
-	switch drops, err := f.look(); {
+	began := time.Now()
+	reason, drops, err := f.look()
+	f.took = time.Since(began)
+	switch {
 	case !f.repaired():
 		f.last.Status, f.last.Reason, f.last.Message = corev1.ConditionFalse, "ForwardingOff",
 			"the machine forwards no packets: run 'sysctl -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1'"
 	case err != nil:
 		f.last.Status, f.last.Reason, f.last.Message = corev1.ConditionUnknown, "Unknown", err.Error()
-	case drops != "":
-		f.last.Status, f.last.Reason, f.last.Message = corev1.ConditionFalse, "PolicyDrop", drops
+	case reason != "":
+		f.last.Status, f.last.Reason, f.last.Message = corev1.ConditionFalse, reason, drops
 	}
 	if f.last.Status == corev1.ConditionFalse && f.last.Message != before {
 		f.log.Error("packets of Pods are dropped", "reason", f.last.Message)

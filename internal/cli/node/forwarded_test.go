@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os/exec"
 	"strings"
 	"testing"
@@ -28,9 +29,9 @@ func TestForwarded(t *testing.T) {
 			}
 		}
 		var log bytes.Buffer
-		f := newForwarded(slog.New(slog.NewTextHandler(&log, nil)))
+		f := newForwarded(slog.New(slog.NewTextHandler(&log, nil)), []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")})
 		again := func() corev1.NodeCondition {
-			f.at = f.at.Add(-2 * forwardedPeriod)
+			f.at = f.at.Add(-2 * maxRest)
 			return f.condition()
 		}
 		if c := again(); c.Status != corev1.ConditionTrue || !link.Forwards() {
@@ -50,13 +51,19 @@ func TestForwarded(t *testing.T) {
 		if c := again(); c.Status != corev1.ConditionTrue {
 			t.Errorf("repaired: %+v", c)
 		}
+		sh("nft 'add table ip other; " +
+			"add chain ip other out { type filter hook output priority 0; }; add rule ip other out ip daddr 10.96.0.10 drop'")
+		if c := again(); c.Status != corev1.ConditionFalse || c.Reason != "RuleDrop" ||
+			!strings.Contains(c.Message, "chain out of table ip other drops packets to 10.96.0.10/32") {
+			t.Errorf("a rule that drops: %+v", c)
+		}
 	})
 }
 
 // What another program changes is repaired, or named, within a second.
 func TestForwardedIsWatched(t *testing.T) {
 	h := testbed.NewNetwork(t).Outside("host")
-	f := newForwarded(slog.New(slog.DiscardHandler))
+	f := newForwarded(slog.New(slog.DiscardHandler), nil)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -141,7 +142,7 @@ func (b *builder) connect(context.Context) error {
 	}
 	b.peers = agent.NewPeers(b.client, b.Host.Name, b.Log, func() { b.proxy.PodsChanged() })
 	b.checks = agent.NewChecks(b.client, b.Host.Name, b.Log)
-	b.forwarded = newForwarded(b.Log)
+	b.forwarded = newForwarded(b.Log, slices.Concat(b.Networks.ServiceCIDRs, b.Networks.PodCIDRs))
 	b.progress = barrier.NewProgress(barrier.ProxyServices, barrier.ProxySlices, barrier.DNSServices, barrier.DNSSlices)
 	return nil
 }
@@ -257,6 +258,7 @@ func (b *builder) registrar() (lifecycle.Component, error) {
 	} else {
 		conditions = append(conditions, agent.NotAsking)
 	}
+	conditions = append(conditions, b.dns.UpstreamsCondition)
 	if b.DNS.nodeLocal {
 		conditions = append(conditions, b.dns.NodeLocalCondition)
 	}

@@ -17,8 +17,15 @@ func (f *Flags) WriteRecord(stateDir, server, kubeconfig string) error {
 			return err
 		}
 	}
+	services := f.Host.servicesDir
+	if services != "" {
+		var err error
+		if services, err = filepath.Abs(services); err != nil {
+			return err
+		}
+	}
 	text, err := json.Marshal(base.AgentRecord{
-		Node: f.Host.Name, Server: server, Kubeconfig: kubeconfig, Healthz: f.Proxy.Healthz, Metrics: f.Proxy.Metrics,
+		Node: f.Host.Name, Server: server, Kubeconfig: kubeconfig, Healthz: f.Proxy.Healthz, Metrics: f.Proxy.Metrics, ServicesDir: services,
 	})
 	if err != nil {
 		return err

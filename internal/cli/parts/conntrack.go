@@ -44,7 +44,7 @@ func (f *conntrackFlags) check() error {
 		"conntrack-udp-timeout": int64(f.udpTimeout), "conntrack-udp-timeout-stream": int64(f.udpStreamPeriod),
 	} {
 		if v < 0 {
-			return base.Usagef("--%s is negative", flag)
+			return base.Usagef("--%s is negative; want 0 or more", flag)
 		}
 	}
 	return nil

@@ -30,7 +30,7 @@ const (
 func ourChain(name string) bool { return strings.HasPrefix(name, chainPrefix) }
 
 // Schedulers are the names of the kernel's schedulers that may be asked for.
-var Schedulers = []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "mh"}
+var Schedulers = svc.Schedulers()
 
 // FollowsWeights reports whether a scheduler gives endpoints connections by their weights.
 func FollowsWeights(scheduler string) bool {

@@ -40,10 +40,11 @@ func (m *Manager) apply(ctx context.Context, o *corev1.Service, it *item, st *st
 	for host, text := range st.challenges {
 		data[challengeEntry+host] = text
 	}
-	annotations := map[string]string{issuedAnnotation: strconv.FormatBool(st.issued)}
+	annotations := map[string]string{svc.ACMEIssuedAnnotation: strconv.FormatBool(st.issued)}
 	if st.failures > 0 {
-		annotations[failuresAnnotation], annotations[retryAnnotation] = strconv.Itoa(st.failures), st.after.UTC().Format(time.RFC3339)
-		annotations[hostsAnnotation] = strings.Join(it.hosts, ",")
+		annotations[svc.ACMEFailuresAnnotation] = strconv.Itoa(st.failures)
+		annotations[svc.ACMERetryAnnotation] = st.after.UTC().Format(time.RFC3339)
+		annotations[svc.ACMEHostsAnnotation] = strings.Join(it.hosts, ",")
 	}
 	s := core.Secret(it.secret, o.Namespace).WithType(corev1.SecretTypeTLS).WithData(data).WithAnnotations(annotations).
 		WithLabels(map[string]string{serviceLabel: o.Name})

@@ -17,17 +17,13 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 const (
 	// challengeEntry begins the entries of a Secret that have the certificates of challenges, by host names.
 	challengeEntry = "acme-tls-1."
-	// issuedAnnotation is on a Secret whose certificate is one of an authority.
-	issuedAnnotation = "fairlead.dev/acme-issued"
-	// These outlive the process: an authority limits how often it is asked. They count for the hosts of hostsAnnotation.
-	retryAnnotation    = "fairlead.dev/acme-retry-after"
-	failuresAnnotation = "fairlead.dev/acme-failures"
-	hostsAnnotation    = "fairlead.dev/acme-hosts"
 	// maxChallenges bounds the challenges in a Secret.
 	maxChallenges = 20
 )
@@ -61,12 +57,13 @@ type state struct {
 
 // stateOf reads a Secret. Orders for other hosts than these do not count.
 func stateOf(s *corev1.Secret, hosts []string) *state {
-	st := &state{cert: s.Data[corev1.TLSCertKey], key: s.Data[corev1.TLSPrivateKeyKey], issued: s.Annotations[issuedAnnotation] == "true"}
-	if s.Annotations[hostsAnnotation] != strings.Join(hosts, ",") {
+	issued := s.Annotations[svc.ACMEIssuedAnnotation] == "true"
+	st := &state{cert: s.Data[corev1.TLSCertKey], key: s.Data[corev1.TLSPrivateKeyKey], issued: issued}
+	if s.Annotations[svc.ACMEHostsAnnotation] != strings.Join(hosts, ",") {
 		return st
 	}
-	st.failures, _ = strconv.Atoi(s.Annotations[failuresAnnotation])
-	st.after, _ = time.Parse(time.RFC3339, s.Annotations[retryAnnotation])
+	st.failures, _ = strconv.Atoi(s.Annotations[svc.ACMEFailuresAnnotation])
+	st.after, _ = time.Parse(time.RFC3339, s.Annotations[svc.ACMERetryAnnotation])
 	return st
 }
 

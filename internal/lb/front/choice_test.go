@@ -100,7 +100,7 @@ func TestTerminatingEndpoints(t *testing.T) {
 // endpoint may have are left out (behaviour 24).
 func TestIdleAndInvalidEndpoints(t *testing.T) {
 	weighed := func(weight string, s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
-		s.Annotations = map[string]string{WeightAnnotation: weight}
+		s.Annotations = map[string]string{svc.LBWeightAnnotation: weight}
 		return s
 	}
 	for _, c := range []struct {

@@ -14,10 +14,6 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// WeightAnnotation of an EndpointSlice is the weight of its endpoints in the proxied way, instead of
-// svc.WeightAnnotation.
-const WeightAnnotation = "fairlead.dev/lb-weight"
-
 // backend is an endpoint, or a node port.
 type backend struct {
 	addr netip.AddrPort
@@ -52,7 +48,7 @@ func (d *draft) candidates(k table.Key, proto svc.Protocol) (c candidates) {
 	var some []table.Candidate
 	for _, name := range slices.Sorted(maps.Keys(d.from.slices)) { // the order decides between two that are otherwise equal
 		slice := d.from.slices[name]
-		weight, _ := svc.ParseWeight(cmp.Or(slice.Annotations[WeightAnnotation], slice.Annotations[svc.WeightAnnotation]))
+		weight, _ := svc.ParseWeight(cmp.Or(slice.Annotations[svc.LBWeightAnnotation], slice.Annotations[svc.WeightAnnotation]))
 		some = table.AppendCandidates(some[:0], slice, k, proto, d.node)
 		for _, one := range some {
 			e := &slice.Endpoints[one.Origin]

@@ -82,7 +82,7 @@ func TestWeightsOfEndpoints(t *testing.T) {
 	name := svc.Name{Namespace: "default", Name: "web"}
 	slice := func(addr, node, weight string) *discoveryv1.EndpointSlice {
 		return &discoveryv1.EndpointSlice{
-			ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{WeightAnnotation: weight}},
+			ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{svc.LBWeightAnnotation: weight}},
 			Endpoints:  []discoveryv1.Endpoint{{Addresses: []string{addr}, NodeName: &node}},
 			Ports:      []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080))}},
 		}

@@ -41,9 +41,9 @@ func deploymentRules() store.Rules[deployment] {
 		},
 		Warn: func(d, before deployment) []string {
 			if before == nil {
-				return warningsOnCreate(d.Name, &d.Spec.Template.Spec)
+				return warningsOnCreate(d.Name, &d.Spec.Template)
 			}
-			return warningsOnUpdate(d.Generation != before.Generation, &d.Spec.Template.Spec)
+			return warningsOnUpdate(d.Generation != before.Generation, &d.Spec.Template)
 		},
 	}
 }
@@ -77,15 +77,15 @@ func validateDeploymentStatus(s, before *appsv1.DeploymentStatus, at *field.Path
 	return append(errs, notDecremented(at, s.CollisionCount, before.CollisionCount)...)
 }
 
-func warningsOnCreate(name string, template *corev1.PodSpec) []string {
-	return append(nameWarnings(name), pod.SpecWarnings(template, templatePath)...)
+func warningsOnCreate(name string, template *corev1.PodTemplateSpec) []string {
+	return append(nameWarnings(name), pod.TemplateWarnings(template, templatePath)...)
 }
 
-func warningsOnUpdate(changed bool, template *corev1.PodSpec) []string {
+func warningsOnUpdate(changed bool, template *corev1.PodTemplateSpec) []string {
 	if !changed {
 		return nil
 	}
-	return pod.SpecWarnings(template, templatePath)
+	return pod.TemplateWarnings(template, templatePath)
 }
 
 func replicaSetAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
@@ -109,9 +109,9 @@ func replicaSetRules() store.Rules[replicaSet] {
 		},
 		Warn: func(r, before replicaSet) []string {
 			if before == nil {
-				return warningsOnCreate(r.Name, &r.Spec.Template.Spec)
+				return warningsOnCreate(r.Name, &r.Spec.Template)
 			}
-			return warningsOnUpdate(r.Generation != before.Generation, &r.Spec.Template.Spec)
+			return warningsOnUpdate(r.Generation != before.Generation, &r.Spec.Template)
 		},
 	}
 }
@@ -161,7 +161,7 @@ func daemonSetRules() store.Rules[daemonSet] {
 		},
 		Warn: func(d, before daemonSet) []string {
 			changed := before == nil || templateGeneration(d) != templateGeneration(before)
-			return warningsOnUpdate(changed, &d.Spec.Template.Spec)
+			return warningsOnUpdate(changed, &d.Spec.Template)
 		},
 	}
 }

@@ -22,8 +22,8 @@ import (
 
 const isNegative = "must be greater than or equal to 0"
 
-// templatePath is where the spec of a template stands.
-var templatePath = field.NewPath("spec", "template", "spec") //nolint:gochecknoglobals // constant in all but name
+// templatePath is where the template of Pods stands.
+var templatePath = field.NewPath("spec", "template") //nolint:gochecknoglobals // constant in all but name
 
 func nameWarnings(name string) []string {
 	if msgs := utilvalidation.IsDNS1123Label(name); len(msgs) > 0 {

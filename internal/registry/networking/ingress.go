@@ -150,10 +150,14 @@ func ingressRules() store.Rules[*networkingv1.Ingress] {
 		},
 		Warn: func(i, prev *networkingv1.Ingress) []string {
 			_, annotated := i.Annotations[classAnnotation]
-			if prev != nil || !annotated || i.Spec.IngressClassName != nil {
+			switch {
+			case prev != nil || i.Spec.IngressClassName != nil:
 				return nil
+			case annotated:
+				return []string{fmt.Sprintf("annotation %q is deprecated, please use 'spec.ingressClassName' instead", classAnnotation)}
 			}
-			return []string{fmt.Sprintf("annotation %q is deprecated, please use 'spec.ingressClassName' instead", classAnnotation)}
+			return []string{"spec.ingressClassName is not set and no IngressClass is the default: controllers that serve only a class " +
+				"do not serve this Ingress (docs/compatibility.md)"}
 		},
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/fairlead/fairlead/internal/podspec"
+	"github.com/fairlead/fairlead/internal/registry/annotation"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // warnings warns of fields of a new Pod that are accepted and probably a mistake.
@@ -33,6 +35,7 @@ func SpecWarnings(s *corev1.PodSpec, spec *field.Path) (out []string) {
 			out = append(out, fmt.Sprintf("%s: invalid empty name %q", secrets.Index(i).Child("name"), secret.Name))
 		}
 	}
+	out = append(out, imageWarnings(s, spec)...)
 	for _, f := range podspec.FindingsAt(s, spec) {
 		out = append(out, f.String())
 	}
@@ -40,6 +43,25 @@ func SpecWarnings(s *corev1.PodSpec, spec *field.Path) (out []string) {
 		out = append(out, hiddenVariables(c)...)
 	}
 	return append(out, portWarnings(containers(s, spec))...)
+}
+
+// TemplateWarnings warns of what is accepted in a template of Pods, and probably not meant.
+func TemplateWarnings(t *corev1.PodTemplateSpec, at *field.Path) []string {
+	return append(annotation.Warnings("Pod", at.Child("metadata", "annotations"), t.Annotations, nil),
+		SpecWarnings(&t.Spec, at.Child("spec"))...)
+}
+
+// imageWarnings warns of the first container whose image no node runs: the others say the same.
+func imageWarnings(s *corev1.PodSpec, spec *field.Path) []string {
+	for _, c := range containers(s, spec) {
+		if c.Image == svc.RegisteredImage || c.Image == "" { // the template of a set may leave it out until an admission webhook sets it
+			continue
+		}
+		if why := podspec.CannotRun(c.Image); why != "" {
+			return []string{fmt.Sprintf("%s: %s", c.at.Child("image"), why)}
+		}
+	}
+	return nil
 }
 
 // placed is a container and where it stands in the Pod.

@@ -2,6 +2,8 @@ package service
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -76,11 +78,13 @@ const (
 
 // lbWarnings returns which annotations of a load balancer are unknown or have a wrong value: what they ask for is not done.
 func lbWarnings(s *corev1.Service) (out []string) {
-	if class := s.Spec.LoadBalancerClass; s.Spec.Type != corev1.ServiceTypeLoadBalancer || class != nil && *class != svc.LoadBalancerClass {
+	class := s.Spec.LoadBalancerClass
+	ours := s.Spec.Type == corev1.ServiceTypeLoadBalancer && (class == nil || *class == svc.LoadBalancerClass)
+	if !ours && !slices.ContainsFunc(slices.Collect(maps.Keys(s.Annotations)), dialect.IsOwn) {
 		return nil
 	}
 	for _, f := range claim.Read(s).Findings {
-		if f.Annotation == "" || f.State != dialect.Invalid && f.State != dialect.Unknown {
+		if f.Annotation == "" || f.State != dialect.Invalid && f.State != dialect.Unknown || !ours && !dialect.IsOwn(f.Annotation) {
 			continue
 		}
 		if len(out) == maxLBWarnings {

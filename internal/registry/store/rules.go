@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"reflect"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -13,6 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/names"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
+	"github.com/fairlead/fairlead/internal/registry/annotation"
 	"github.com/fairlead/fairlead/internal/registry/scheme"
 )
 
@@ -67,6 +69,9 @@ type Rules[T Object] struct {
 	Warn func(obj, old T) []string
 	// Canonicalize gives a valid object its stored form.
 	Canonicalize func(T)
+
+	// isSub is set for a subresource, whose writer has not written the annotations.
+	isSub bool
 }
 
 // Part is a part of objects of type T.
@@ -94,7 +99,7 @@ func Field[T, F any](path string, at func(T) *F) Part[T] {
 // Sub returns the rules of a subresource of the kind: writes cannot change kept,
 // and validate checks them. Hooks, generations and warnings are the kind's only.
 func (r Rules[T]) Sub(validate func(ctx context.Context, obj, old T) field.ErrorList, kept ...Part[T]) Rules[T] {
-	r.Kept, r.Validate = kept, validate
+	r.Kept, r.Validate, r.isSub = kept, validate, true
 	r.Generation, r.Create, r.Update, r.Warn = nil, nil, nil, nil
 	return r
 }
@@ -103,6 +108,8 @@ func (r Rules[T]) Sub(validate func(ctx context.Context, obj, old T) field.Error
 func (r Rules[T]) Strategy() Strategy {
 	return &strategy[T]{ObjectTyper: scheme.Scheme, NameGenerator: names.SimpleNameGenerator, rules: r}
 }
+
+var annotationsPath = field.NewPath("metadata", "annotations") //nolint:gochecknoglobals // constant in all but name
 
 type strategy[T Object] struct {
 	runtime.ObjectTyper
@@ -179,18 +186,23 @@ func MetaOf(obj metav1.ObjectMetaAccessor) *metav1.ObjectMeta {
 }
 
 func (s *strategy[T]) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
-	if s.rules.Warn == nil {
-		return nil
-	}
 	var none T
-	return s.rules.Warn(obj.(T), none)
+	return s.warnings(obj.(T), none, nil)
 }
 
 func (s *strategy[T]) WarningsOnUpdate(_ context.Context, obj, old runtime.Object) []string {
-	if s.rules.Warn == nil {
-		return nil
+	return s.warnings(obj.(T), old.(T), old.(T).GetAnnotations())
+}
+
+func (s *strategy[T]) warnings(obj, old T, before map[string]string) (out []string) {
+	if s.rules.Warn != nil {
+		out = s.rules.Warn(obj, old)
 	}
-	return s.rules.Warn(obj.(T), old.(T))
+	if s.rules.isSub {
+		return out
+	}
+	kind := reflect.TypeFor[T]().Elem().Name()
+	return append(out, annotation.Warnings(kind, annotationsPath, obj.GetAnnotations(), before)...)
 }
 
 func (s *strategy[T]) Canonicalize(obj runtime.Object) {

@@ -19,9 +19,6 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// hostImage is the one image there is: the machine's own file system.
-const hostImage = "host"
-
 // defaultPath is the PATH of a container whose env sets none.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -33,9 +30,8 @@ func (e configError) Error() string { return e.message }
 
 // checkContainer returns why a container can never run here.
 func checkContainer(pod *corev1.PodSpec, c *corev1.Container) error {
-	if c.Image != hostImage {
-		return configError{"ImageNotSupported", fmt.Sprintf(
-			"image %q is not supported: fairlead runs the machine's own programs, write image: %s and a command", c.Image, hostImage)}
+	if why := podspec.CannotRun(c.Image); why != "" {
+		return configError{"ImageNotSupported", why}
 	}
 	if len(c.Command)+len(c.Args) == 0 {
 		return configError{"CreateContainerConfigError", "command is required: with image host there is no default one"}

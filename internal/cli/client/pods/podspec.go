@@ -15,10 +15,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/podspec"
+	"github.com/fairlead/fairlead/internal/svc"
 )
-
-// hostImage is the image that stands for the node's own file system.
-const hostImage = "host"
 
 // podFlags describe the Pods of 'fairlead run'.
 type podFlags struct {
@@ -38,7 +36,7 @@ func (f *podFlags) pod() (*corev1.Pod, error) {
 	if err != nil {
 		return nil, base.Usagef("--labels %q: %w; want KEY=VALUE[,KEY=VALUE]", f.labels, err)
 	}
-	c := corev1.Container{Name: "main", Image: hostImage, Command: f.command, WorkingDir: f.workDir}
+	c := corev1.Container{Name: "main", Image: svc.HostImage, Command: f.command, WorkingDir: f.workDir}
 	for _, p := range f.ports {
 		port, err := podspec.ParsePort(p)
 		if err != nil {

@@ -50,6 +50,10 @@ every Service whose selector matches the labels. The agent of its node checks it
 second; endpoints follow. It is the Pod NAME-NODE: 'kubectl get pods' shows it, and
 'fairlead deregister NAME' deletes it. Deleting it does not stop the program.
 
+On a joined node without a kubeconfig of an administrator it writes a file for the node's
+agent, which registers the program if an administrator allows that; else it prints the
+command that does (docs/registered.md).
+
 Without --ready, --unit and --pid-file the program is ready while its first TCP port
 takes connections. The same flags again change nothing; other flags replace them.`,
 		Example: `  fairlead register --name redis -l app=redis -p redis=6379
@@ -111,7 +115,7 @@ func (r *registerCommand) run(cmd *cobra.Command) error {
 	namespace := r.Namespace
 	if !r.dryRun {
 		if client, namespace, err = r.Client(); err != nil {
-			return onNode(err, &r.ClientFlags)
+			return r.byAgent(cmd, err, specs)
 		}
 		if err := checkNode(cmd.Context(), client, r.spec.Node); err != nil {
 			return err
@@ -138,26 +142,19 @@ func (r *registerCommand) run(cmd *cobra.Command) error {
 		}
 	}
 	if r.hook && len(errs) == 0 {
-		unit := pods[0].Annotations[svc.UnitAnnotation]
-		if err := systemd.InstallHook(cmd.Context(), unit, systemd.HookWait); err != nil {
-			return fmt.Errorf("--install-hook: %w", err)
-		}
-		fmt.Fprintf(r.Out, "%s waits until no node sends it new connections, %s at most, before its process is stopped: %s\n",
-			unit, systemd.HookWait, systemd.HookPath(unit))
+		return r.installHook(cmd.Context(), pods[0])
 	}
 	return errors.Join(errs...)
 }
 
-// onNode names what works on a node, where there is no kubeconfig of an administrator.
-func onNode(err error, f *base.ClientFlags) error {
-	a, missing := base.ReadRecord(f.DataDir)
-	if !errors.Is(err, base.ErrNoKubeconfig) || missing != nil {
-		return err
+func (r *registerCommand) installHook(ctx context.Context, pod *corev1.Pod) error {
+	unit := pod.Annotations[svc.UnitAnnotation]
+	if err := systemd.InstallHook(ctx, unit, systemd.HookWait); err != nil {
+		return fmt.Errorf("--install-hook: %w", err)
 	}
-	return fmt.Errorf("node %s has no kubeconfig of an administrator: run this where there is one, with --node %s; or use a file "+
-		"NAME.yaml in /etc/fairlead/services.d of this node (docs/registered.md), which its agent registers after an administrator has run "+
-		"'kubectl create rolebinding nodes-register --namespace %s --clusterrole %s --group %s'",
-		a.Node, a.Node, cmp.Or(f.Namespace, metav1.NamespaceDefault), svc.NodeRegistrarRole, svc.NodesGroup)
+	fmt.Fprintf(r.Out, "%s waits until no node sends it new connections, %s at most, before its process is stopped: %s\n",
+		unit, systemd.HookWait, systemd.HookPath(unit))
+	return nil
 }
 
 // specs returns the programs of the flags or the file.
@@ -291,7 +288,7 @@ keep running.`,
 			}
 			client, namespace, err := f.Client()
 			if err != nil {
-				return onNode(err, &f)
+				return deregisterByAgent(cmd, g.Out, err, &f, args)
 			}
 			var errs []error
 			for _, name := range args {

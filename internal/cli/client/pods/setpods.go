@@ -2,6 +2,7 @@ package pods
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,10 +43,14 @@ func (s *set) owns(p *corev1.Pod) bool {
 
 // NewPs returns 'fairlead ps'.
 func NewPs(g *base.Global) *cobra.Command {
-	return newSetCommand(g, &cobra.Command{
-		Use: "ps [NAME]", Short: "List sets, or the Pods of one", Example: "  fairlead ps\n  fairlead ps web",
+	everywhere := false
+	c := newSetCommand(g, &cobra.Command{
+		Use: "ps [NAME]", Short: "List sets, or the Pods of one", Example: "  fairlead ps\n  fairlead ps web\n  fairlead ps -A",
 	}, 0, 1, func(ctx context.Context, s *setCommand, client kubernetes.Interface, namespace string, args []string) error {
-		if len(args) == 1 {
+		switch {
+		case everywhere:
+			namespace = metav1.NamespaceAll
+		case len(args) == 1:
 			found, err := findSet(ctx, client, namespace, args[0])
 			if err != nil {
 				return err
@@ -56,29 +61,55 @@ func NewPs(g *base.Global) *cobra.Command {
 			}
 			return printPods(s.Out, pods)
 		}
-		deployments, err := client.AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{})
+		all, err := setsOf(ctx, client, namespace)
 		if err != nil {
 			return err
 		}
-		daemons, err := client.AppsV1().DaemonSets(namespace).List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return err
-		}
-		var all []set
-		for i := range deployments.Items {
-			all = append(all, ofDeployment(&deployments.Items[i]))
-		}
-		for i := range daemons.Items {
-			all = append(all, ofDaemonSet(&daemons.Items[i]))
-		}
-		return printSets(s.Out, all)
+		return printSets(s.Out, all, everywhere)
 	})
+	c.Args = func(cmd *cobra.Command, args []string) error {
+		switch {
+		case everywhere && len(args) == 1:
+			return base.Usagef("-A lists the sets of all namespaces; for the Pods of %s give its namespace by -n", args[0])
+		case everywhere && cmd.Flags().Changed("namespace"):
+			return base.Usagef("-A lists the sets of all namespaces; leave out -n")
+		}
+		return nil
+	}
+	c.Flags().BoolVarP(&everywhere, "all-namespaces", "A", false, "list the sets of all namespaces")
+	return c
 }
 
-func printSets(out io.Writer, all []set) error {
+// setsOf returns the sets of a namespace, or of all.
+func setsOf(ctx context.Context, client kubernetes.Interface, namespace string) (all []set, err error) {
+	deployments, err := client.AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	daemons, err := client.AppsV1().DaemonSets(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for i := range deployments.Items {
+		all = append(all, ofDeployment(&deployments.Items[i]))
+	}
+	for i := range daemons.Items {
+		all = append(all, ofDaemonSet(&daemons.Items[i]))
+	}
+	slices.SortStableFunc(all, func(a, b set) int { return cmp.Compare(a.namespace, b.namespace) })
+	return all, nil
+}
+
+func printSets(out io.Writer, all []set, namespaces bool) error {
 	w := tabwriter.NewWriter(out, 0, 4, 3, ' ', 0)
+	if namespaces {
+		fmt.Fprint(w, "NAMESPACE\t")
+	}
 	fmt.Fprintln(w, "NAME\tKIND\tREADY\tUP-TO-DATE\tAVAILABLE\tAGE\tCOMMAND")
 	for _, s := range all {
+		if namespaces {
+			fmt.Fprintf(w, "%s\t", s.namespace)
+		}
 		fmt.Fprintf(w, "%s\t%s\t%d/%d\t%d\t%d\t%s\t%s\n", s.name, s.kind, s.ready, s.wanted, s.updated, s.available,
 			duration.HumanDuration(time.Since(s.created.Time)), strings.Join(s.command, " "))
 	}

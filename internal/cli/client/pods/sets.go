@@ -164,7 +164,7 @@ const (
 
 // set is what the commands for sets show of a Deployment or DaemonSet.
 type set struct {
-	kind, name                        string
+	kind, namespace, name             string
 	wanted, ready, updated, available int32
 	total                             int32 // of all revisions
 	generation, observed              int64
@@ -176,7 +176,7 @@ type set struct {
 
 func ofDeployment(d *appsv1.Deployment) set {
 	s := set{
-		kind: kindDeployment, name: d.Name, ready: d.Status.ReadyReplicas, updated: d.Status.UpdatedReplicas,
+		kind: kindDeployment, namespace: d.Namespace, name: d.Name, ready: d.Status.ReadyReplicas, updated: d.Status.UpdatedReplicas,
 		available: d.Status.AvailableReplicas, total: d.Status.Replicas, generation: d.Generation, observed: d.Status.ObservedGeneration,
 		created: d.CreationTimestamp, command: commandOf(&d.Spec.Template.Spec), selector: d.Spec.Selector,
 	}
@@ -194,7 +194,7 @@ func ofDeployment(d *appsv1.Deployment) set {
 
 func ofDaemonSet(d *appsv1.DaemonSet) set {
 	return set{
-		kind: kindDaemonSet, name: d.Name, wanted: d.Status.DesiredNumberScheduled, ready: d.Status.NumberReady,
+		kind: kindDaemonSet, namespace: d.Namespace, name: d.Name, wanted: d.Status.DesiredNumberScheduled, ready: d.Status.NumberReady,
 		updated: d.Status.UpdatedNumberScheduled, available: d.Status.NumberAvailable, total: d.Status.DesiredNumberScheduled,
 		generation: d.Generation, observed: d.Status.ObservedGeneration, created: d.CreationTimestamp,
 		command: commandOf(&d.Spec.Template.Spec), selector: d.Spec.Selector,

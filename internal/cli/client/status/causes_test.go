@@ -13,6 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/fairlead/fairlead/internal/apiserver/certs"
+	"github.com/fairlead/fairlead/internal/apiserver/members"
+	"github.com/fairlead/fairlead/internal/apiserver/pki"
 	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -199,5 +202,69 @@ func TestStatusOfAService(t *testing.T) {
 	var out strings.Builder
 	if err := r.print(&out); err != nil || !strings.Contains(out.String(), "10.0.0.1   a     n1     no      no node has taken it") {
 		t.Errorf("%v:\n%s", err, out.String())
+	}
+}
+
+// Servers that do not answer are named, and a lost quorum is.
+func TestStatusNamesServers(t *testing.T) {
+	up, lost := &members.Status{Leader: "1"}, &members.Status{}
+	of := func(states ...*members.Status) (list []members.Member) {
+		for i, s := range states {
+			list = append(list, members.Member{Name: string(rune('a' + i)), Role: members.RoleVoter, Status: s})
+		}
+		return append(list, members.Member{Name: "new", Role: members.RoleLearner})
+	}
+	for name, c := range map[string]struct {
+		list   []members.Member
+		quorum bool
+		want   string
+	}{
+		"one server":  {nil, true, ""},
+		"all answer":  {of(up, up, up), true, ""},
+		"one is gone": {of(up, nil, up), true, "server b does not answer: 2 of 3 do, and nothing is written when fewer than 2 do"},
+		"two are gone": {of(lost, nil, nil), false, "no quorum: 1 of 3 servers answer, 2 have to: nothing can be read or written; " +
+			"start b, c again, or see docs/reliability.md for servers that are lost"},
+		"no leader": {of(lost, lost, lost), false, "the servers have no leader: 3 of 3 answer; look at the network between them"},
+	} {
+		r := &Report{}
+		if quorum := r.judgeMembers(c.list); quorum != c.quorum || strings.Join(r.Problems, "\n") != c.want {
+			t.Errorf("%s: %v, %q; want %v, %q", name, quorum, r.Problems, c.quorum, c.want)
+		}
+	}
+}
+
+// Certificates that should have been renewed, and an authority that ends, are named; others are not.
+func TestStatusNamesCertificates(t *testing.T) {
+	now := time.Now()
+	day := 24 * time.Hour
+	file := func(name string, left, life time.Duration) pki.File {
+		return pki.File{Name: name, Subject: "CN=" + name, Begins: now.Add(left - life), Ends: now.Add(left)}
+	}
+	held := func(holder string, left time.Duration) certs.Held {
+		return certs.Held{Holder: holder, Report: pki.Report{Ends: now.Add(left)}}
+	}
+	r := &Report{}
+	r.judgeCertificates(&certs.Status{
+		Server: "a", Authorities: []pki.File{file("ca", 3650*day, 3650*day), file("old", day, 3650*day)},
+		Certificates: []pki.File{file("server", 25*day, 365*day), file("short", 30*time.Minute, time.Hour)},
+		Others:       []certs.Held{held("node n1", 20*day), {Holder: "node n2"}},
+	}, now)
+	if len(r.Problems) > 0 {
+		t.Errorf("all is well: %q", r.Problems)
+	}
+	r.judgeCertificates(&certs.Status{
+		Server: "a", Authorities: []pki.File{file("ca", 80*day, 3650*day)},
+		Certificates: []pki.File{file("server", 10*day, 365*day), file("short", 5*time.Minute, time.Hour), file("etcd", -2*time.Hour, 365*day)},
+		Others:       []certs.Held{held("node n1", 10*day)},
+	}, now)
+	want := []string{
+		"the cluster's authority CN=ca ends in 80 days: replace it with 'fairlead certs rotate-ca'",
+		"certificate server of server a ends in 10 days and was not renewed: see its log, and 'fairlead certs renew server'",
+		"certificate short of server a ends in 5m0s and was not renewed: see its log, and 'fairlead certs renew short'",
+		"certificate etcd of server a ended 2h0m0s ago and was not renewed: see its log, and 'fairlead certs renew etcd'",
+		"the certificate of node n1 ends in 10 days and was not renewed: see the log there",
+	}
+	if !slices.Equal(r.Problems, want) {
+		t.Errorf("%q, want %q", r.Problems, want)
 	}
 }

@@ -188,6 +188,7 @@ func collect(ctx context.Context, client kubernetes.Interface, own string, probe
 	if own == "" {
 		r.LoadBalancers = summarizeLB(ctx, client, services)
 		r.askStore(ctx, client)
+		r.askCertificates(ctx, client, time.Now())
 		r.ask(ctx, client)
 		more = readRelated(ctx, client, want.namespace)
 		r.warnings = more.warnings

@@ -4,46 +4,60 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
-	"log/slog"
 	"net/http"
-	"os"
 	"strings"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/fairlead/fairlead/internal/apiserver/join"
+	"github.com/fairlead/fairlead/internal/apiserver/members"
 	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/cli/client/asnode"
 	"github.com/fairlead/fairlead/internal/proxy"
 )
 
 // report asks as an administrator, and on a node without an administrator's kubeconfig
 // as that node.
 func reportFor(ctx context.Context, f *base.ClientFlags, probe *prober, want scope) (*Report, error) {
-	client, namespace, err := f.Client()
+	cfg, namespace, err := f.Load()
 	if want.service != "" && want.namespace == "" {
 		want.namespace = cmp.Or(namespace, metav1.NamespaceDefault)
 	}
 	if err == nil {
-		return collect(ctx, client, "", probe, want)
+		return reportOfCluster(ctx, cfg, probe, want)
 	}
-	if f.Kubeconfig != "" || os.Getenv("KUBECONFIG") != "" || !errors.Is(err, base.ErrNoKubeconfig) {
+	a, err := asnode.Record(err, f)
+	if err != nil {
 		return nil, err
-	}
-	a, missing := base.ReadRecord(f.DataDir)
-	switch {
-	case errors.Is(missing, fs.ErrNotExist):
-		return nil, err
-	case errors.Is(missing, fs.ErrPermission):
-		return nil, fmt.Errorf("no permission to read %s: run this as root", base.AgentRecordFile(f.DataDir))
-	case missing != nil:
-		return nil, missing
 	}
 	return reportOfNode(ctx, &a, f.DataDir, probe, want)
+}
+
+// membersTimeout bounds the question which servers answer.
+const membersTimeout = 3 * time.Second
+
+// reportOfCluster shows what an administrator may see. Without a quorum of servers that is only which of them do not answer: what
+// else is asked would wait for a quorum.
+func reportOfCluster(ctx context.Context, cfg *rest.Config, probe *prober, want scope) (*Report, error) {
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	servers := &Report{Server: cfg.Host, Nodes: []nodeReport{}, Services: []ServiceReport{}, Problems: []string{}}
+	short, cancel := context.WithTimeout(ctx, membersTimeout)
+	list, _ := members.Ask(short, cfg) // one server, another cluster, and a user who may not ask have no list
+	cancel()
+	if !servers.judgeMembers(list) {
+		return servers, nil
+	}
+	r, err := collect(ctx, client, "", probe, want)
+	if err == nil {
+		r.Problems = append(servers.Problems, r.Problems...)
+	}
+	return r, err
 }
 
 // report shows what a node knows: its proxy, and what the node itself may read.
@@ -88,21 +102,11 @@ func reportOfNode(ctx context.Context, a *base.AgentRecord, dataDir string, prob
 
 // ask asks the API as the node.
 func askAsNode(ctx context.Context, a *base.AgentRecord, dataDir string, probe *prober, want scope) (*Report, error) {
-	var cfg *rest.Config
-	if a.Kubeconfig != "" {
-		c := base.ClientFlags{Kubeconfig: a.Kubeconfig}
-		var err error
-		if cfg, _, err = c.Load(); err != nil {
-			return nil, err
-		}
-	} else {
-		n, err := join.Open(a.Server, a.Node, base.NodePKI(dataDir), slog.New(slog.DiscardHandler))
-		if err != nil {
-			return nil, fmt.Errorf("the node's certificate: %w", err)
-		}
-		cfg = n.Config()
+	cfg, err := asnode.Config(a, dataDir)
+	if err != nil {
+		return nil, err
 	}
-	client, err := kubernetes.NewForConfig(base.AgentConfig(cfg))
+	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		return nil, err
 	}

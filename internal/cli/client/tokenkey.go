@@ -1,0 +1,271 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/apiserver/accounts"
+	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// podTokenLife is about how long the token of a Pod is valid: after it no Pod has one of the old key.
+const podTokenLife = time.Hour + 10*time.Minute
+
+// endedServer is how old the report of a server is that does not run any more.
+const endedServer = time.Minute
+
+// tokenKey is 'fairlead certs rotate-token-key'.
+type tokenKey struct {
+	*base.Global
+	base.ClientFlags
+	key                                string
+	status, sign, finish, abort, force bool
+}
+
+func newRotateTokenKey(g *base.Global) *cobra.Command {
+	t := &tokenKey{Global: g}
+	cmd := &cobra.Command{
+		Use: "rotate-token-key", Short: "Replace the key that signs the tokens of ServiceAccounts while everything runs",
+		Long: `Replace the key that signs the tokens of ServiceAccounts, in three stages, while everything
+runs. It changes the directory pki of the server on this machine; the server follows within
+a few seconds. Run each stage at every server before the next one:
+
+1. Without a flag it makes the next key, whose tokens are valid from now on. Copy the file
+   pki/sa-next.key to the other servers, and there name it with --key.
+2. --sign: the next key signs. It first asks each server whether it knows that key.
+3. --finish: the tokens of the old key are rejected (401). It first asks whether the new key
+   signs at each server, and waits for the tokens of Pods to be new, which takes an hour.
+
+--abort goes back before --sign. After a theft of the key, take the three stages one after
+the other with --force: all old tokens end at once.`,
+		Example: `  fairlead certs rotate-token-key
+  fairlead certs rotate-token-key --sign
+  fairlead certs rotate-token-key --finish
+  fairlead certs rotate-token-key --status`,
+		Args: base.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return t.run(cmd.Context()) },
+	}
+	t.Add(cmd)
+	flags := cmd.Flags()
+	flags.StringVar(&t.key, "key", "", "file with the next key (RSA or ECDSA, PEM), as another server has it")
+	flags.BoolVar(&t.status, "status", false, "show which key signs, and what each server knows; change nothing")
+	flags.BoolVar(&t.sign, "sign", false, "make the next key the one that signs")
+	flags.BoolVar(&t.finish, "finish", false, "reject the tokens of the old key")
+	flags.BoolVar(&t.abort, "abort", false, "forget the next key, which does not sign yet")
+	flags.BoolVar(&t.force, "force", false, "ask no server, and wait for no tokens: those of the old key may be rejected")
+	return cmd
+}
+
+func (t *tokenKey) run(ctx context.Context) error {
+	given := 0
+	for _, b := range []bool{t.status, t.sign, t.finish, t.abort, t.key != ""} {
+		if b {
+			given++
+		}
+	}
+	if given > 1 || t.status && t.force {
+		return base.Usagef("give one of --key, --status, --sign, --finish and --abort; --force goes with --sign and --finish")
+	}
+	dir := accounts.KeyDir(filepath.Join(t.DataDir, "pki"))
+	state, err := dir.State()
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%w: run this on the machine of a server, with its --data-dir", err)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%w: run this as the server's user", err)
+	case err != nil:
+		return err
+	}
+	switch {
+	case t.status:
+	case t.sign:
+		if err = t.known(ctx, state.Next, false); err == nil {
+			err = dir.Sign()
+		}
+	case t.finish:
+		if err = t.old(state, time.Now()); err == nil && state.Stage == accounts.Signing {
+			err = t.known(ctx, state.Signs, true)
+		}
+		if err == nil {
+			err = dir.Finish()
+		}
+	case t.abort:
+		err = dir.Abort()
+	default:
+		var key []byte
+		if t.key != "" {
+			key, err = os.ReadFile(t.key)
+		}
+		if err == nil {
+			err = dir.Publish(key)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if state, err = dir.State(); err != nil {
+		return err
+	}
+	return t.print(ctx, t.Out, dir, state)
+}
+
+// old returns an error while Pods may have tokens of the old key.
+func (t *tokenKey) old(s accounts.KeyState, now time.Time) error {
+	if left := podTokenLife - now.Sub(s.Since); left > 0 && s.Stage == accounts.Signing && !t.force {
+		return fmt.Errorf("the new key signs since %s: Pods may have tokens of the old one for another %s; wait, or give --force",
+			s.Since.Format(time.RFC3339), left.Round(time.Minute))
+	}
+	return nil
+}
+
+// known returns an error unless every server of the cluster knows a key, or signs with it.
+func (t *tokenKey) known(ctx context.Context, id string, signs bool) error {
+	if t.force || id == "" {
+		return nil
+	}
+	servers, err := t.ask(ctx)
+	if err != nil {
+		return fmt.Errorf("cannot ask the servers which keys they know: %w; --force does not ask", err)
+	}
+	var missing []string
+	for _, s := range servers {
+		switch {
+		case s.err != nil:
+			missing = append(missing, fmt.Sprintf("%s (%s)", s.at, base.OneLine(s.err)))
+		case !s.has(id, signs):
+			missing = append(missing, s.at)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	if signs {
+		return fmt.Errorf("these servers do not sign with key %s: %s; run --sign there, or wait a few seconds for a server that has just begun",
+			id, strings.Join(missing, ", "))
+	}
+	return fmt.Errorf("these servers do not know key %s: %s; copy %s there and run 'fairlead certs rotate-token-key --key FILE', "+
+		"or wait a few seconds for a server that has just begun", id, strings.Join(missing, ", "), accounts.NextFile)
+}
+
+// serverKeys are the keys whose tokens a server accepts; the first one signs.
+type serverKeys struct {
+	at  string
+	ids []string
+	err error
+}
+
+func (s *serverKeys) has(id string, signs bool) bool {
+	for i, k := range s.ids {
+		if k == id && (i == 0 || !signs) {
+			return true
+		}
+	}
+	return false
+}
+
+// ask asks each running server of the cluster for its keys.
+func (t *tokenKey) ask(ctx context.Context) ([]serverKeys, error) {
+	cfg, _, err := t.Load()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, base.RequestTimeout)
+	defer cancel()
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	leases, err := client.CoordinationV1().Leases(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	var out []serverKeys
+	for i := range leases.Items {
+		l := &leases.Items[i]
+		at, is := l.Annotations[svc.EndpointAnnotation]
+		ended := l.Spec.RenewTime != nil && time.Since(l.Spec.RenewTime.Time) > endedServer
+		if !is || ended || !strings.HasPrefix(l.Name, svc.ServerLeasePrefix) {
+			continue
+		}
+		s := serverKeys{at: at}
+		s.ids, s.err = keysAt(ctx, cfg, at)
+		out = append(out, s)
+	}
+	if len(out) == 0 { // one on a loopback address does not report that
+		s := serverKeys{at: strings.TrimPrefix(cfg.Host, "https://")}
+		s.ids, s.err = keysAt(ctx, cfg, s.at)
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+// keysAt returns the IDs of the keys of the server at an address.
+func keysAt(ctx context.Context, cfg *rest.Config, at string) ([]string, error) {
+	cfg = rest.CopyConfig(cfg)
+	cfg.Host = "https://" + at
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	text, err := client.Discovery().RESTClient().Get().AbsPath(accounts.KeysPath).DoRaw(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var set struct {
+		Keys []struct {
+			ID string `json:"kid"`
+		} `json:"keys"`
+	}
+	if err := json.Unmarshal(text, &set); err != nil {
+		return nil, err
+	}
+	var ids []string
+	for _, k := range set.Keys {
+		ids = append(ids, k.ID)
+	}
+	return ids, nil
+}
+
+func (t *tokenKey) print(ctx context.Context, out io.Writer, dir accounts.KeyDir, s accounts.KeyState) error {
+	fmt.Fprintf(out, "key %s signs, since %s\n", s.Signs, s.Since.Format(time.RFC3339))
+	switch s.Stage {
+	case accounts.NotRotating:
+		fmt.Fprintln(out, "no key of tokens is being replaced here")
+	case accounts.Published:
+		fmt.Fprintf(out, "the tokens of key %s are valid too; give %s to all servers (--key FILE there), then run --sign at each\n", s.Next,
+			filepath.Join(string(dir), accounts.NextFile))
+	case accounts.Signing:
+		fmt.Fprintf(out, "the tokens of the old key %s are still valid; when all servers sign with the new key and tokens are new, "+
+			"run --finish\n", s.Old)
+	}
+	if !t.status {
+		return nil
+	}
+	servers, err := t.ask(ctx)
+	if err != nil {
+		fmt.Fprintln(out, "! the servers were not asked:", base.OneLine(err))
+		return nil
+	}
+	for _, x := range servers {
+		if x.err != nil {
+			fmt.Fprintf(out, "! server %s does not answer: %s\n", x.at, base.OneLine(x.err))
+			continue
+		}
+		fmt.Fprintf(out, "server %s: %s\n", x.at, strings.Join(x.ids, ", "))
+	}
+	return nil
+}

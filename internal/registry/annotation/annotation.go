@@ -1,0 +1,173 @@
+// Package annotation knows which kinds read which annotations of the domain fairlead.dev, and warns of one that has no
+// effect: unknown, on a kind that does not read it, or with a value that means nothing.
+package annotation
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/fairlead/fairlead/internal/barrier"
+	"github.com/fairlead/fairlead/internal/checks"
+	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/podspec"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// Bounds of the warnings about one object, and of the work for them: a client shows them.
+const (
+	maxWarnings = 5
+	maxKey      = 200
+	// maxSlip is how many letters may be wrong in a key for which another one is meant.
+	maxSlip = 3
+)
+
+const prefix = svc.Domain + "/"
+
+// reader is who reads an annotation.
+type reader struct {
+	kinds []string
+	// wrong returns what is wrong with a value, "" if nothing is. Nil where another place checks it, or every value counts.
+	wrong func(value string) string
+}
+
+// readers has every annotation of an object of the API, and who reads it. Those of load balancers are in package dialect.
+var readers = map[string]reader{
+	svc.ClaimServicesAnnotation:  {[]string{"IPAddress"}, nil},
+	svc.ClaimPoolAnnotation:      {[]string{"IPAddress", "Service"}, nil},
+	svc.LBWeightAnnotation:       {[]string{"EndpointSlice", "Endpoints"}, weight},
+	svc.ACMEIssuedAnnotation:     {[]string{"Secret"}, nil},
+	svc.ACMERetryAnnotation:      {[]string{"Secret"}, nil},
+	svc.ACMEFailuresAnnotation:   {[]string{"Secret"}, nil},
+	svc.ACMEHostsAnnotation:      {[]string{"Secret"}, nil},
+	svc.EndpointAnnotation:       {[]string{"Lease"}, nil},
+	svc.DefaultQuotaAnnotation:   {[]string{"Namespace"}, only(svc.DefaultQuotaNone)},
+	svc.ServingCertAnnotation:    {[]string{"Node"}, nil},
+	svc.AuthoritiesAnnotation:    {[]string{"Node", "Lease"}, nil},
+	svc.NodeAddressesAnnotation:  {[]string{"Node"}, nil},
+	svc.PublicKeyAnnotation:      {[]string{"Node"}, nil},
+	svc.PeerWatchAnnotation:      {[]string{"Node"}, nil},
+	svc.SuspectedAnnotation:      {[]string{"Node"}, nil},
+	svc.UnreachableAnnotation:    {[]string{"Lease"}, nil},
+	svc.PodSecurityAnnotation:    {[]string{"Pod"}, nil},
+	svc.UnitAnnotation:           {[]string{"Pod"}, nil},
+	svc.PIDFileAnnotation:        {[]string{"Pod"}, nil},
+	svc.AddressAnnotation:        {[]string{"Pod"}, nil},
+	svc.ServicesFileAnnotation:   {[]string{"Pod"}, nil},
+	svc.ProgramsAnnotation:       {[]string{"Pod"}, programs},
+	svc.SchedulerAnnotation:      {[]string{"Service"}, only(svc.Schedulers()...)},
+	svc.WeightAnnotation:         {[]string{"Pod", "EndpointSlice", "Endpoints"}, weight},
+	svc.CheckAnnotation:          {[]string{"EndpointSlice"}, nil},
+	checks.IntervalAnnotation:    {[]string{"EndpointSlice"}, nil},
+	checks.TimeoutAnnotation:     {[]string{"EndpointSlice"}, nil},
+	svc.ChecksAnnotation:         {[]string{"Lease"}, nil},
+	barrier.WantedAnnotation:     {[]string{"Lease"}, nil},
+	barrier.ProgrammedAnnotation: {[]string{"Lease"}, nil},
+	barrier.RejectedAnnotation:   {[]string{"Lease"}, nil},
+	barrier.AskAnnotation:        {[]string{"Service"}, only("true", "false")},
+}
+
+// labels are names of the domain that count as labels only.
+var labels = []string{svc.DNSServerLabel, svc.NodeLabel, svc.CheckedLabel, svc.RemovedNodeLabel}
+
+func weight(value string) string {
+	if _, ok := svc.ParseWeight(value); ok {
+		return ""
+	}
+	return fmt.Sprintf("want a number from 0 to %d; it counts as 1", svc.MaxWeight)
+}
+
+func programs(value string) string {
+	if _, err := podspec.ParsePrograms(value); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+func only(values ...string) func(string) string {
+	return func(value string) string {
+		if value == "" || slices.Contains(values, strings.TrimSpace(value)) {
+			return ""
+		}
+		return "it has no effect; want one of " + strings.Join(values, ", ")
+	}
+}
+
+// Warnings returns which annotations of an object of a kind have no effect. An annotation that the object had before with the same
+// value is left out: its writer has been warned. at is where the annotations stand.
+func Warnings(kind string, at *field.Path, now, before map[string]string) (out []string) {
+	var keys []string
+	for key, value := range now {
+		if was, had := before[key]; strings.HasPrefix(key, prefix) && (!had || was != value) {
+			keys = append(keys, key)
+		}
+	}
+	slices.Sort(keys)
+	for _, key := range keys {
+		why := noEffect(kind, key, now[key])
+		if why == "" {
+			continue
+		}
+		if len(out) == maxWarnings {
+			return append(out, fmt.Sprintf("%s: more annotations of %s have no effect", at, svc.Domain))
+		}
+		out = append(out, fmt.Sprintf("%s: %s", at.Key(shorten(key)), why))
+	}
+	return out
+}
+
+// noEffect returns why an annotation has no effect on an object of a kind, "" if it has.
+func noEffect(kind, key, value string) string {
+	r, known := readers[key]
+	switch {
+	case known && slices.Contains(r.kinds, kind):
+		if r.wrong == nil {
+			return ""
+		}
+		if why := r.wrong(value); why != "" {
+			return fmt.Sprintf("%q: %s", shorten(value), why)
+		}
+		return ""
+	case known:
+		return notOf(kind, r.kinds)
+	case dialect.IsOwn(key) && kind == "Service": // package service warns of them
+		return ""
+	case dialect.IsOwn(key) && slices.Contains(dialect.OwnKeys(), key):
+		return notOf(kind, []string{"Service"})
+	case slices.Contains(labels, key):
+		return "it is a label, and has no effect as an annotation"
+	}
+	return "unknown annotation" + meant(key)
+}
+
+// notOf says that a kind does not read an annotation of others.
+func notOf(kind string, kinds []string) string {
+	where := strings.Join(kinds, " or ")
+	if kinds[0] == "Pod" && (kind == "Deployment" || kind == "DaemonSet" || kind == "ReplicaSet") {
+		return "it has no effect on a " + kind + "; write it to spec.template.metadata.annotations, where its Pods have it from"
+	}
+	return fmt.Sprintf("it has no effect on kind %s; it is for kind %s", kind, where)
+}
+
+// meant returns which annotation may have been meant, as the end of a sentence.
+func meant(key string) string {
+	if len(key) > maxKey {
+		return ""
+	}
+	known := slices.Concat(slices.Sorted(maps.Keys(readers)), dialect.OwnKeys())
+	if m := dialect.Nearest(key, known, maxSlip); m != "" {
+		return "; did you mean " + m + "?"
+	}
+	return ""
+}
+
+// shorten returns as much of a key or value as a warning repeats.
+func shorten(s string) string {
+	if len(s) > maxKey {
+		return strings.ToValidUTF8(s[:maxKey], "") + "..."
+	}
+	return s
+}
