@@ -97,7 +97,6 @@ const (
 	// preface is how a connection of HTTP/2 begins, in two parts: RFC 9113, section 3.4.
 	preface      = "PRI * HTTP/2.0"
 	prefaceEnd   = "\r\nSM\r\n\r\n"
-	wholePreface = preface + "\r\n" + prefaceEnd
 )
 
 // feed takes the next bytes, and returns how many of them are good.
