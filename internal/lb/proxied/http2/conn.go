@@ -62,6 +62,7 @@ type Conn struct {
 	empty, frames     allowance // for frames that carry nothing, and for DATA
 	carries, taken    int64     // see allowance.spend
 	streams           map[uint32]*Stream
+	reserved          int    // streams of Open that have no number yet
 	last, next        uint32 // the highest stream of the peer's, and the next of our own
 	resets            [64]uint32
 	nextReset         int
@@ -249,7 +250,7 @@ func (c *Conn) deadline() (time.Time, error) {
 	defer c.mu.Unlock()
 	now, since := time.Now(), c.progress
 	if c.client {
-		if len(c.streams) > 0 {
+		if len(c.streams)+c.reserved > 0 {
 			if c.readBy.After(now) {
 				return c.readBy, nil
 			}
@@ -394,7 +395,7 @@ func (c *Conn) kick() {
 
 // finished reports whether the last stream of a connection has ended that has no further one. The caller holds mu.
 func (c *Conn) finished() bool {
-	return len(c.streams) == 0 && (c.leaving || c.client && c.goneAway)
+	return len(c.streams)+c.reserved == 0 && (c.leaving || c.client && c.goneAway)
 }
 
 // was reports whether a stream was reset here: its peer may not know that. The caller holds mu.

@@ -77,14 +77,28 @@ func drain(c chan struct{}) {
 func (c *Conn) Open(isHead bool) *Stream {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.err != nil || c.leaving || c.goneAway || int64(len(c.streams)) >= c.peer.streams || c.next > maxWindow/2 {
+	if c.err != nil || c.leaving || c.goneAway || int64(len(c.streams)+c.reserved) >= c.peer.streams || c.next > maxWindow/2 {
 		return nil
 	}
-	s := newStream(c, c.next)
+	s := newStream(c, 0)
 	s.isHead = isHead
-	c.next += 2
-	c.streams[s.id] = s
+	c.reserved++
 	return s
+}
+
+// number gives a stream of Open its number: they begin in the order of these. The caller holds mu.
+func (s *Stream) number() error {
+	c := s.c
+	if c.err != nil || c.goneAway {
+		s.err = &ResetError{Code: RefusedStream, Refused: true, Lost: c.err != nil}
+		return s.err
+	}
+	c.reserved--
+	s.id = c.next
+	c.next += 2
+	s.window = c.peer.window
+	c.streams[s.id] = s
+	return nil
 }
 
 // OnEnd has f called if the stream ends before its time; it must return at once.
@@ -289,6 +303,11 @@ func (s *Stream) Head(e *Encoder, end bool) error {
 	if s.err != nil {
 		return s.err
 	}
+	if s.id == 0 {
+		if err := s.number(); err != nil {
+			return err
+		}
+	}
 	c.out = c.appendHead(c.out, e, s.id, end)
 	s.sent = end
 	c.carries++
@@ -395,7 +414,9 @@ func (s *Stream) Abort(code Code) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
 	if s.err == nil {
-		s.c.reset(s.id, code)
+		if s.id != 0 {
+			s.c.reset(s.id, code)
+		}
 		s.fail(&ResetError{Code: code})
 	}
 }
@@ -420,13 +441,15 @@ func (s *Stream) Close(code Code) {
 		c.credit(len(s.in) - s.read)
 	}
 	switch {
+	case s.id == 0:
+		c.reserved--
 	case s.err != nil || s.ended && s.sent:
 	case s.sent && !c.client:
 		c.reset(s.id, NoError) // the answer is whole: RFC 9113, section 8.1
 	default:
 		c.reset(s.id, code)
 	}
-	delete(c.streams, s.id)
+	delete(c.streams, s.id) // without a number it is not there
 	if s.waits {
 		for i, other := range c.stalled {
 			if other == s {
@@ -435,7 +458,7 @@ func (s *Stream) Close(code Code) {
 			}
 		}
 	}
-	if len(c.streams) == 0 {
+	if len(c.streams)+c.reserved == 0 {
 		c.idleSince = time.Now()
 	}
 	if len(c.out) > 0 || c.finished() {

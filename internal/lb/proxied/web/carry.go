@@ -1,7 +1,6 @@
 package web
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -70,25 +69,25 @@ func (x *exchange) carry() bool {
 func (x *exchange) try() (err error) {
 	whole := x.prepare()
 	simple := x.client.source().done() && len(whole) == 0 && x.req.Idempotent()
-	var tried []*pods.Member
-	var last error
-	for range pods.MaxDials {
-		m, err := x.to.Sticky.Choose(x.to.Pool, x.conn.client.Addr(), x.cookies, tried)
+	r := reaching{x: x, t: transportOf(x.to)}
+	defer r.end()
+	for {
+		b, m, err := r.reach()
 		if err != nil {
-			return cmp.Or(last, err)
+			return err
 		}
-		if !x.use(m) {
-			continue // it has left just now
+		if !x.use(m) { // it has left just now
+			b.release(x, false)
+			continue
 		}
-		err = x.ask(m, whole, simple)
+		err = x.ask(b, m, whole, simple)
 		var undialed *dialError
 		if !errors.As(err, &undialed) || x.drained.Load() {
 			return err
 		}
 		x.leave()
-		tried, last = append(tried, m), err
+		r.last = err
 	}
-	return cmp.Or(last, pods.ErrNone)
 }
 
 // maxWhole is how long a body may be that goes out together with its head.
@@ -113,22 +112,19 @@ func (x *exchange) prepare() []byte {
 }
 
 // ask sends the request to a member and passes its answer on. simple reports whether it may be sent again.
-func (x *exchange) ask(m *pods.Member, whole []byte, simple bool) error {
+func (x *exchange) ask(b pod, m *pods.Member, whole []byte, simple bool) error {
 	for again := true; ; again = false {
-		x.pod, x.asked = m.Addr(), time.Now()
-		b, err := transportOf(x.to).reach(x, m.Addr(), again)
-		if err != nil {
-			return err
-		}
 		x.attach(b)
-		err = x.converse(b, m, whole)
+		err := x.converse(b, m, whole)
 		x.attach(nil)
 		unseen := b.unseen(err)
 		b.release(x, err == nil && x.reusable && !x.drained.Load())
-		if again && !x.drained.Load() && (errors.Is(err, errStale) && simple || unseen && x.upload == nil) {
-			continue
+		if !again || x.drained.Load() || (!errors.Is(err, errStale) || !simple) && (!unseen || x.upload != nil) {
+			return err
 		}
-		return err
+		if b, err = transportOf(x.to).dial(x.dialling(), m.Addr()); err != nil {
+			return err
+		}
 	}
 }
 

@@ -26,30 +26,10 @@ type mux struct {
 	first   bool          // the Pod has chosen HTTP/1.1
 }
 
-// muxBounds are those of a Pod's connection. Nothing bounds its streams but its own settings.
+// muxOptions are those of a Pod's connection. Nothing bounds its streams but its own settings.
 func (t *transport) muxOptions(e *engine) http2.Options {
 	limit := t.kind.silence + e.idleGrace
 	return http2.Options{Go: e.host.Run, MaxHead: maxAnswerHeader, HeadTimeout: limit, IdleTimeout: podIdle, WriteTimeout: limit}
-}
-
-// reach returns a connection to a Pod for a request, or a stream of one. again reports whether it may have had requests.
-func (t *transport) reach(x *exchange, addr netip.AddrPort, again bool) (pod, error) {
-	if t.multiplexes(x) {
-		b, err := t.stream(x, addr)
-		if b != nil || err != nil {
-			return b, err
-		}
-	}
-	if again {
-		if u := t.upstreams.get(addr); u != nil {
-			return u, nil
-		}
-	}
-	u, err := t.connect(x.engine.host.Context(), addr, x.conn.client, x.conn.at)
-	if err != nil {
-		return nil, err
-	}
-	return u, nil
 }
 
 // multiplexes reports whether a request goes on by HTTP/2: to Pods that speak only that, and one that has come so to Pods
@@ -58,28 +38,38 @@ func (t *transport) multiplexes(x *exchange) bool {
 	return !t.isHTTP1() || x.second && !x.websocket && t.kind.backend.IsTLS() && t.kind.proxy == 0
 }
 
+// open returns a stream to a Pod on a connection that is there, nil if none has room.
+func (p *muxes) open(d dialling, addr netip.AddrPort) (pod, *mux) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m := p.pods[addr]
+	if m == nil {
+		m = &mux{}
+		if p.pods == nil {
+			p.pods = map[netip.AddrPort]*mux{}
+		}
+		p.pods[addr] = m
+	}
+	for _, c := range m.conns {
+		if s := c.Open(d.isHead); s != nil {
+			return newMuxStream(s), m
+		}
+	}
+	return nil, m
+}
+
 // stream returns a stream to a Pod. Both are nil if the Pod has chosen HTTP/1.1.
-func (t *transport) stream(x *exchange, addr netip.AddrPort) (pod, error) {
+func (t *transport) stream(d dialling, addr netip.AddrPort) (pod, error) {
 	p := &t.muxes
 	for {
-		p.mu.Lock()
-		m := p.pods[addr]
-		if m == nil {
-			m = &mux{}
-			if p.pods == nil {
-				p.pods = map[netip.AddrPort]*mux{}
-			}
-			p.pods[addr] = m
+		b, m := p.open(d, addr)
+		if b != nil {
+			return b, nil
 		}
+		p.mu.Lock()
 		if m.first {
 			p.mu.Unlock()
 			return nil, nil
-		}
-		for _, c := range m.conns {
-			if s := c.Open(x.isHead); s != nil {
-				p.mu.Unlock()
-				return newMuxStream(s), nil
-			}
 		}
 		if dialing := m.dialing; dialing != nil {
 			p.mu.Unlock()
@@ -89,7 +79,7 @@ func (t *transport) stream(x *exchange, addr netip.AddrPort) (pod, error) {
 		dialing := make(chan struct{})
 		m.dialing = dialing
 		p.mu.Unlock()
-		b, err := t.connectMux(x, addr, m)
+		b, err := t.connectMux(d, addr, m)
 		p.mu.Lock()
 		m.dialing = nil
 		p.mu.Unlock()
@@ -101,8 +91,8 @@ func (t *transport) stream(x *exchange, addr netip.AddrPort) (pod, error) {
 }
 
 // connectMux opens a connection to a Pod, and a stream on it. If the Pod has chosen HTTP/1.1 it returns the connection.
-func (t *transport) connectMux(x *exchange, addr netip.AddrPort, m *mux) (pod, error) {
-	u, second, err := t.dialPod(x.engine.host.Context(), addr, x.conn.client, x.conn.at, true)
+func (t *transport) connectMux(d dialling, addr netip.AddrPort, m *mux) (pod, error) {
+	u, second, err := t.dialPod(d.engine.host.Context(), addr, d.client, d.at, true)
 	if err != nil {
 		return nil, err
 	}
@@ -113,15 +103,15 @@ func (t *transport) connectMux(x *exchange, addr netip.AddrPort, m *mux) (pod, e
 		p.mu.Unlock()
 		return u, nil
 	}
-	c := http2.NewClient(u.conn, t.muxOptions(x.engine))
-	s := c.Open(x.isHead)
+	c := http2.NewClient(u.conn, t.muxOptions(d.engine))
+	s := c.Open(d.isHead)
 	p.mu.Lock()
 	if !p.closed {
 		m.conns = append(m.conns, c)
 	}
 	closed := p.closed
 	p.mu.Unlock()
-	x.engine.host.Go(func() {
+	d.engine.host.Go(func() {
 		defer func() {
 			p.mu.Lock()
 			defer p.mu.Unlock()
@@ -135,8 +125,8 @@ func (t *transport) connectMux(x *exchange, addr netip.AddrPort, m *mux) (pod, e
 				delete(p.pods, addr)
 			}
 		}()
-		defer x.engine.host.Panics().Recover(t.service, u.conn)
-		stop := context.AfterFunc(x.engine.host.Context(), func() { stream.CloseNow(u.conn) })
+		defer d.engine.host.Panics().Recover(t.service, u.conn)
+		stop := context.AfterFunc(d.engine.host.Context(), func() { stream.CloseNow(u.conn) })
 		defer stop()
 		_ = c.Run()
 	})
@@ -197,6 +187,9 @@ func (m *muxStream) answer(r *http1.Response, poll time.Duration) error {
 
 func (m *muxStream) source(x *exchange) source {
 	r := &x.res
+	if r.Announced {
+		r.Length = -1 // to a client of HTTP/1.1 trailers go behind chunks
+	}
 	m.from = streamSource{Stream: m.Stream, length: r.Length}
 	if m.Ended() && r.Length < 0 && !x.isHead && !http1.Bodyless(r.Status) && len(m.Trailers()) == 0 {
 		r.Length = 0
