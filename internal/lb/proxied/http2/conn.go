@@ -33,30 +33,18 @@ type Options struct {
 	// MaxHead bounds the fields of a head, as SETTINGS_MAX_HEADER_LIST_SIZE counts them, and MaxStreams the requests at a time.
 	MaxHead, MaxStreams int
 	// HeadTimeout is how long a head, or another frame, may take from its first byte. IdleTimeout is how long the connection
-	// stays when nothing is carried; of a client's only while it has no stream. WriteTimeout is how long a write may take.
-	HeadTimeout, IdleTimeout, WriteTimeout time.Duration
+	// stays when nothing is carried; of a client's only while it has no stream. Grace is how much longer that is while there
+	// is a stream. WriteTimeout is how long a write may take.
+	HeadTimeout, IdleTimeout, Grace, WriteTimeout time.Duration
 }
 
 // Conn is a connection.
 type Conn struct {
 	conn   stream.Conn
+	text   []byte // read before
 	writer func() // write
 	o      Options
 	client bool
-
-	// What follows is of the goroutine of Run.
-
-	in      []byte // what is between r and w is not taken yet
-	r, w    int
-	left    int    // of the payload of a DATA frame
-	pad     int    // the padding behind it
-	data    header // of that frame
-	greeted bool   // the peer's first SETTINGS have come
-	readBy  time.Time
-	since   time.Time // when what is incomplete has begun, zero if nothing is
-	decoder *hpack.Decoder
-	block   block
-	fresh   []*Stream // requests that Accept has not had yet
 
 	mu                sync.Mutex
 	empty, frames     allowance // for frames that carry nothing, and for DATA
@@ -68,7 +56,7 @@ type Conn struct {
 	nextReset         int
 	out, spare        []byte
 	writing, started  bool
-	window            int64 // for what is sent
+	window            int64 // to send
 	owed              int   // of the window that is open to the peer
 	received          int64 // of connWindow
 	peer              settings
@@ -80,13 +68,29 @@ type Conn struct {
 	idleSince         time.Time
 }
 
+// reader is what the goroutine of Run has.
+type reader struct {
+	*Conn
+	in      []byte // from r to w, not taken yet
+	r, w    int
+	left    int    // of the payload of a DATA frame
+	pad     int    // the padding behind it
+	data    header // of that frame
+	greeted bool   // the peer's first SETTINGS have come
+	readBy  time.Time
+	since   time.Time // when what is incomplete has begun, zero if nothing is
+	decoder *hpack.Decoder
+	block   block
+	fresh   []*Stream // requests that Accept has not had yet
+}
+
 // settings are the peer's.
 type settings struct {
 	window, frame, streams int64
 	connect                bool // RFC 8441
 }
 
-// NewServer returns a connection of a client's, and NewClient one to a server. text is what was read of it already.
+// NewServer returns a connection of a client's, and NewClient one to a server. text was read of it before.
 func NewServer(conn stream.Conn, text []byte, o Options) *Conn { return newConn(conn, text, o, false) }
 
 // NewClient returns a connection to a server.
@@ -94,11 +98,9 @@ func NewClient(conn stream.Conn, o Options) *Conn { return newConn(conn, nil, o,
 
 func newConn(conn stream.Conn, text []byte, o Options, client bool) *Conn {
 	now := time.Now()
-	c := &Conn{conn: conn, o: o, client: client, in: text, w: len(text), streams: map[uint32]*Stream{}, next: 1,
+	c := &Conn{conn: conn, o: o, client: client, text: text, streams: map[uint32]*Stream{}, next: 1,
 		window: defaultWindow, peer: settings{defaultWindow, maxFrame, 1 << 30, false}, progress: now, idleSince: now}
 	c.empty.left, c.frames.left = EmptyBurst, EmptyBurst
-	c.decoder = hpack.NewDecoder(4096, c.emit)
-	c.decoder.SetMaxStringLength(4 * o.MaxHead)
 	c.writer = c.write
 	c.greet()
 	return c
@@ -124,17 +126,24 @@ func (c *Conn) greet() {
 
 // Run reads until the connection ends, and returns why. It closes the connection, and all streams have an end then.
 func (c *Conn) Run() (err error) {
+	r := &reader{Conn: c, in: c.text, w: len(c.text)}
+	r.decoder = hpack.NewDecoder(4096, r.emit)
+	r.decoder.SetMaxStringLength(4 * c.o.MaxHead)
+	c.text = nil
 	err = panics.Err // if there is one
-	defer func() { c.end(err) }()
+	defer func() {
+		c.end(err)
+		stream.PutBuffer(r.in)
+	}()
 	c.mu.Lock()
 	c.started = true
 	c.kick()
 	c.mu.Unlock()
-	err = c.run()
+	err = r.run()
 	return err
 }
 
-func (c *Conn) run() error {
+func (c *reader) run() error {
 	if !c.client {
 		if err := c.readPreface(); err != nil {
 			return err
@@ -157,7 +166,7 @@ func (c *Conn) run() error {
 	}
 }
 
-func (c *Conn) readPreface() error {
+func (c *reader) readPreface() error {
 	for {
 		b := c.in[c.r:c.w]
 		n := min(len(b), len(Preface))
@@ -176,7 +185,7 @@ func (c *Conn) readPreface() error {
 }
 
 // note notes since when something is incomplete. done reports whether something was completed before.
-func (c *Conn) note(done bool) {
+func (c *reader) note(done bool) {
 	switch {
 	case c.r == c.w && c.block.stream == 0, c.left > 0, c.pad > 0:
 		c.since = time.Time{}
@@ -186,7 +195,7 @@ func (c *Conn) note(done bool) {
 }
 
 // fill reads more.
-func (c *Conn) fill() error {
+func (c *reader) fill() error {
 	c.room()
 	for {
 		by, err := c.deadline()
@@ -213,7 +222,7 @@ func (c *Conn) fill() error {
 }
 
 // room makes room to read into.
-func (c *Conn) room() {
+func (c *reader) room() {
 	if c.r == c.w {
 		c.r, c.w = 0, 0
 		if c.idle() {
@@ -242,7 +251,7 @@ func (c *Conn) room() {
 }
 
 // deadline returns until when the next bytes must come, or why the connection ends.
-func (c *Conn) deadline() (time.Time, error) {
+func (c *reader) deadline() (time.Time, error) {
 	if !c.since.IsZero() {
 		return c.since.Add(c.o.HeadTimeout), nil
 	}
@@ -259,6 +268,9 @@ func (c *Conn) deadline() (time.Time, error) {
 		since = c.idleSince
 	}
 	left := c.o.IdleTimeout - now.Sub(since)
+	if len(c.streams) > 0 {
+		left += c.o.Grace
+	}
 	switch {
 	case left <= 0:
 		return time.Time{}, connError{NoError, "idle"}
@@ -275,7 +287,7 @@ func (c *Conn) idle() bool {
 }
 
 // consume takes all frames that are whole, and DATA as it comes. It reports whether something was completed.
-func (c *Conn) consume() (done bool, err error) {
+func (c *reader) consume() (done bool, err error) {
 	for {
 		b := c.in[c.r:c.w]
 		if c.left > 0 || c.pad > 0 {
@@ -352,26 +364,29 @@ func (c *Conn) end(err error) {
 		}
 	}
 	_ = c.conn.Close()
-	stream.PutBuffer(c.in)
-	c.in = nil
 }
 
 // linger sends the end, and reads what the peer still sends, so that it gets the last frame: what is closed with bytes unread
 // is reset.
 func (c *Conn) linger() {
-	if c.conn.CloseWrite() != nil || c.conn.SetReadDeadline(time.Now().Add(lastWrite)) != nil {
+	if c.conn.CloseWrite() != nil || c.conn.SetReadDeadline(time.Now().Add(lastRead)) != nil {
 		return
 	}
+	buf := stream.GetSmallBuffer()
+	defer stream.PutBuffer(buf)
 	for n := 0; n < connWindow; {
-		m, err := c.conn.Read(c.in)
+		m, err := c.conn.Read(buf)
 		if n += m; err != nil {
 			return
 		}
 	}
 }
 
-// lastWrite is how long the last frame may take.
-const lastWrite = 100 * time.Millisecond
+// lastWrite is how long the last frame may take, and lastRead how long the peer has to read it.
+const (
+	lastWrite = 100 * time.Millisecond
+	lastRead  = 500 * time.Millisecond
+)
 
 // Leave has no further stream begin; the connection ends with the last one. It can be called often.
 func (c *Conn) Leave() {

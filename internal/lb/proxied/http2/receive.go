@@ -9,7 +9,7 @@ import (
 )
 
 // frame takes a frame; of DATA what is before the data. Floods of any end the connection.
-func (c *Conn) frame(h header, p []byte) error {
+func (c *reader) frame(h header, p []byte) error {
 	if c.block.stream != 0 && (h.kind != frameContinuation || h.stream != c.block.stream) {
 		return connError{ProtocolError, "a header block is interrupted"}
 	}
@@ -44,6 +44,7 @@ func (c *Conn) frame(h header, p []byte) error {
 	case frameReset:
 		return c.peerReset(h, p)
 	case frameSettings:
+		c.greeted = c.greeted || !h.has(flagAck)
 		return c.settings(h, p)
 	case framePing:
 		return c.ping(h, p)
@@ -106,7 +107,6 @@ func (c *Conn) settings(h header, p []byte) error {
 	case h.has(flagAck):
 		return nil
 	}
-	c.greeted = true
 	if err := c.peerSettings(p); err != nil {
 		return err
 	}
@@ -184,7 +184,7 @@ func windowCode(n int64) Code {
 }
 
 // beginData takes the head of a DATA frame.
-func (c *Conn) beginData(h header, p []byte) error {
+func (c *reader) beginData(h header, p []byte) error {
 	if h.stream == 0 {
 		return connError{ProtocolError, "DATA without a stream"}
 	}
@@ -253,7 +253,7 @@ func (c *Conn) malformed(s *Stream) {
 }
 
 // deliver gives data to the stream of the DATA frame.
-func (c *Conn) deliver(p []byte) {
+func (c *reader) deliver(p []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.data.stream == 0 {
@@ -269,14 +269,14 @@ func (c *Conn) deliver(p []byte) {
 	}
 }
 
-func (c *Conn) endData() {
+func (c *reader) endData() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.endDataLocked()
 }
 
 // endDataLocked takes the end of a DATA frame into account. The caller holds mu.
-func (c *Conn) endDataLocked() {
+func (c *reader) endDataLocked() {
 	if s := c.streams[c.data.stream]; s != nil && s.err == nil && c.data.has(flagEndStream) {
 		c.endStream(s)
 	}
@@ -315,7 +315,7 @@ type block struct {
 	fields  []http1.Field
 }
 
-func (c *Conn) headers(h header, p []byte) error {
+func (c *reader) headers(h header, p []byte) error {
 	rest, depends, ok := unpad(h, p)
 	switch {
 	case h.stream == 0 || h.stream%2 == 0:
@@ -329,7 +329,7 @@ func (c *Conn) headers(h header, p []byte) error {
 }
 
 // fragment takes a part of a header block.
-func (c *Conn) fragment(h header, p []byte) error {
+func (c *reader) fragment(h header, p []byte) error {
 	b := &c.block
 	if b.bytes += len(p); b.bytes > 2*c.o.MaxHead {
 		return connError{EnhanceYourCalm, "a header block has no end"}
@@ -350,7 +350,7 @@ func (c *Conn) fragment(h header, p []byte) error {
 }
 
 // emit has a field of a block.
-func (c *Conn) emit(f hpack.HeaderField) {
+func (c *reader) emit(f hpack.HeaderField) {
 	b := &c.block
 	if b.size += len(f.Name) + len(f.Value) + 32; b.size > c.o.MaxHead || b.tooLong {
 		b.tooLong = true
@@ -363,7 +363,7 @@ func (c *Conn) emit(f hpack.HeaderField) {
 }
 
 // endBlock takes a whole block.
-func (c *Conn) endBlock(id uint32) error {
+func (c *reader) endBlock(id uint32) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.streams[id]
@@ -396,7 +396,7 @@ func (c *Conn) endBlock(id uint32) error {
 		c.reset(id, RefusedStream)
 		return nil
 	}
-	s = newStream(c, id)
+	s = newStream(c.Conn, id)
 	if !s.takeRequest(&c.block) {
 		c.reset(id, ProtocolError)
 		s.recycle()
@@ -409,7 +409,7 @@ func (c *Conn) endBlock(id uint32) error {
 }
 
 // laterBlock takes a block that is not the first one of a request: an answer's head, or trailers. The caller holds mu.
-func (c *Conn) laterBlock(s *Stream) {
+func (c *reader) laterBlock(s *Stream) {
 	ok := !c.block.self
 	if ok && c.client && !s.answered {
 		ok = s.takeAnswer(&c.block)

@@ -28,11 +28,11 @@ type Stream struct {
 	err         error
 	gone        func()        // called at the end before the time
 	recv, send  chan struct{} // wake who reads and who writes
-	window      int64         // for what is sent
+	window      int64         // to send
 	waits       bool          // for a window
 	in          []byte        // from read on it was not taken yet
 	read        int
-	held, owed  int   // of the window that is open to the peer: what was not given back, and what is to be given back
+	held, owed  int   // of the window that is open to the peer: not given back yet; and the part that is due
 	length      int64 // of the body to come, -1 if that is not known
 	ended, sent bool  // the peer's message is whole, and ours
 	stopped     bool  // the peer does not want the rest of our message

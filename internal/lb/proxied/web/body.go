@@ -321,7 +321,7 @@ func (p *pump) carryBySplice(body *http1.Body, from, to *wire, left uint64) erro
 			return errAbandoned
 		}
 		now := time.Now()
-		// What is read is written before the next look at the clock: see idleness.
+		// All that was read is written before the next look at the clock: see idleness.
 		from.readBy, to.writeBy = now.Add(round), now.Add(p.timeout+2*round)
 		if err := errors.Join(from.conn.SetReadDeadline(from.readBy), to.conn.SetWriteDeadline(to.writeBy)); err != nil {
 			return err

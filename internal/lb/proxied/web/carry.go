@@ -282,6 +282,9 @@ func (x *exchange) readAnswer(b pod, first, waits bool) error {
 			if waits {
 				return errContinue
 			}
+			if x.silentFor() >= x.patience() {
+				return errSilent
+			}
 			if err := x.waited(); err != nil {
 				return err
 			}
@@ -292,19 +295,6 @@ func (x *exchange) readAnswer(b pod, first, waits bool) error {
 		default:
 			return fmt.Errorf("%w: %w", errAnswer, err)
 		}
-	}
-}
-
-// sending reports whether a body is on its way: then its goroutine reads from the client.
-func (x *exchange) sending() bool {
-	if x.upload == nil {
-		return false
-	}
-	select {
-	case <-x.upload.done:
-		return false
-	default:
-		return true
 	}
 }
 
@@ -358,6 +348,9 @@ func (x *exchange) switchProtocols(b pod) error {
 	return x.client.tunnel(u)
 }
 
+// statusLeft is what the access log has of a request whose client has left before an answer, as nginx has it.
+const statusLeft = 499
+
 // failed answers for a Pod, unless its answer has begun. It reports whether the client has a whole answer.
 func (x *exchange) failed(err error) bool {
 	log := func(status int) {
@@ -379,6 +372,7 @@ func (x *exchange) failed(err error) bool {
 	x.status = status
 	log(status)
 	if errors.Is(err, errLeft) {
+		x.status = statusLeft
 		return false
 	}
 	x.reply(&proxied.Reply{Status: status})

@@ -47,7 +47,7 @@ func (c *clientConn) CloseWrite() error {
 
 // idleFor is for how much longer a connection may wait for its next request.
 func (c *clientConn) idleFor() time.Duration {
-	return c.config.Spec.IdleTimeout.Std() + c.engine.idleGrace - time.Since(c.idleSince)
+	return c.config.Spec.IdleTimeout.Std() - time.Since(c.idleSince)
 }
 
 // rejects returns the status for a request that no Pod gets by a configuration, 0 for others: a kept connection has

@@ -144,8 +144,16 @@ func (x *exchange) silentFor() time.Duration {
 func (x *exchange) limit() time.Duration { return x.to.Spec.IdleTimeout.Std() }
 func (x *exchange) grace() time.Duration { return x.engine.idleGrace }
 
+// patience is how long a Pod may be silent before its answer begins.
+func (x *exchange) patience() time.Duration {
+	if t := x.to.Spec.RequestTimeout.Std(); t > 0 {
+		return min(t, x.limit())
+	}
+	return x.limit()
+}
+
 // poll is how long something is waited for before a look at the rest.
-func (x *exchange) poll() time.Duration { return min(pollInterval, x.limit()/4) }
+func (x *exchange) poll() time.Duration { return min(pollInterval, x.patience()/4) }
 
 // drain ends the request: its Pod has left, and the time to drain is over.
 func (x *exchange) drain() {

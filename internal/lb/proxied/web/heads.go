@@ -84,7 +84,7 @@ func (w *headWriter) request(r *http1.Request, h heading) {
 		f := &r.Fields[i]
 		switch f.Kind {
 		case http1.Host, http1.ContentLength, http1.TransferEncoding, http1.Connection, http1.Upgrade, http1.TE, http1.Forwarded,
-			http1.HopByHop, http1.Named:
+			http1.HopByHop, http1.Named, http1.Underscored:
 		case http1.Trailer:
 			if r.Chunked && r.Announced {
 				w.field(f.Name, f.Value)

@@ -38,38 +38,38 @@ func (t *transport) multiplexes(x *exchange) bool {
 	return !t.isHTTP1() || x.second && !x.websocket && t.kind.backend.IsTLS() && t.kind.proxy == 0
 }
 
-// open returns a stream to a Pod on a connection that is there, nil if none has room.
-func (p *muxes) open(d dialling, addr netip.AddrPort) (pod, *mux) {
+// open returns a stream to a Pod on a connection that is there, nil if none has room, and whether the Pod has chosen HTTP/1.1.
+func (p *muxes) open(d dialling, addr netip.AddrPort) (_ pod, first bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	m := p.pods[addr]
 	if m == nil {
-		m = &mux{}
-		if p.pods == nil {
-			p.pods = map[netip.AddrPort]*mux{}
-		}
-		p.pods[addr] = m
+		return nil, false
 	}
 	for _, c := range m.conns {
 		if s := c.Open(d.isHead); s != nil {
-			return newMuxStream(s), m
+			return newMuxStream(s), false
 		}
 	}
-	return nil, m
+	return nil, m.first
 }
 
 // stream returns a stream to a Pod. Both are nil if the Pod has chosen HTTP/1.1.
 func (t *transport) stream(d dialling, addr netip.AddrPort) (pod, error) {
 	p := &t.muxes
 	for {
-		b, m := p.open(d, addr)
-		if b != nil {
+		b, first := p.open(d, addr)
+		if b != nil || first {
 			return b, nil
 		}
 		p.mu.Lock()
-		if m.first {
-			p.mu.Unlock()
-			return nil, nil
+		m := p.pods[addr]
+		if m == nil {
+			m = &mux{}
+			if p.pods == nil {
+				p.pods = map[netip.AddrPort]*mux{}
+			}
+			p.pods[addr] = m
 		}
 		if dialing := m.dialing; dialing != nil {
 			p.mu.Unlock()
@@ -171,7 +171,7 @@ func (m *muxStream) head(x *exchange, whole []byte, end bool) {
 	m.w.request(x.req, heading{
 		client: x.conn.client, at: x.conn.at, secure: x.conn.secure, backTLS: transportOf(x.to).kind.backend.IsTLS(),
 	})
-	m.ended = end && len(whole) == 0
+	m.ended, m.waits = end && len(whole) == 0, true
 	_ = m.Head(&m.w.Encoder, m.ended) // flush finds the error, too
 	m.w.Block = m.w.Block[:0]
 	if len(whole) > 0 {

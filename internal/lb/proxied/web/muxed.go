@@ -38,14 +38,15 @@ var muxedPool = sync.Pool{New: func() any {
 // carryHTTP2 carries the requests of a connection of HTTP/2, of which text was read already, until it ends.
 func (e *engine) carryHTTP2(web *clientConn, front stream.Conn, text []byte) {
 	var c *http2.Conn
-	limit := web.config.Spec.IdleTimeout.Std() + e.idleGrace
+	idle := web.config.Spec.IdleTimeout.Std()
 	c = http2.NewServer(front, text, http2.Options{
 		Accept: func(s *http2.Stream) {
 			m := muxedPool.Get().(*muxed)
 			m.conn2, m.s = c, s
 			e.host.Run(func() { m.run(e, web) })
 		},
-		Go: e.host.Run, MaxHead: maxHeader, MaxStreams: maxStreams, HeadTimeout: e.headerTimeout, IdleTimeout: limit, WriteTimeout: limit,
+		Go: e.host.Run, MaxHead: maxHeader, MaxStreams: maxStreams, HeadTimeout: e.headerTimeout, IdleTimeout: idle, Grace: e.idleGrace,
+		WriteTimeout: idle + e.idleGrace,
 	})
 	if !e.clients.add(c) {
 		return
@@ -151,7 +152,7 @@ func (m *muxed) proceed() error { return m.interim(&http1.Response{Status: http.
 func (m *muxed) answer(body source, cookie string) sink {
 	m.w.answer(&m.res, reply{minor: 1, cookie: cookie})
 	m.end = body.done() && len(body.trailers()) == 0
-	m.into = streamSink{Stream: m.s, timeout: m.limit() + m.grace(), ended: m.end}
+	m.into = streamSink{Stream: m.s, timeout: m.limit() + m.grace(), ended: m.end, waits: true}
 	_ = m.put(m.end) // what comes next finds the error, too
 	return &m.into
 }

@@ -47,7 +47,8 @@ func TestVersionsMeet(t *testing.T) {
 		r.set(r.h2cPod(func(w http.ResponseWriter, q *http.Request) {
 			_ = http.NewResponseController(w).EnableFullDuplex()
 			w.Header().Set("X-Proto", q.Proto)
-			w.Header().Set("X-Chain", q.Header.Get("X-Forwarded-For")+" "+q.Header.Get("X-Forwarded-Proto")+" "+q.Host+" "+q.Header.Get("Cookie"))
+			h := q.Header
+			w.Header().Set("X-Chain", h.Get("X-Forwarded-For")+" "+h.Get("X-Forwarded-Proto")+" "+q.Host+" "+h.Get("Cookie"))
 			switch q.URL.Path {
 			case "/none":
 				w.WriteHeader(http.StatusNoContent)
@@ -134,7 +135,8 @@ func TestWebSocketOverHTTP2(t *testing.T) {
 		case q.URL.Path == "/refused":
 			w.WriteHeader(http.StatusForbidden)
 			return
-		case q.URL.Path == "/unknown" || q.Method != http.MethodGet || q.Header.Get("Upgrade") != "websocket" || len(q.Header.Get("Sec-Websocket-Key")) != 24:
+		case q.URL.Path == "/unknown" || q.Method != http.MethodGet || q.Header.Get("Upgrade") != "websocket",
+			len(q.Header.Get("Sec-Websocket-Key")) != 24:
 			return
 		}
 		c, _, err := http.NewResponseController(w).Hijack()
@@ -142,8 +144,8 @@ func TestWebSocketOverHTTP2(t *testing.T) {
 			return
 		}
 		defer c.Close()
-		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: x\r\n"+
-			"Sec-WebSocket-Protocol: chat\r\n\r\n")
+		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"+
+			"Sec-WebSocket-Accept: x\r\nSec-WebSocket-Protocol: chat\r\n\r\n")
 		lbtest.Named("pod")(c)
 	}))
 	for path, want := range map[string]string{"/": "200 chat", "/refused": "403 ", "/unknown": "502 "} {
@@ -155,7 +157,9 @@ func TestWebSocketOverHTTP2(t *testing.T) {
 		r.Must(f.WriteSettings())
 		var b bytes.Buffer
 		e := hpack.NewEncoder(&b)
-		for _, h := range []string{":method CONNECT", ":protocol websocket", ":scheme http", ":path " + path, ":authority web", "sec-websocket-version 13"} {
+		for _, h := range []string{
+			":method CONNECT", ":protocol websocket", ":scheme http", ":path " + path, ":authority web", "sec-websocket-version 13",
+		} {
 			name, value, _ := strings.Cut(h, " ")
 			r.Must(e.WriteField(hpack.HeaderField{Name: name, Value: value}))
 		}

@@ -29,8 +29,12 @@ func (x *exchange) dialling() dialling {
 // kept returns a connection to a Pod that is there already, nil if there is none.
 func (t *transport) kept(d dialling, addr netip.AddrPort) pod {
 	if d.multiplexes {
-		if b, _ := t.muxes.open(d, addr); b != nil {
+		b, first := t.muxes.open(d, addr)
+		if b != nil {
 			return b
+		}
+		if !first { // it may speak HTTP/2
+			return nil
 		}
 	}
 	if t.isHTTP1() {

@@ -2,6 +2,7 @@ package web
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -29,6 +30,45 @@ func (r *rig) dark() netip.AddrPort {
 			return at
 		}
 		r.Cleanup(func() { _ = c.Close() })
+	}
+}
+
+// An answer has to begin within the request timeout, and may then take its time; fields that pass for others do not go on.
+func TestRequestTimeout(t *testing.T) {
+	for _, version := range []int{1, 2} {
+		r := newRig(t, map[string]string{lbProtocol: "http", "fairlead.dev/lb-request-timeout": "1"})
+		release := make(chan struct{})
+		r.set(r.Web(func(w http.ResponseWriter, q *http.Request) {
+			if len(q.Header["X_real_ip"]) > 0 || q.Header.Get("X-Other") == "" {
+				t.Error(q.Header)
+			}
+			if q.URL.Path == "/silent" {
+				<-q.Context().Done()
+				return
+			}
+			_ = http.NewResponseController(w).Flush()
+			<-release
+			_, _ = io.WriteString(w, "late")
+		}))
+		client := r.clientOf(version)
+		get := func(path string) *http.Response {
+			q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+r.At.String()+path, nil)
+			r.Must(err)
+			q.Header = http.Header{"X_real_ip": {"192.0.2.1"}, "X-Other": {"a_b"}}
+			answer, err := client.Do(q)
+			r.Must(err)
+			return answer
+		}
+		begun := get("/begun")
+		silent := get("/silent")
+		close(release)
+		if silent.StatusCode != http.StatusGatewayTimeout || begun.StatusCode != http.StatusOK {
+			t.Errorf("HTTP/%d: %s, %s", version, silent.Status, begun.Status)
+		}
+		if text, err := io.ReadAll(begun.Body); string(text) != "late" || err != nil {
+			t.Errorf("HTTP/%d: an answer that had begun: %q, %v", version, text, err)
+		}
+		_, _ = silent.Body.Close(), begun.Body.Close()
 	}
 }
 

@@ -386,7 +386,7 @@ func (s *session) reply(r *proxied.Reply) {
 	s.answering = false
 	s.putReply(r, !s.persists)
 	if err := s.front.flush(s.limit()); err != nil {
-		s.persists, s.answering = false, true // nobody is there to linger for
+		s.persists, s.answering = false, true // the client has gone
 	}
 }
 
@@ -397,6 +397,19 @@ func (s *session) putReply(r *proxied.Reply, closes bool) {
 	w.own(s.req.Minor, r, closes)
 	if s.front.out = w.Block; string(s.req.Method) != http.MethodHead {
 		s.front.out = append(s.front.out, ownText(r.Status)...)
+	}
+}
+
+// sending reports whether a body is on its way: then its goroutine reads from the client.
+func (s *session) sending() bool {
+	if s.upload == nil {
+		return false
+	}
+	select {
+	case <-s.upload.done:
+		return false
+	default:
+		return true
 	}
 }
 

@@ -14,7 +14,7 @@ type wire struct {
 	conn stream.Conn
 	tcp  *net.TCPConn // conn, if that is one whose bytes the kernel can carry
 
-	in         []byte // what is between r and w is not taken yet; nil while nothing is
+	in         []byte // from r to w, not taken yet; nil while there is nothing
 	smallFirst bool   // a head is read into a small buffer: very many connections may wait for one
 	r, w       int
 	out        []byte
