@@ -152,6 +152,9 @@ func (c *reader) run() error {
 	for {
 		done, err := c.consume()
 		if err != nil {
+			for _, s := range c.fresh { // Accept has not had them
+				s.Close(Cancel)
+			}
 			return err
 		}
 		for i, s := range c.fresh {

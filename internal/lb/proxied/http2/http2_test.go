@@ -84,6 +84,7 @@ func FuzzConn(f *testing.F) {
 	var answer Encoder
 	answer.Status(200)
 	f.Add(bytes.Join([][]byte{settings, appendBlock(nil, answer.Block, 1, false, 1), data}, nil))
+	f.Add(bytes.Join([][]byte{settings, request, appendHeader(nil, 1<<20, frameData, 0, 1)}, nil)) // ends before it is accepted
 	f.Add(append(settings, appendHeader(nil, 5, framePriority, 0, 1)...))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		for _, client := range []bool{false, true} {
