@@ -98,6 +98,7 @@ var rooms = map[string]int{
 	"explain":               3,
 	"lb/controller":         3,
 	"lb/proxied":            3,
+	"lb/proxied/http2":      3,
 	"lb/routes":             3,
 	"lb/wire":               3,
 	"preflight":             3,

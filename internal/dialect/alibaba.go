@@ -40,6 +40,7 @@ func alibabaAnnotations(prefix string) []Annotation {
 		protocols(a("protocol-port"), FieldProtocol, ":", true, onlyUDP, func(r *rawListeners) *perPort { return &r.protocol }),
 		seconds(a("idle-timeout"), 1, 60, FieldIdleTimeout, setIdle),
 		seconds(a("established-timeout"), 10, 900, FieldIdleTimeout, setIdle),
+		seconds(a("request-timeout"), 1, 180, FieldRequestTimeout, setRequest),
 		tlsPolicy(a("tls-cipher-policy"), ""),
 		word(a("scheduler"), map[string]Balance{"wrr": RoundRobin, "rr": RoundRobin, "wlc": LeastConnections, "sch": SourceHash,
 			"tch": SourceHash},
@@ -92,7 +93,7 @@ func alibabaAnnotations(prefix string) []Annotation {
 	out = append(out, noted("spec.ipFamilies says it", "ip-version", "backend-ip-version")...)
 	out = append(out, noted("it is of server groups that load balancers share", "weight", "server-group-type")...)
 	out = append(out, noted("it is of Alibaba Cloud's network", "preserve-client-ip", "ppv2-pvl-ep-id-enabled", "ppv2-pvl-eps-id-enabled",
-		"ppv2-pvl-vpc-id-enabled", "hostname", "forward-port", "health-check-domain", "health-check-method", "request-timeout", "cacert-id",
+		"ppv2-pvl-vpc-id-enabled", "hostname", "forward-port", "health-check-domain", "health-check-method", "cacert-id",
 		"cacert")...)
 	return out
 }

@@ -35,6 +35,7 @@ func fairleadDialect() Dialect {
 				func(s *Spec, v int) { s.ProxyProtocol = v }).of("173"),
 			prefixes(lbPrefix+"trusted-fronts", FieldTrustedFronts, setTrusted),
 			seconds(lbPrefix+"idle-timeout", 1, 86400, FieldIdleTimeout, setIdle),
+			seconds(lbPrefix+"request-timeout", 1, 86400, FieldRequestTimeout, setRequest),
 			flag(lbPrefix+"draining", FieldDraining, true, setDraining),
 			seconds(lbPrefix+"drain-timeout", 1, 3600, FieldDrainTimeout, setDrain),
 			word(lbPrefix+"balance", map[string]Balance{

@@ -25,6 +25,7 @@ const (
 	FieldTrustedFronts   Field = "trusted fronts"
 	FieldSourceRanges    Field = "source ranges"
 	FieldIdleTimeout     Field = "idle timeout"
+	FieldRequestTimeout  Field = "request timeout"
 	FieldDraining        Field = "draining"
 	FieldDrainTimeout    Field = "draining timeout"
 	FieldBalance         Field = "balance"

@@ -142,6 +142,7 @@ func (r *reader) defaults() {
 	set(FieldHealthProtocol, ours, string(TCP), func() { s.Health.Protocol = TCP })
 	set(FieldBalance, ours, string(RoundRobin), func() { s.Balance = RoundRobin })
 	set(FieldIdleTimeout, ours, seconds(idleTimeout).String(), func() { s.IdleTimeout = seconds(idleTimeout) })
+	set(FieldRequestTimeout, ours, seconds(requestTimeout).String(), func() { s.RequestTimeout = seconds(requestTimeout) })
 	set(FieldDraining, ours, "true", func() { s.Draining = true })
 	set(FieldDrainTimeout, ours, seconds(drainTimeout).String(), func() { s.DrainTimeout = seconds(drainTimeout) })
 	set(FieldCrossZone, ours, "true", func() { s.CrossZone = true })
@@ -150,10 +151,12 @@ func (r *reader) defaults() {
 	}
 }
 
-// Our own defaults, in seconds: Kubernetes' API has long silent watches.
+// Our own defaults, in seconds: Kubernetes' API has long silent watches. Their answers begin at once: AWS and nginx wait
+// for an answer as long.
 const (
-	idleTimeout  = 3600
-	drainTimeout = 300
+	idleTimeout    = 3600
+	requestTimeout = 60
+	drainTimeout   = 300
 )
 
 // checkHealth rejects a timeout that is not less than the interval (behaviour 134).
@@ -268,8 +271,8 @@ func (r *reader) chooseWay() {
 		}
 	}
 	wants(FieldProxyProtocol, s.ProxyProtocol != 0)
-	for _, f := range []Field{FieldTrustedFronts, FieldIdleTimeout, FieldDraining, FieldDrainTimeout, FieldBalance, FieldLogEnabled,
-		FieldBandwidth, FieldConnections, FieldSlowStart, FieldWeightLabel, FieldBackendNodes} {
+	for _, f := range []Field{FieldTrustedFronts, FieldIdleTimeout, FieldRequestTimeout, FieldDraining, FieldDrainTimeout, FieldBalance,
+		FieldLogEnabled, FieldBandwidth, FieldConnections, FieldSlowStart, FieldWeightLabel, FieldBackendNodes} {
 		if _, has := r.Origins[f]; has {
 			wants(f, true)
 		}

@@ -32,6 +32,8 @@ type Spec struct {
 	SourceRanges []netip.Prefix `json:"sourceRanges,omitempty"`
 	// IdleTimeout ends a connection on which nothing was sent for that time.
 	IdleTimeout Duration `json:"idleTimeout"`
+	// RequestTimeout is how long a Pod has for the first byte of an answer of HTTP, once the request was sent.
+	RequestTimeout Duration `json:"requestTimeout,omitempty"`
 	// DrainTimeout is how long connections to a Pod that leaves may go on, 0 for as long
 	// as they like.
 	DrainTimeout Duration `json:"drainTimeout,omitempty"`

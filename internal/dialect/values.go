@@ -203,6 +203,7 @@ func tags(key string) Annotation {
 // Setters that several dialects share.
 
 func setIdle(s *Spec, d Duration)      { s.IdleTimeout = d }
+func setRequest(s *Spec, d Duration)   { s.RequestTimeout = d }
 func setSlowStart(s *Spec, d Duration) { s.SlowStart = d }
 func setSticky(s *Spec, on bool)       { s.Sticky.Cookie = on }
 func setDraining(s *Spec, on bool)     { s.Draining = on }

@@ -68,6 +68,7 @@ func (r *relayed) Pick() netip.AddrPort {
 // Failed has another Pod be picked.
 func (r *relayed) Failed(err error) {
 	r.tried = append(r.tried, r.member)
+	r.config.Pool.Failed(r.member)
 	r.server.log.Debug("cannot connect to an endpoint; trying another one",
 		"service", r.config.Service, "endpoint", r.member.Addr(), "err", err)
 }
@@ -79,6 +80,7 @@ func (r *relayed) Answered() (first []byte, ok bool) {
 	if !r.config.Pool.Add(r.member, k) {
 		return nil, false
 	}
+	r.config.Pool.Reached(r.member)
 	r.link, r.before = k, time.Since(r.began)
 	if v := r.config.Spec.ProxyProtocol; v != 0 {
 		first = proxyproto.Header(v, r.client, r.at)

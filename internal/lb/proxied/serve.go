@@ -85,6 +85,7 @@ func (s *Server) connect(socket net.Conn, c *Config, client, at netip.AddrPort, 
 		}
 		pod, err := s.dial(c, m, client, at, protocol)
 		if err == nil {
+			c.Pool.Reached(m)
 			k := &pods.Link{Close: func() {
 				_ = socket.Close()
 				stream.CloseNow(pod)
@@ -96,6 +97,7 @@ func (s *Server) connect(socket net.Conn, c *Config, client, at netip.AddrPort, 
 			continue
 		}
 		tried = append(tried, m)
+		c.Pool.Failed(m)
 		s.log.Debug("cannot connect to an endpoint; trying another one", "service", c.Service, "endpoint", m.Addr(), "err", err)
 	}
 	return nil, nil, nil

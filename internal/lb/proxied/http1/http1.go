@@ -36,6 +36,9 @@ const (
 	// HopByHop are further ones that are of one connection: Keep-Alive, Proxy-Connection, Proxy-Authenticate and
 	// Proxy-Authorization.
 	HopByHop
+	// Underscored are fields of requests whose names have a "_", which is "-" to programs that get names as variables (CGI,
+	// WSGI): there they may pass for one that is trusted, as X_Real_IP.
+	Underscored
 	// Named are the fields that Connection names.
 	Named
 )

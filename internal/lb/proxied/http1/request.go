@@ -92,6 +92,10 @@ func (r *Request) note(f *Field) {
 		}
 	case Trailer:
 		r.Announced = r.Announced || len(f.Value) > 0
+	case Other:
+		if bytes.IndexByte(f.Name, '_') >= 0 {
+			f.Kind = Underscored
+		}
 	}
 }
 

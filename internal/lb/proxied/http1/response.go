@@ -29,10 +29,15 @@ func (r *Response) Parse(b []byte) (int, error) {
 		return 0, err
 	}
 	for _, f := range r.Fields {
-		r.Dated = r.Dated || f.Kind == Date
-		r.Announced = r.Announced || f.Kind == Trailer && len(f.Value) > 0
+		r.note(f)
 	}
 	return n, nil
+}
+
+// note takes a field of an answer into account.
+func (r *Response) note(f Field) {
+	r.Dated = r.Dated || f.Kind == Date
+	r.Announced = r.Announced || f.Kind == Trailer && len(f.Value) > 0
 }
 
 func (r *Response) statusLine(text []byte) error {

@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"cmp"
 	"math"
 	"math/rand/v2"
 	"net/netip"
@@ -16,7 +17,7 @@ import (
 func (p *Pool) Pick(client netip.Addr, tried []*Member) (*Member, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.ready == nil {
+	if p.ready == nil || !p.returns.IsZero() && !time.Now().Before(p.returns) {
 		p.findReady()
 	}
 	usable := p.ready
@@ -29,7 +30,7 @@ func (p *Pool) Pick(client netip.Addr, tried []*Member) (*Member, error) {
 	if len(usable) == 0 {
 		return nil, ErrNone
 	}
-	return p.choose(client, usable), nil
+	return p.choose(client, usable, len(tried) > 0), nil
 }
 
 func without(of, tried []*Member) []*Member {
@@ -54,6 +55,7 @@ func (p *Pool) findReady() {
 	if len(p.ready) == 0 && !p.o.Checks.FailClosed {
 		p.ready = all
 	}
+	p.ready = p.withoutEjected(p.ready)
 	for _, m := range p.ready {
 		p.even = p.even && m.weight == p.ready[0].weight
 		if end := m.since.Add(p.o.SlowStart); p.o.SlowStart > 0 && !m.since.IsZero() && end.After(p.warm) {
@@ -73,8 +75,9 @@ func (p *Pool) share(m *Member, now time.Time) float64 {
 	return m.weight * min(1, max(leastShare, float64(now.Sub(m.since))/float64(p.o.SlowStart)))
 }
 
-// choose returns one of usable, which is not empty. The caller holds mu.
-func (p *Pool) choose(client netip.Addr, usable []*Member) *Member {
+// choose returns one of usable, which is not empty. A further try for a client takes nobody's turn: else with two Pods each
+// client would begin with the one that cannot be reached. The caller holds mu.
+func (p *Pool) choose(client netip.Addr, usable []*Member, again bool) *Member {
 	even, now := p.even, time.Time{}
 	if !p.warm.IsZero() {
 		now = time.Now()
@@ -91,7 +94,9 @@ func (p *Pool) choose(client netip.Addr, usable []*Member) *Member {
 	switch p.o.Balance {
 	case dialect.LeastConnections:
 		best := usable[0]
-		p.next++ // of equals, not always the first
+		if !again {
+			p.next++ // of equals, not always the first
+		}
 		for i := range usable {
 			if m := usable[(p.next+i)%len(usable)]; i == 0 || less(m, best) {
 				best = m
@@ -108,16 +113,21 @@ func (p *Pool) choose(client netip.Addr, usable []*Member) *Member {
 		return rendezvous(client, usable, share)
 	}
 	if even {
-		p.next++
+		if !again {
+			p.next++
+		}
 		return usable[p.next%len(usable)]
 	}
-	return roundRobin(usable, share)
+	return roundRobin(usable, share, again)
 }
 
 // roundRobin returns the member that lags most behind its share, so that the connections of one are as far from each
 // other as they can be (smooth weighted round robin, as of nginx).
-func roundRobin(usable []*Member, share func(*Member) float64) *Member {
+func roundRobin(usable []*Member, share func(*Member) float64, again bool) *Member {
 	best, total := usable[0], 0.0
+	if again {
+		return slices.MaxFunc(usable, func(a, b *Member) int { return cmp.Compare(a.credit+share(a), b.credit+share(b)) })
+	}
 	for _, m := range usable {
 		s := share(m)
 		m.credit += s

@@ -43,6 +43,8 @@ type Pool struct {
 	even  bool
 	warm  time.Time
 	next  int // for RoundRobin
+	// returns is when the next ejected member does, zero if none is.
+	returns time.Time
 }
 
 // New returns a Pool without Pods. Its checks end with ctx, and are counted by wg.
@@ -75,6 +77,9 @@ type Member struct {
 	since  time.Time // when it came or came back, zero if it was there from the beginning
 	credit float64   // how far it lags behind its share, for RoundRobin
 	tag    string    // by which cookies name it
+	// ejected is until when it gets no client because it could not be reached, and failures how often that was in a row.
+	ejected  time.Time
+	failures int
 }
 
 // Addr is where it is.

@@ -88,7 +88,7 @@ func (s *Sticky) member(of *Pool, cookies []string) *Member {
 	}
 	of.mu.Lock()
 	defer of.mu.Unlock()
-	if m := of.tags[tag]; m != nil && !m.bad {
+	if m := of.tags[tag]; m != nil && !m.bad && !time.Now().Before(m.ejected) {
 		return m
 	}
 	return nil

@@ -20,58 +20,22 @@ type clientConn struct {
 	client, at netip.AddrPort
 	secure     bool
 	tls        tls.ConnectionState
-	malformed  atomic.Bool // what the client sends
-	closed     chan struct{}
+	malformed  atomic.Bool  // what the client sends
 	close      func() error // of Conn, once
 
 	began time.Time
 	// idleSince is since when a connection of HTTP/1.1 waits for its next request, zero while it does not.
 	idleSince time.Time
-	last      atomic.Int64 // when something was carried last, since began
-	// multiplexed is true of a connection of HTTP/2: there only requests and answers count as carried. carries
-	// is how often they were, and taken how many bytes of requests.
-	multiplexed    atomic.Bool
-	carries, taken atomic.Int64
-	engine         *engine
+	engine    *engine
 }
 
-func (c *clientConn) log(text string, err error) {
-	c.engine.host.Log().Debug(text, "service", c.config.Service, "client", c.client, "err", err)
-}
-
-type clientConnKey struct{}
-
-// clientConnOf returns the clientConn below what is given to net/http.
-func clientConnOf(c net.Conn) *clientConn {
-	switch c := c.(type) {
-	case *tls.Conn:
-		return clientConnOf(c.NetConn())
-	case *frames:
-		return c.web
-	case *guard:
-		return c.web
-	case *clientConn:
-		return c
-	}
-	return nil
+// origin is where its requests come from.
+func (c *clientConn) origin() proxied.Origin {
+	return proxied.Origin{Client: c.client, At: c.at, Secure: c.secure, ServerName: c.tls.ServerName}
 }
 
 // Close closes the connection.
 func (c *clientConn) Close() error { return c.close() }
-
-// Read is that of the connection below.
-func (c *clientConn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	c.progressed(n)
-	return n, err
-}
-
-// Write is that of the connection below.
-func (c *clientConn) Write(p []byte) (int, error) {
-	n, err := c.Conn.Write(p)
-	c.progressed(n)
-	return n, err
-}
 
 // CloseWrite sends the end.
 func (c *clientConn) CloseWrite() error {
@@ -81,34 +45,9 @@ func (c *clientConn) CloseWrite() error {
 	return nil
 }
 
-func (c *clientConn) progressed(n int) {
-	if n > 0 && !c.multiplexed.Load() {
-		c.last.Store(int64(time.Since(c.began)))
-	}
-}
-
 // idleFor is for how much longer a connection may wait for its next request.
 func (c *clientConn) idleFor() time.Duration {
-	return c.config.Spec.IdleTimeout.Std() + c.engine.idleGrace - time.Since(c.idleSince)
-}
-
-// endIdle closes the connection when it has carried nothing for that long.
-func (c *clientConn) endIdle(limit time.Duration) {
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	for {
-		select {
-		case <-c.closed:
-			return
-		case <-timer.C:
-		}
-		left := limit - (time.Since(c.began) - time.Duration(c.last.Load()))
-		if left <= 0 {
-			_ = c.Close()
-			return
-		}
-		timer.Reset(left)
-	}
+	return c.config.Spec.IdleTimeout.Std() - time.Since(c.idleSince)
 }
 
 // rejects returns the status for a request that no Pod gets by a configuration, 0 for others: a kept connection has

@@ -1,8 +1,6 @@
 package web
 
 import (
-	"context"
-	"net/http"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -10,86 +8,175 @@ import (
 
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/accesslog"
+	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 )
 
+// client is the end of an exchange at its client: a connection of HTTP/1.1, or a stream of HTTP/2.
+type client interface {
+	// source is the body of the request. whole returns all of it, if it is there and not longer than
+	// most; takeWhole takes it.
+	source() source
+	whole(most int) ([]byte, bool)
+	takeWhole(n int)
+	// interim passes an interim answer on, and proceed sends 100.
+	interim(*http1.Response) error
+	proceed() error
+	// answer begins the answer x.res, which has a body, and returns where that goes. begun reports whether something of it
+	// may have been sent.
+	answer(body source, cookie string) sink
+	begun() bool
+	// reply is an answer of the load balancer's own.
+	reply(*proxied.Reply)
+	// left reports whether the client has gone.
+	left() bool
+	// tunnel carries bytes both ways after the Pod's consent.
+	tunnel(u *upstream) error
+}
+
+// pod is the end of an exchange at its Pod.
+type pod interface {
+	sink // of the request's body
+	// head sends the head of the request, with the next flush, and a body that is whole.
+	head(x *exchange, whole []byte, end bool)
+	// answer reads the next head of the answer. It fails with os.ErrDeadlineExceeded after poll.
+	answer(r *http1.Response, poll time.Duration) error
+	// source is the body of the answer.
+	source(x *exchange) source
+	// stale reports whether the Pod has done nothing with the request, as far as that can be known: a kept connection had
+	// ended. unseen reports that it is known.
+	stale() bool
+	unseen(err error) bool
+	// abort ends it from another goroutine. release is the last call; reusable reports whether both messages are whole.
+	abort()
+	release(x *exchange, reusable bool)
+}
+
 // exchange is a request and what becomes of it.
 type exchange struct {
+	engine *engine
 	conn   *clientConn
-	config *proxied.Config
-	client context.Context // ends when the client goes, or resets its stream.Conn
-	cancel context.CancelFunc
-	// upgrades is true if the client asks for another protocol.
-	upgrades bool
+	config *proxied.Config // of the listener
+	to     *proxied.Config // has the Pods: see proxied.Route
+	edit   func(*http1.Response)
+	client client
+	second bool // the client speaks HTTP/2
+	req    *http1.Request
+	res    http1.Response
+	body   []byte // of the request, if that goes out with the head
+	key    string // of a WebSocket, see heading
+	// upgrades is true if the client asks for another protocol, and websocket if that is one that it gets.
+	upgrades, websocket bool
 
 	member  *pods.Member
 	link    *pods.Link
 	drained atomic.Bool
 	counted *proxied.Config // by Host.AdmitRequest, nil if it was not
 
+	hasInterim bool // 100 was sent to the client
+	answering  bool // the answer has begun
+	isHead     bool
+	unread     bool // the client may still send something of its body
+	reusable   bool // so is the connection to the Pod
+	upload     *upload
+	down       pump // the body of the answer
+	cookies    []string
+
 	// What follows is for the access log.
 
 	began, asked, answered time.Time // the latter are zero if that has not been
 	pod                    netip.AddrPort
-	podStatus              int
-	received               atomic.Int64
+	podStatus, status      int
+	received, sent         atomic.Int64
+	line                   requestLine
 
-	last atomic.Int64 // when something was carried last, since began
+	active atomic.Int64 // when something was carried last, since conn.began
+
+	mu   sync.Mutex
+	back pod // has the request
+	over bool
+}
+
+// begin prepares for a request by a configuration.
+func (x *exchange) begin(c *proxied.Config) {
+	x.config, x.to, x.edit, x.upgrades = c, c, nil, x.req.Upgrades
+	x.key, x.began, x.asked, x.answered = "", time.Now(), time.Time{}, time.Time{}
+	x.pod, x.podStatus, x.status = netip.AddrPort{}, 0, 0
+	x.hasInterim, x.answering, x.unread, x.reusable, x.upload, x.over = false, false, false, false, nil, false
+	x.drained.Store(false)
+	x.received.Store(0)
+	x.sent.Store(0)
+	x.touch()
+	x.line, x.cookies = requestLine{}, nil
+	if c.Logs() {
+		x.line = requestLineOf(x.req, x.second)
+	}
+}
+
+// forget keeps nothing of the last request.
+func (x *exchange) forget() {
+	x.engine, x.conn, x.config, x.to, x.edit, x.client, x.req, x.link = nil, nil, nil, nil, nil, nil, nil, nil
+	x.line, x.cookies, x.upload, x.back = requestLine{}, nil, nil, nil
+	x.down.to, x.down.from = nil, nil
 }
 
 // end gives back what the request has.
 func (x *exchange) end() {
 	x.leave()
 	if x.counted != nil {
-		x.conn.engine.host.ForgetRequest(x.counted)
+		x.engine.host.ForgetRequest(x.counted)
+		x.counted = nil
+	}
+	if x.config != nil && x.config.Logs() {
+		x.record(x.line, x.status, x.sent.Load())
 	}
 }
 
-// progressed takes into account that an answer, or a part of a body, was carried.
-func (x *exchange) progressed(n int) {
-	if n > 0 && x.client.Err() == nil {
-		x.conn.carries.Add(1)
-		x.touch()
+// touch notes that something was carried.
+func (x *exchange) touch() { x.active.Store(int64(time.Since(x.conn.began))) }
+
+// silentFor is how long nothing was carried.
+func (x *exchange) silentFor() time.Duration {
+	return time.Since(x.conn.began) - time.Duration(x.active.Load())
+}
+
+// limit is how long the Pod may be silent, and grace how much longer the client's connection stays.
+func (x *exchange) limit() time.Duration { return x.to.Spec.IdleTimeout.Std() }
+func (x *exchange) grace() time.Duration { return x.engine.idleGrace }
+
+// patience is how long a Pod may be silent before its answer begins.
+func (x *exchange) patience() time.Duration {
+	if t := x.to.Spec.RequestTimeout.Std(); t > 0 {
+		return min(t, x.limit())
+	}
+	return x.limit()
+}
+
+// poll is how long something is waited for before a look at the rest.
+func (x *exchange) poll() time.Duration { return min(pollInterval, x.patience()/4) }
+
+// drain ends the request: its Pod has left, and the time to drain is over.
+func (x *exchange) drain() {
+	x.drained.Store(true)
+	x.abort()
+}
+
+// abort ends what the Pod has of it. It can be called by any goroutine.
+func (x *exchange) abort() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.over = true
+	if x.back != nil {
+		x.back.abort()
 	}
 }
 
-// touch makes the request, and the connection of HTTP/2 that it is of, count as not idle.
-func (x *exchange) touch() {
-	now := time.Now()
-	x.last.Store(int64(now.Sub(x.began)))
-	if x.conn.multiplexed.Load() {
-		x.conn.last.Store(int64(now.Sub(x.conn.began)))
-	}
-}
-
-// endIdle resets the stream of a request of HTTP/2 when it has carried nothing for as long as a connection may be
-// idle, as if the client does not open its window. What it returns ends that.
-func (x *exchange) endIdle(out http.ResponseWriter) (stop func()) {
-	limit := x.config.Spec.IdleTimeout.Std() + x.conn.engine.idleGrace
-	var mu sync.Mutex // out is not used after the end
-	var timer *time.Timer
-	ended := false
-	mu.Lock()
-	defer mu.Unlock()
-	timer = time.AfterFunc(limit, func() {
-		mu.Lock()
-		defer mu.Unlock()
-		if ended {
-			return
-		}
-		if left := limit - (time.Since(x.began) - time.Duration(x.last.Load())); left > 0 {
-			timer.Reset(left)
-			return
-		}
-		c, now := http.NewResponseController(out), time.Now()
-		_, _ = c.SetReadDeadline(now), c.SetWriteDeadline(now)
-		x.cancel()
-	})
-	return func() {
-		mu.Lock()
-		defer mu.Unlock()
-		ended = true
-		timer.Stop()
+// attach makes a Pod's end be that of the request, nil none.
+func (x *exchange) attach(b pod) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.back = b; x.over && b != nil {
+		b.abort()
 	}
 }
 
@@ -117,21 +204,15 @@ func (x *exchange) record(r requestLine, status int, sent int64) {
 	x.config.Record(e)
 }
 
-type exchangeKey struct{}
-
 // use makes a member have the request.
 func (x *exchange) use(m *pods.Member) bool {
-	if x.member = m; x.link == nil {
-		x.link = &pods.Link{Close: func() { x.drained.Store(true); x.cancel() }}
-	}
-	return x.config.Pool.Add(m, x.link)
+	x.member = m
+	return x.to.Pool.Add(m, x.link)
 }
 
 func (x *exchange) leave() {
 	if x.member != nil {
-		x.config.Pool.Remove(x.member, x.link)
+		x.to.Pool.Remove(x.member, x.link)
 		x.member = nil
 	}
 }
-
-func exchangeOf(r *http.Request) *exchange { return r.Context().Value(exchangeKey{}).(*exchange) }

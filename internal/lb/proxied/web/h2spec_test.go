@@ -21,16 +21,8 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
-// deviations are the cases of h2spec in which this server, that is package net/http, does something else, and why.
-var deviations = map[string]string{
-	"http2/3.5: Sends invalid connection preface": "it answers 400 by HTTP/1.1 before it closes, which h2spec takes for a frame",
-	"http2/4.2: Sends a large size HEADERS frame that exceeds the SETTINGS_MAX_FRAME_SIZE": "h2spec sends 17,500 bytes, " +
-		"and this server's SETTINGS_MAX_FRAME_SIZE is 1 MiB",
-	"http2/6.5.3: Sends multiple values of SETTINGS_INITIAL_WINDOW_SIZE": "it closes: no client sends a setting twice",
-	"http2/8.1.2.2: Sends a HEADERS frame that contains the connection-specific header field": "it answers 400 " +
-		"(RFC 9113, section 8.1.1)",
-	`http2/8.1.2.2: Sends a HEADERS frame that contains the TE header field with any value other than "trailers"`: "the same",
-}
+// deviations are the cases of h2spec in which this server does something else, and why.
+var deviations = map[string]string{}
 
 // HTTP/2 is as h2spec wants it, in all sections of RFC 7540 and RFC 7541 but for deviations
 // (https://github.com/summerwind/h2spec).

@@ -1,6 +1,7 @@
 package web
 
 import (
+	"bytes"
 	"net/http"
 	"net/netip"
 	"strconv"
@@ -8,7 +9,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
+	"github.com/fairlead/fairlead/internal/lb/proxied/http2"
 )
 
 func appendField[T string | []byte](to, name []byte, value T) []byte {
@@ -16,76 +19,148 @@ func appendField[T string | []byte](to, name []byte, value T) []byte {
 	return append(append(to, value...), crlf...)
 }
 
+// headWriter makes heads of HTTP/1.1, or header blocks of HTTP/2.
+type headWriter struct {
+	http2.Encoder      // Block is what was made
+	second        bool // HTTP/2
+}
+
+func (w *headWriter) field(name, value []byte) {
+	if w.second {
+		http2.Field(&w.Encoder, name, value)
+		return
+	}
+	w.Block = appendField(w.Block, name, value)
+}
+
+func (w *headWriter) text(name []byte, value string) {
+	if w.second {
+		http2.Field(&w.Encoder, name, value)
+		return
+	}
+	w.Block = appendField(w.Block, name, value)
+}
+
+func (w *headWriter) number(name []byte, n int64) {
+	var digits [20]byte
+	w.field(name, strconv.AppendInt(digits[:0], n, 10))
+}
+
+// raw adds what only HTTP/1.1 has.
+func (w *headWriter) raw(text string) {
+	if !w.second {
+		w.Block = append(w.Block, text...)
+	}
+}
+
+// end ends the head.
+func (w *headWriter) end() { w.raw("\r\n") }
+
+// Names of fields that are written here.
+var (
+	upgradeName, setCookieName, dateName = []byte("Upgrade"), []byte("Set-Cookie"), []byte("Date")
+	lengthName, typeName, hostName       = []byte("Content-Length"), []byte("Content-Type"), []byte("Host")
+	forwardedForName, forwardedProtoName = []byte("X-Forwarded-For"), []byte("X-Forwarded-Proto")
+	forwardedPortName, teName            = []byte("X-Forwarded-Port"), []byte("Te")
+	socketKeyName                        = []byte("Sec-WebSocket-Key")
+	trailersText, plainText              = "trailers", "text/plain; charset=utf-8"
+)
+
 // heading is what a Pod is told beside the client's own fields.
 type heading struct {
 	client, at netip.AddrPort
 	secure     bool
-	websocket  bool // ask for it
-	once       bool // the connection has no further request
+	websocket  bool   // ask for it
+	key        string // of a WebSocket whose client has none: RFC 8441
+	once       bool   // the connection has no further request
+	backTLS    bool   // the Pod is spoken to by TLS
 }
 
-// appendRequest adds the head of a request for a Pod. It is that of the client but for what is of a connection, and
-// what rewrite changes.
-func appendRequest(to []byte, r *http1.Request, h heading) []byte {
-	to = append(append(append(to, r.Method...), ' '), r.Target...)
-	to = append(to, " HTTP/1.1\r\nHost: "...)
-	if len(r.Host) > 0 {
-		to = append(to, r.Host...)
-	} else {
-		to = h.at.AppendTo(to)
-	}
-	to = append(to, crlf...)
+// request adds the head of a request for a Pod. It is that of the client but for what is of a connection.
+func (w *headWriter) request(r *http1.Request, h heading) {
+	w.requestLine(r, h)
 	chain := 0
 	for i := range r.Fields {
 		f := &r.Fields[i]
 		switch f.Kind {
 		case http1.Host, http1.ContentLength, http1.TransferEncoding, http1.Connection, http1.Upgrade, http1.TE, http1.Forwarded,
-			http1.HopByHop, http1.Named:
+			http1.HopByHop, http1.Named, http1.Underscored:
 		case http1.Trailer:
 			if r.Chunked && r.Announced {
-				to = appendField(to, f.Name, f.Value)
+				w.field(f.Name, f.Value)
 			}
 		case http1.XForwardedFor:
 			chain++
 		default:
-			to = appendField(to, f.Name, f.Value)
+			w.field(f.Name, f.Value)
 		}
 	}
-	to = append(to, "X-Forwarded-For: "...)
-	for i := range r.Fields {
-		if f := &r.Fields[i]; chain > 0 && f.Kind == http1.XForwardedFor {
-			to = append(append(to, f.Value...), ", "...)
-		}
-	}
-	to = h.client.Addr().AppendTo(to)
-	if h.secure {
-		to = append(to, "\r\nX-Forwarded-Proto: https\r\nX-Forwarded-Port: "...)
-	} else {
-		to = append(to, "\r\nX-Forwarded-Proto: http\r\nX-Forwarded-Port: "...)
-	}
-	to = append(strconv.AppendUint(to, uint64(h.at.Port()), 10), crlf...)
+	w.forwarded(r, h, chain > 0)
 	if r.Trailers {
-		to = append(to, "Te: trailers\r\n"...)
+		w.text(teName, trailersText)
 	}
 	switch {
 	case r.Chunked:
-		to = append(to, "Transfer-Encoding: chunked\r\n"...)
+		w.raw("Transfer-Encoding: chunked\r\n")
 	case r.Length > 0:
-		to = append(to, "Content-Length: "...)
-		to = append(strconv.AppendInt(to, r.Length, 10), crlf...)
+		w.number(lengthName, r.Length)
 	default:
 		switch string(r.Method) {
 		case http.MethodPost, http.MethodPut, http.MethodPatch:
-			to = append(to, "Content-Length: 0\r\n"...)
+			w.number(lengthName, 0)
 		}
 	}
 	switch {
 	case h.websocket:
-		to = append(to, "Connection: Upgrade\r\nUpgrade: websocket\r\n"...)
+		w.raw("Connection: Upgrade\r\nUpgrade: websocket\r\n")
+		if h.key != "" {
+			w.text(socketKeyName, h.key)
+		}
 	case h.once:
-		to = append(to, "Connection: close\r\n"...)
+		w.raw("Connection: close\r\n")
 	}
-	return append(to, crlf...)
+	w.end()
+}
+
+// requestLine begins a request.
+func (w *headWriter) requestLine(r *http1.Request, h heading) {
+	var listener [64]byte
+	host := r.Host
+	if len(host) == 0 {
+		host = h.at.AppendTo(listener[:0])
+	}
+	if !w.second {
+		w.Block = append(append(append(w.Block, r.Method...), ' '), r.Target...)
+		w.Block = append(w.Block, " HTTP/1.1\r\n"...)
+		w.field(hostName, host)
+		return
+	}
+	scheme := "http"
+	if h.backTLS {
+		scheme = "https"
+	}
+	w.Pseudo(":method", string(r.Method))
+	w.Pseudo(":scheme", scheme)
+	w.field([]byte(":authority"), host)
+	w.field([]byte(":path"), r.Target)
+}
+
+// forwarded adds who has asked. The client's own chain goes on with its address at the end, as by AWS's load balancers.
+func (w *headWriter) forwarded(r *http1.Request, h heading, chain bool) {
+	var small [256]byte
+	value := small[:0]
+	for i := range r.Fields {
+		if f := &r.Fields[i]; chain && f.Kind == http1.XForwardedFor {
+			value = append(append(value, f.Value...), ", "...)
+		}
+	}
+	w.field(forwardedForName, h.client.Addr().AppendTo(value))
+	proto := "http"
+	if h.secure {
+		proto = "https"
+	}
+	w.text(forwardedProtoName, proto)
+	w.number(forwardedPortName, int64(h.at.Port()))
 }
 
 // reply is how an answer goes on to a client.
@@ -96,86 +171,100 @@ type reply struct {
 	cookie  string
 }
 
-// appendAnswer adds the head of a Pod's answer for a client.
-func appendAnswer(to []byte, r *http1.Response, o reply) []byte {
-	to = appendStatus(to, o.minor, r.Status, r.Reason)
+// answer adds the head of a Pod's answer for a client.
+func (w *headWriter) answer(r *http1.Response, o reply) {
+	w.status(o.minor, r.Status, r.Reason)
 	for i := range r.Fields {
 		f := &r.Fields[i]
 		switch f.Kind {
 		case http1.ContentLength, http1.TransferEncoding, http1.Connection, http1.Upgrade, http1.TE, http1.HopByHop, http1.Named:
 		case http1.Trailer:
-			if o.chunked {
-				to = appendField(to, f.Name, f.Value)
+			if o.chunked || w.second {
+				w.field(f.Name, f.Value)
 			}
 		default:
-			to = appendField(to, f.Name, f.Value)
+			w.field(f.Name, f.Value)
 		}
 	}
 	if r.Status == http.StatusSwitchingProtocols {
-		to = append(to, "Connection: Upgrade\r\n"...)
-		return append(appendField(to, upgradeName, r.Upgrade), crlf...)
+		w.raw("Connection: Upgrade\r\n")
+		w.field(upgradeName, r.Upgrade)
+		w.end()
+		return
 	}
 	if o.cookie != "" {
-		to = appendField(to, setCookieName, o.cookie)
+		w.text(setCookieName, o.cookie)
 	}
 	if !r.Dated {
-		to = appendField(to, dateName, now())
+		w.text(dateName, now())
 	}
 	switch {
 	case o.chunked:
-		to = append(to, "Transfer-Encoding: chunked\r\n"...)
+		w.raw("Transfer-Encoding: chunked\r\n")
 	case r.Length >= 0 && !r.Chunked && !http1.Bodyless(r.Status):
-		to = append(to, "Content-Length: "...)
-		to = append(strconv.AppendInt(to, r.Length, 10), crlf...)
+		w.number(lengthName, r.Length)
 	}
-	return appendConnection(to, o.minor, o.close)
+	w.connection(o.minor, o.close)
 }
 
-var upgradeName, setCookieName, dateName = []byte("Upgrade"), []byte("Set-Cookie"), []byte("Date")
-
-func appendStatus(to []byte, minor, status int, reason []byte) []byte {
-	to = append(to, "HTTP/1."...)
-	to = append(to, byte('0'+minor), ' ')
-	to = append(strconv.AppendInt(to, int64(status), 10), ' ')
-	return append(append(to, reason...), crlf...)
+// status begins an answer.
+func (w *headWriter) status(minor, status int, reason []byte) {
+	if w.second {
+		w.Status(status)
+		return
+	}
+	w.Block = append(w.Block, "HTTP/1."...)
+	w.Block = append(w.Block, byte('0'+minor), ' ')
+	w.Block = append(strconv.AppendInt(w.Block, int64(status), 10), ' ')
+	w.Block = append(append(w.Block, reason...), crlf...)
 }
 
-// appendConnection adds what becomes of the connection, and ends the head.
-func appendConnection(to []byte, minor int, closes bool) []byte {
+// connection adds what becomes of the connection, and ends the head.
+func (w *headWriter) connection(minor int, closes bool) {
 	switch {
 	case closes:
-		to = append(to, "Connection: close\r\n"...)
+		w.raw("Connection: close\r\n")
 	case minor == 0:
-		to = append(to, "Connection: keep-alive\r\n"...)
+		w.raw("Connection: keep-alive\r\n")
 	}
-	return append(to, crlf...)
+	w.end()
 }
 
-// appendInterim adds an interim answer (1xx).
-func appendInterim(to []byte, r *http1.Response) []byte {
-	to = appendStatus(to, 1, r.Status, r.Reason)
+// interim adds an interim answer (1xx).
+func (w *headWriter) interim(r *http1.Response) {
+	w.status(1, r.Status, r.Reason)
 	for i := range r.Fields {
 		if f := &r.Fields[i]; f.Kind == http1.Other {
-			to = appendField(to, f.Name, f.Value)
+			w.field(f.Name, f.Value)
 		}
 	}
-	return append(to, crlf...)
+	w.end()
 }
 
-// appendOwn adds an answer of the load balancer's own.
-func appendOwn(to []byte, minor, status int, closes, head bool) []byte {
-	reason := http.StatusText(status)
-	text := strconv.Itoa(status) + " " + reason + "\n"
-	to = appendStatus(to, minor, status, []byte(reason))
-	to = appendField(to, dateName, now())
-	to = append(to, "Content-Type: text/plain; charset=utf-8\r\nContent-Length: "...)
-	to = append(strconv.AppendInt(to, int64(len(text)), 10), crlf...)
-	to = appendConnection(to, minor, closes)
-	if head {
-		return to
+// own adds the head of an answer of the load balancer's own, whose body is ownText.
+func (w *headWriter) own(minor int, r *proxied.Reply, closes bool) {
+	w.status(minor, r.Status, []byte(http.StatusText(r.Status)))
+	w.text(dateName, now())
+	for _, f := range r.Fields {
+		w.field(f.Name, f.Value)
 	}
-	return append(to, text...)
+	w.text(typeName, plainText)
+	w.number(lengthName, int64(len(ownText(r.Status))))
+	w.connection(minor, closes)
 }
+
+// trailers adds the fields behind a body.
+func (w *headWriter) trailers(fields []http1.Field) {
+	for i := range fields {
+		if f := &fields[i]; f.Kind == http1.Other {
+			w.field(f.Name, f.Value)
+		}
+	}
+	w.end()
+}
+
+// ownText is the body of an answer of the load balancer's own.
+func ownText(status int) string { return strconv.Itoa(status) + " " + http.StatusText(status) + "\n" }
 
 // date is the time of a second as the field Date has it.
 type date struct {
@@ -215,12 +304,17 @@ type requestLine struct {
 	grpc                            bool
 }
 
-func requestLineOf(r *http1.Request) requestLine {
+func requestLineOf(r *http1.Request, second bool) requestLine {
 	l := requestLine{string(r.Method), string(r.Host), string(r.Target), "HTTP/1." + strconv.Itoa(r.Minor), "", false}
+	if second {
+		l.proto = "HTTP/2.0"
+	}
 	for _, f := range r.Fields {
-		if f.Kind == http1.UserAgent {
+		switch {
+		case f.Kind == http1.UserAgent && l.agent == "":
 			l.agent = string(f.Value)
-			break
+		case second && string(f.Name) == "content-type":
+			l.grpc = bytes.HasPrefix(f.Value, []byte("application/grpc"))
 		}
 	}
 	return l

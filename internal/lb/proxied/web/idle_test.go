@@ -121,12 +121,12 @@ func TestIdleClientsEnd(t *testing.T) {
 	}
 }
 
-// The end of a kept connection that waits comes with the grace of its server.
-func TestGraceOfAKeptConnection(t *testing.T) {
-	wait := func(grace time.Duration) (ended chan struct{}) {
+// A kept connection that waits ends with the idle time-out of its Service, whatever the grace is for an answer.
+func TestEndOfAKeptConnection(t *testing.T) {
+	wait := func(idle time.Duration) (ended chan struct{}) {
 		r := newRig(t, map[string]string{lbProtocol: "http"})
-		r.idleGrace = grace
-		r.service.Spec.IdleTimeout = dialect.Duration(200 * time.Millisecond)
+		r.idleGrace = 2 * lbtest.Patience
+		r.service.Spec.IdleTimeout = dialect.Duration(idle)
 		r.set(r.Web(func(http.ResponseWriter, *http.Request) {}))
 		c := r.Dial()
 		_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: web\r\n\r\n")
@@ -140,11 +140,11 @@ func TestGraceOfAKeptConnection(t *testing.T) {
 		}()
 		return ended
 	}
-	long, short := wait(2*lbtest.Patience), wait(time.Millisecond) // in this order
+	long, short := wait(2*lbtest.Patience), wait(200*time.Millisecond) // in this order
 	<-short
 	select {
 	case <-long:
-		t.Error("a connection with a long grace ends before one with a short one")
+		t.Error("a connection with a long time-out ends before one with a short one")
 	default:
 	}
 }

@@ -53,7 +53,7 @@ func (p *upstreams) put(u *upstream) {
 		u.close()
 		return
 	}
-	u.release()
+	u.wire.release()
 	k := p.all
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -14,7 +13,6 @@ import (
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
-	"github.com/fairlead/fairlead/internal/lb/proxied/panics"
 )
 
 // broken makes the listener have a configuration with which requests panic.
@@ -111,27 +109,17 @@ func (r *rig) panicked() {
 	}
 }
 
-// What reads for package net/http, on its goroutines, passes nothing on after a panic.
+// A panic of what reads a connection of HTTP/2 costs that connection, with all its streams.
 func TestPanicOfReaders(t *testing.T) {
 	r := newRig(t, map[string]string{lbProtocol: "http"})
-	r.set(r.Pod(lbtest.Named("a")))
-	for i, read := range []func(*clientConn) io.Reader{
-		func(c *clientConn) io.Reader { return &frames{Conn: c, web: c, preface: len(wholePreface)} },
-		func(c *clientConn) io.Reader {
-			return &guard{Conn: c, web: c, requests: requests{state: inPreface, left: 1000}}
-		},
-	} {
-		client, server := net.Pipe()
-		c := &clientConn{Conn: server, config: r.config, engine: r.engine, close: server.Close}
-		go func() { _, _ = io.WriteString(client, "GET") }()
-		if n, err := read(c).Read(make([]byte, 10)); n != 0 || !errors.Is(err, panics.Err) {
-			t.Errorf("%d: %d bytes, %v", i, n, err)
-		}
-		if _, err := client.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-			t.Errorf("%d: the connection goes on: %v", i, err)
-		}
-	}
-	if n := r.server.Panics(); n != 2 {
-		t.Errorf("%d panics", n)
-	}
+	r.set(r.Web(lbtest.Tell))
+	text := "panic now"
+	r.panicAt.Store(&text)
+	a := r.attacker()
+	r.Must(a.ask("POST", false))
+	r.Must(a.WriteData(1, false, []byte(text)))
+	r.ends("a panic", a)
+	r.panicAt.Store(nil)
+	r.panicked()
+	r.served("afterwards")
 }

@@ -78,6 +78,9 @@ func (r *rig) connections() int { return r.server.Usage().Connections }
 func (r *rig) start(host proxied.Host) (proxied.Engine, error) {
 	e, err := start(host, r.bounds)
 	r.engine = e
+	if err == nil {
+		e.netHTTP = newReference(e, host).carry
+	}
 	return watched{e, r}, err
 }
 

@@ -3,6 +3,7 @@ package web
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"net/http"
 	"os"
 	"sync"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
+	"github.com/fairlead/fairlead/internal/lb/proxied/http2"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/lb/proxied/stream"
 )
@@ -37,28 +39,11 @@ type session struct {
 	idle   atomic.Bool // waits for a request
 	served atomic.Bool // has had one
 	req    http1.Request
-	res    http1.Response
-	head   []byte // of the request, as it goes to a Pod
-
-	// Of the request at hand:
-
 	exchange
-	own       pods.Link // closes pod
-	interim   bool      // 100 was sent to the client
-	answering bool      // the answer has begun
-	upload    *upload
-	down      pump         // the body of the answer
-	active    atomic.Int64 // when something was carried last, since web.began
-	status    int
-	sent      atomic.Int64
-	line      requestLine // for the access log
-	cookies   []string
-	isHead    bool
-	websocket bool // the client asks for it
-	unread    bool // the client may still send something of its body
-
-	mu       sync.Mutex
-	upstream *upstream
+	own      pods.Link // closes the Pod's end
+	from     wireSource
+	into     wireSink
+	persists bool // the connection may have another request
 }
 
 // sessions are the sessions of a engine.
@@ -76,23 +61,25 @@ var sessionPool = sync.Pool{New: func() any {
 }}
 
 // carryHTTP1 carries the requests of a connection, as run does.
-func (e *engine) carryHTTP1(web *clientConn, front stream.Conn) (handOver stream.Conn, waits bool) {
+func (e *engine) carryHTTP1(web *clientConn, front stream.Conn) (rest *readAhead, waits bool) {
 	s := sessionPool.Get().(*session)
 	s.engine, s.web, s.front = e, web, newWire(front)
 	s.front.smallFirst = true
+	s.exchange.engine, s.exchange.conn, s.exchange.client, s.exchange.req, s.exchange.link = e, web, s, &s.req, &s.own
 	s.idle.Store(false)
 	s.served.Store(!web.idleSince.IsZero())
-	handOver, waits = s.run()
+	rest, waits = s.run()
 	s.front.out = s.front.out[:0]
 	s.front.release()
-	s.engine, s.web, s.front, s.exchange, s.line, s.cookies = nil, nil, wire{}, exchange{}, requestLine{}, nil
+	s.engine, s.web, s.front, s.from, s.into = nil, nil, wire{}, wireSource{fields: s.from.fields[:0]}, wireSink{}
+	s.forget()
 	sessionPool.Put(s)
-	return handOver, waits
+	return rest, waits
 }
 
-// run carries requests until the connection ends, or waits for the next one for longer, or returns the rest of it
-// for package net/http: the client speaks HTTP/2, or Pods do.
-func (s *session) run() (handOver stream.Conn, waits bool) {
+// run carries requests until the connection ends, or waits for the next one for longer, or returns the rest of it: the client
+// speaks HTTP/2.
+func (s *session) run() (rest *readAhead, waits bool) {
 	if !s.engine.sessions.add(s) {
 		return nil, false
 	}
@@ -112,14 +99,14 @@ func (s *session) run() (handOver stream.Conn, waits bool) {
 		}
 		c := s.web.listener.Config()
 		if status := s.web.rejects(c, s.req.Method); status > 0 {
-			s.recordOwn(c, status, requestLineOf(&s.req))
+			s.recordOwn(c, status, requestLineOf(&s.req, false))
 			s.reject(status)
 			return nil, false
 		}
 		if !c.Protocol.IsHTTP() { // the listener carries bytes by now
 			c = s.web.config
 		}
-		if !transportOf(c).isHTTP1() || s.engine.onlyNetHTTP {
+		if s.engine.onlyNetHTTP {
 			return s.rest(), false
 		}
 		s.front.take(n)
@@ -133,13 +120,11 @@ func (s *session) run() (handOver stream.Conn, waits bool) {
 // giveUp ends the request at hand, of which nothing is left but after a panic.
 func (s *session) giveUp() {
 	s.leave()
-	if s.upstream != nil {
-		stream.CloseNow(s.upstream.conn)
-	}
+	s.abort()
 }
 
 // rest returns the connection, with the bytes that were read but not taken.
-func (s *session) rest() stream.Conn {
+func (s *session) rest() *readAhead {
 	_ = s.front.conn.SetDeadline(time.Time{})
 	return &readAhead{Conn: s.front.conn, text: bytes.Clone(s.front.buffered())}
 }
@@ -182,7 +167,7 @@ func (s *session) read() (int, error) {
 	for {
 		b := s.front.buffered()
 		if !s.served.Load() && !s.web.secure && isPreface(b) {
-			if len(b) >= len(wholePreface) {
+			if len(b) >= len(http2.Preface) {
 				return 0, errHTTP2
 			}
 		} else if n, err := s.req.Parse(b); n > 0 || err != nil {
@@ -208,8 +193,8 @@ const headerSlack = 4 << 10
 
 // isPreface reports whether b begins as a connection of HTTP/2 does, or is the beginning of that.
 func isPreface(b []byte) bool {
-	n := min(len(b), len(wholePreface))
-	return n > 0 && string(b[:n]) == wholePreface[:n]
+	n := min(len(b), len(http2.Preface))
+	return n > 0 && string(b[:n]) == http2.Preface[:n]
 }
 
 // await waits for the first bytes of a request that is not the first one. What comes may be none yet: a part of a record
@@ -251,14 +236,14 @@ func (s *session) recordOwn(c *proxied.Config, status int, line requestLine) {
 		c = s.web.config
 	}
 	if c.Logs() {
-		x := exchange{conn: s.web, config: c, began: time.Now()}
-		x.record(line, status, int64(len(http.StatusText(status))+5)) // see appendOwn
+		x := &exchange{engine: s.engine, conn: s.web, config: c, to: c, began: time.Now()}
+		x.record(line, status, int64(len(ownText(status))))
 	}
 }
 
 // reject answers a request that no Pod gets. It is the last one of the connection.
 func (s *session) reject(status int) {
-	s.front.out = appendOwn(s.front.out[:0], s.req.Minor, status, true, string(s.req.Method) == http.MethodHead)
+	s.putReply(&proxied.Reply{Status: status}, true)
 	if s.front.flush(s.grace()) == nil {
 		s.linger()
 	}
@@ -321,4 +306,137 @@ func (a *sessions) end() {
 			_ = s.web.Close()
 		}
 	}
+}
+
+// forward carries the request that was read. It reports whether the connection may have another one.
+func (s *session) forward(c *proxied.Config) bool {
+	s.begin(c)
+	defer s.end()
+	s.from.from, s.from.body, s.from.closed = &s.front, s.req.Body(), false
+	s.persists = false
+	if s.req.Expectation {
+		s.status = http.StatusExpectationFailed
+		s.reject(s.status)
+		return false
+	}
+	whole := s.carry()
+	if s.upload != nil {
+		s.front.readBy = time.Time{} // it may have been woken
+	}
+	if s.persists = s.persists && whole && !s.unread; whole && !s.persists && (s.unread || !s.answering) {
+		s.linger()
+	}
+	s.front.out = s.front.out[:0]
+	s.front.releaseOut()
+	return s.persists
+}
+
+func (s *session) source() source { return &s.from }
+
+func (s *session) whole(most int) ([]byte, bool) {
+	n, ok := s.from.body.Sized()
+	if b := s.front.buffered(); ok && n <= uint64(most) && n <= uint64(len(b)) {
+		return b[:n], true
+	}
+	return nil, false
+}
+
+func (s *session) takeWhole(n int) {
+	s.front.take(n)
+	s.from.body.Skip(uint64(n)) //nolint:gosec // at most maxWhole
+}
+
+// send writes a text that is no answer yet.
+func (s *session) send(text []byte) error {
+	s.front.out = text
+	if err := s.front.flush(s.limit() + s.grace()); err != nil {
+		return fmt.Errorf("%w: %w", errLeft, err)
+	}
+	return nil
+}
+
+func (s *session) interim(r *http1.Response) error {
+	w := headWriter{Encoder: http2.Encoder{Block: s.front.out}}
+	w.interim(r)
+	return s.send(w.Block)
+}
+
+func (s *session) proceed() error {
+	return s.send(append(s.front.out, "HTTP/1.1 100 Continue\r\n\r\n"...))
+}
+
+func (s *session) answer(body source, cookie string) sink {
+	done := body.done()
+	_, sized := body.sized()
+	chunked := !done && !sized && s.req.Minor == 1
+	s.persists = s.req.Persists() && !s.upgrades && !s.unread && !s.web.listener.Gone() && (done || sized || chunked)
+	s.front.put(nil)
+	w := headWriter{Encoder: http2.Encoder{Block: s.front.out}}
+	w.answer(&s.res, reply{minor: s.req.Minor, chunked: chunked, close: !s.persists, cookie: cookie})
+	s.front.out, s.front.written = w.Block, false
+	s.into = wireSink{to: &s.front, chunked: chunked, timeout: s.limit() + s.grace()}
+	return &s.into
+}
+
+func (s *session) begun() bool { return s.front.written }
+
+// reply answers for a Pod.
+func (s *session) reply(r *proxied.Reply) {
+	s.persists = r.Status != http.StatusBadRequest && s.req.Persists() && !s.upgrades && s.from.done() && !s.web.listener.Gone()
+	s.answering = false
+	s.putReply(r, !s.persists)
+	if err := s.front.flush(s.limit()); err != nil {
+		s.persists, s.answering = false, true // the client has gone
+	}
+}
+
+// putReply puts an answer of the load balancer's own.
+func (s *session) putReply(r *proxied.Reply, closes bool) {
+	s.front.put(nil)
+	w := headWriter{Encoder: http2.Encoder{Block: s.front.out[:0]}}
+	w.own(s.req.Minor, r, closes)
+	if s.front.out = w.Block; string(s.req.Method) != http.MethodHead {
+		s.front.out = append(s.front.out, ownText(r.Status)...)
+	}
+}
+
+// sending reports whether a body is on its way: then its goroutine reads from the client.
+func (s *session) sending() bool {
+	if s.upload == nil {
+		return false
+	}
+	select {
+	case <-s.upload.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// left reports whether the client has closed the connection; while a body is on its way the read of it finds the end.
+func (s *session) left() bool {
+	return !s.sending() && len(s.front.buffered()) == 0 && s.web.hasLeft()
+}
+
+// tunnel carries bytes both ways.
+func (s *session) tunnel(u *upstream) error {
+	s.front.written = true
+	s.front.put(nil)
+	w := headWriter{Encoder: http2.Encoder{Block: s.front.out}}
+	w.answer(&s.res, reply{minor: s.req.Minor})
+	s.front.out = append(w.Block, u.buffered()...)
+	u.put(s.front.buffered())
+	if err := errors.Join(s.front.flush(s.limit()), u.wire.flush(s.limit())); err != nil {
+		return err
+	}
+	u.r, s.front.r = u.w, s.front.w
+	u.wire.release()
+	s.front.release()
+	if err := errors.Join(s.front.conn.SetDeadline(time.Time{}), u.conn.SetDeadline(time.Time{})); err != nil {
+		return err
+	}
+	sent, received := stream.Join(s.engine.host.Panics(), s.config.Service, s.front.conn, u.conn, s.limit())
+	s.sent.Add(sent)
+	s.received.Add(received)
+	return nil
 }

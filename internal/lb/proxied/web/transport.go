@@ -1,12 +1,8 @@
 package web
 
 import (
-	"cmp"
 	"context"
-	"errors"
-	"io"
 	"net"
-	"net/http"
 	"net/netip"
 	"time"
 
@@ -14,10 +10,10 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/lb/proxied/proxyproto"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// Configure sets the transport of c. Host.MaxKept bounds all connections that wait for a request of HTTP/1.1 together;
-// for the requests of clients that speak HTTP/2 net/http applies it to each port of a Service.
+// Configure sets the transport of c. Host.MaxKept bounds all connections that wait for a request of HTTP/1.1 together.
 func (e *engine) Configure(c, old *proxied.Config) {
 	k := transportKind{c.Backend, c.Spec.ProxyProtocol, c.Spec.IdleTimeout.Std(), c.Pods}
 	if old != nil && old.Transport != nil {
@@ -26,23 +22,9 @@ func (e *engine) Configure(c, old *proxied.Config) {
 			c.Transport = before
 			return
 		}
-		go before.CloseIdleConnections() // net/http ends TLS properly, for which it waits
+		before.CloseIdleConnections()
 	}
-	t := &transport{kind: k, upstreams: upstreams{all: &e.kept, most: e.host.MaxKept}}
-	t.Transport = http.Transport{
-		DialContext: t.dial, ResponseHeaderTimeout: k.silence, ExpectContinueTimeout: time.Second, DisableCompression: true,
-		MaxIdleConns: e.host.MaxKept(), MaxIdleConnsPerHost: maxIdle, IdleConnTimeout: podIdle, MaxResponseHeaderBytes: maxAnswerHeader,
-		Protocols:           new(http.Protocols),
-		TLSHandshakeTimeout: pods.DialTimeout, ReadBufferSize: 8 << 10, WriteBufferSize: 8 << 10,
-		// The header of the PROXY protocol is of one client: so is the connection then.
-		DisableKeepAlives: k.proxy != 0,
-		TLSClientConfig:   k.tls.Config(),
-	}
-	t.Protocols.SetHTTP1(t.isHTTP1())
-	t.Protocols.SetUnencryptedHTTP2(!t.isHTTP1())
-	// A request of HTTP/2 goes on by that if the Pod offers it (ALPN), as gRPC needs.
-	t.Protocols.SetHTTP2(k.backend.IsTLS() && k.proxy == 0)
-	c.Transport = t
+	c.Transport = &transport{kind: k, service: c.Service, upstreams: upstreams{all: &e.kept, most: e.host.MaxKept}}
 }
 
 // transportOf returns the transport that Configure has given to c.
@@ -54,11 +36,12 @@ const (
 	podIdle = 50 * time.Second
 )
 
-// transport carries requests to the Pods of a port, on connections that are kept.
+// transport has the connections to the Pods of a port, which are kept.
 type transport struct {
-	http.Transport
 	kind      transportKind
-	upstreams upstreams
+	service   svc.Name
+	upstreams upstreams // of HTTP/1.1
+	muxes     muxes     // of HTTP/2
 }
 
 // isHTTP1 reports whether Pods are spoken to by HTTP/1.1.
@@ -78,14 +61,6 @@ type dialError struct{ error }
 
 func (e *dialError) Unwrap() error { return e.error }
 
-func (t *transport) dial(ctx context.Context, _, pod string) (net.Conn, error) {
-	var client, at netip.AddrPort
-	if x, ok := ctx.Value(exchangeKey{}).(*exchange); ok {
-		client, at = x.conn.client, x.conn.at
-	}
-	return t.open(ctx, pod, client, at)
-}
-
 // open connects to a Pod for the client at, and sends the header of the PROXY protocol if the Pod expects one.
 func (t *transport) open(ctx context.Context, pod string, client, at netip.AddrPort) (net.Conn, error) {
 	d := net.Dialer{Timeout: pods.DialTimeout}
@@ -102,49 +77,4 @@ func (t *transport) open(ctx context.Context, pod string, client, at netip.AddrP
 		_ = conn.SetWriteDeadline(time.Time{})
 	}
 	return conn, nil
-}
-
-// chooser sends a request to a Pod, and to another one while no byte of it was sent. If the Pod closes a kept connection
-// during a request that is idempotent and has no body, net/http sends it again.
-type chooser struct{}
-
-// RoundTrip returns the answer of a Pod.
-func (chooser) RoundTrip(r *http.Request) (*http.Response, error) {
-	x := exchangeOf(r)
-	body := r.Body
-	var tried []*pods.Member
-	var last error
-	for range pods.MaxDials {
-		m, err := x.config.Sticky.Choose(x.config.Pool, x.conn.client.Addr(), r.Header["Cookie"], tried)
-		if err != nil {
-			return nil, cmp.Or(last, err)
-		}
-		if !x.use(m) {
-			continue // it has left just now
-		}
-		to := *r.URL
-		to.Host = m.Addr().String()
-		once := r.WithContext(r.Context())
-		once.URL = &to
-		if body != nil && body != http.NoBody {
-			once.Body = io.NopCloser(body) // closed by the caller, after the last try
-		}
-		x.pod, x.asked = m.Addr(), time.Now()
-		answer, err := transportOf(x.config).RoundTrip(once)
-		var undialed *dialError
-		if err == nil {
-			x.podStatus, x.answered = answer.StatusCode, time.Now()
-			answer.Request = r
-			if c := x.config.Sticky.Keep(x.config.Pool, m, r.Header["Cookie"], answer.Header["Set-Cookie"], x.conn.secure); c != "" {
-				answer.Header.Add("Set-Cookie", c)
-			}
-			return answer, nil
-		}
-		if !errors.As(err, &undialed) || r.Context().Err() != nil {
-			return nil, err
-		}
-		x.leave()
-		tried, last = append(tried, m), err
-	}
-	return nil, cmp.Or(last, pods.ErrNone)
 }

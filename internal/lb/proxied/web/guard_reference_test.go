@@ -95,9 +95,8 @@ const (
 	maxName  = 32 // of a field that matters here
 	maxValue = 64
 	// preface is how a connection of HTTP/2 begins, in two parts: RFC 9113, section 3.4.
-	preface      = "PRI * HTTP/2.0"
-	prefaceEnd   = "\r\nSM\r\n\r\n"
-	wholePreface = preface + "\r\n" + prefaceEnd
+	preface    = "PRI * HTTP/2.0"
+	prefaceEnd = "\r\nSM\r\n\r\n"
 )
 
 // feed takes the next bytes, and returns how many of them are good.

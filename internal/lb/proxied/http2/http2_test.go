@@ -1,0 +1,137 @@
+package http2
+
+import (
+	"bytes"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
+)
+
+// Every header block is read as it was meant, whatever the lengths, and without another block.
+func TestEncoder(t *testing.T) {
+	var want []string
+	var e Encoder
+	for _, status := range []int{200, 204, 404, 418, 599} {
+		e.Status(status)
+	}
+	want = append(want, ":status 200", ":status 204", ":status 404", ":status 418", ":status 599")
+	for _, p := range [][2]string{{":method", "GET"}, {":method", "200"}, {":method", "PATCH"}, {":scheme", "https"}, {":scheme", "POST"}} {
+		e.Pseudo(p[0], p[1])
+		want = append(want, p[0]+" "+p[1])
+	}
+	for name := range staticNames {
+		if name[0] != ':' {
+			Field(&e, []byte(strings.ToUpper(name)), name+"?")
+			want = append(want, name+" "+name+"?")
+		}
+	}
+	for _, n := range []int{0, 1, 126, 127, 128, 254, 255, 256, 16383, 16384, 70000} {
+		Field(&e, []byte("X-"+strings.Repeat("N", n%300)), []byte(strings.Repeat("v", n)))
+		want = append(want, "x-"+strings.Repeat("n", n%300)+" "+strings.Repeat("v", n))
+	}
+	got, err := hpack.NewDecoder(0, nil).DecodeFull(e.Block)
+	if err != nil || len(got) != len(want) {
+		t.Fatalf("%d fields of %d, %v", len(got), len(want), err)
+	}
+	for i, f := range got {
+		if f.Name+" "+f.Value != want[i] {
+			t.Errorf("%.80q, want %.80q", f.Name+" "+f.Value, want[i])
+		}
+	}
+}
+
+// fed is a connection on which bytes have come, and then the end.
+type fed struct {
+	net.Conn
+	*bytes.Reader
+	mu    sync.Mutex
+	wrote int
+}
+
+func (f *fed) Read(p []byte) (int, error) { return f.Reader.Read(p) }
+
+func (f *fed) Write(p []byte) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.wrote += len(p)
+	return len(p), nil
+}
+
+func (f *fed) Close() error                     { return nil }
+func (f *fed) CloseWrite() error                { return nil }
+func (f *fed) SetReadDeadline(time.Time) error  { return nil }
+func (f *fed) SetWriteDeadline(time.Time) error { return nil }
+
+// FuzzConn has a connection of either end read any bytes: it ends, all streams with it, and what it has written is bounded by what
+// has come.
+func FuzzConn(f *testing.F) {
+	var e Encoder
+	e.Pseudo(":method", "POST")
+	e.Pseudo(":scheme", "http")
+	Field(&e, []byte(":authority"), "a")
+	Field(&e, []byte(":path"), "/")
+	settings := appendHeader(nil, 0, frameSettings, 0, 0)
+	request := appendBlock(nil, e.Block, 1, false, maxFrame)
+	data := append(appendHeader(nil, 3, frameData, flagEndStream, 1), "abc"...)
+	f.Add(bytes.Join([][]byte{settings, request, data}, nil))
+	f.Add(bytes.Join([][]byte{settings, request, appendReset(nil, 1, Cancel), appendWindowUpdate(nil, 0, 5), appendGoAway(nil, 0, 0)}, nil))
+	var answer Encoder
+	answer.Status(200)
+	f.Add(bytes.Join([][]byte{settings, appendBlock(nil, answer.Block, 1, false, 1), data}, nil))
+	f.Add(bytes.Join([][]byte{settings, request, appendHeader(nil, 1<<20, frameData, 0, 1)}, nil)) // ends before it is accepted
+	f.Add(append(settings, appendHeader(nil, 5, framePriority, 0, 1)...))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		for _, client := range []bool{false, true} {
+			var wg sync.WaitGroup
+			o := Options{Go: func(f func()) { wg.Go(f) }, MaxHead: 4096, MaxStreams: 10, HeadTimeout: time.Second, IdleTimeout: time.Second,
+				WriteTimeout: time.Second}
+			o.Accept = func(s *Stream) {
+				wg.Go(func() {
+					var e Encoder
+					e.Status(200)
+					_ = s.Head(&e, false)
+					for !s.Ended() && s.Fill(time.Second) == nil {
+						p, _ := s.Peek()
+						_ = s.Write(p, false, time.Millisecond)
+						s.Take(len(p))
+					}
+					_ = s.End(nil)
+					s.Close(InternalError)
+				})
+			}
+			in := &fed{Reader: bytes.NewReader(b)}
+			var c *Conn
+			if client {
+				c = NewClient(in, o)
+				s := c.Open(false)
+				wg.Go(func() {
+					var e Encoder
+					e.Pseudo(":method", "GET")
+					_ = s.Head(&e, true)
+					s.Flush()
+					var r http1.Response
+					_ = s.Answer(&r, time.Second)
+					s.Close(Cancel)
+				})
+			} else {
+				c = NewServer(in, []byte(Preface), o)
+			}
+			if err := c.Run(); err == nil {
+				t.Error("the connection has no end")
+			}
+			wg.Wait()
+			if len(c.streams) > 0 || c.reserved != 0 {
+				t.Errorf("%d streams are left", len(c.streams))
+			}
+			if in.wrote > 300+40*len(b) {
+				t.Errorf("%d bytes for %d", in.wrote, len(b))
+			}
+		}
+	})
+}

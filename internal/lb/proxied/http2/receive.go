@@ -1,0 +1,427 @@
+package http2
+
+import (
+	"encoding/binary"
+
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
+)
+
+// frame takes a frame; of DATA what is before the data. Floods of any end the connection.
+func (c *reader) frame(h header, p []byte) error {
+	if c.block.stream != 0 && (h.kind != frameContinuation || h.stream != c.block.stream) {
+		return connError{ProtocolError, "a header block is interrupted"}
+	}
+	if h.kind == frameData {
+		return c.beginData(h, p)
+	}
+	c.mu.Lock()
+	enough := c.client || c.empty.spend(emptyEach, &c.carries)
+	c.mu.Unlock()
+	if !enough {
+		return errFlood
+	}
+	switch h.kind {
+	case frameHeaders:
+		return c.headers(h, p)
+	case frameContinuation:
+		if c.block.stream == 0 {
+			return connError{ProtocolError, "CONTINUATION without a block"}
+		}
+		return c.fragment(h, p)
+	case framePush:
+		return connError{ProtocolError, "PUSH_PROMISE"}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.out) > mostOut {
+		return errFlood
+	}
+	switch h.kind {
+	case framePriority:
+		return c.priority(h, p)
+	case frameReset:
+		return c.peerReset(h, p)
+	case frameSettings:
+		c.greeted = c.greeted || !h.has(flagAck)
+		return c.settings(h, p)
+	case framePing:
+		return c.ping(h, p)
+	case frameGoAway:
+		return c.goAway(h, p)
+	case frameWindowUpdate:
+		return c.windowUpdate(h, p)
+	}
+	return nil
+}
+
+var errFlood = connError{EnhanceYourCalm, "too many frames that carry nothing"}
+
+// priority ignores priorities, which RFC 9113 has abolished.
+func (c *Conn) priority(h header, p []byte) error {
+	switch {
+	case h.stream == 0:
+		return connError{ProtocolError, "PRIORITY without a stream"}
+	case len(p) != 5:
+		c.reset(h.stream, FrameSize)
+	case binary.BigEndian.Uint32(p)&maxWindow == h.stream:
+		c.reset(h.stream, ProtocolError)
+	}
+	return nil
+}
+
+// idleStream reports whether a stream has not begun.
+func (c *Conn) idleStream(id uint32) bool {
+	if own := id%2 == 1 == c.client; own {
+		return id >= c.next
+	}
+	return id > c.last
+}
+
+func (c *Conn) peerReset(h header, p []byte) error {
+	switch {
+	case len(p) != 4:
+		return connError{FrameSize, "RST_STREAM"}
+	case h.stream == 0 || c.idleStream(h.stream):
+		return connError{ProtocolError, "RST_STREAM without a stream"}
+	}
+	if s := c.streams[h.stream]; s != nil {
+		code := Code(binary.BigEndian.Uint32(p))
+		if code == NoError && s.ended && c.client {
+			s.stopped = true // the answer is whole, and the rest of the request is not wanted
+			s.wakeSender()
+			return nil
+		}
+		s.fail(&ResetError{Code: code, Refused: code == RefusedStream})
+	}
+	return nil
+}
+
+func (c *Conn) settings(h header, p []byte) error {
+	switch {
+	case h.stream != 0:
+		return connError{ProtocolError, "SETTINGS with a stream"}
+	case h.has(flagAck) && len(p) != 0, len(p)%6 != 0:
+		return connError{FrameSize, "SETTINGS"}
+	case h.has(flagAck):
+		return nil
+	}
+	if err := c.peerSettings(p); err != nil {
+		return err
+	}
+	c.out = appendHeader(c.out, 0, frameSettings, flagAck, 0)
+	c.kick()
+	return nil
+}
+
+func (c *Conn) ping(h header, p []byte) error {
+	switch {
+	case h.stream != 0:
+		return connError{ProtocolError, "PING with a stream"}
+	case len(p) != 8:
+		return connError{FrameSize, "PING"}
+	case !h.has(flagAck):
+		c.out = append(appendHeader(c.out, 8, framePing, flagAck, 0), p...)
+		c.kick()
+	}
+	return nil
+}
+
+func (c *Conn) goAway(h header, p []byte) error {
+	if h.stream != 0 {
+		return connError{ProtocolError, "GOAWAY with a stream"}
+	}
+	if len(p) < 8 {
+		return connError{FrameSize, "GOAWAY"}
+	}
+	c.goneAway = true
+	last := binary.BigEndian.Uint32(p) & maxWindow
+	for id, s := range c.streams {
+		if c.client && id > last {
+			s.fail(&ResetError{Code: RefusedStream, Refused: true})
+		}
+	}
+	if c.finished() {
+		return connError{NoError, "the peer goes away"}
+	}
+	return nil
+}
+
+func (c *Conn) windowUpdate(h header, p []byte) error {
+	if len(p) != 4 {
+		return connError{FrameSize, "WINDOW_UPDATE"}
+	}
+	n := int64(binary.BigEndian.Uint32(p) & maxWindow)
+	if h.stream == 0 {
+		if c.window += n; n == 0 || c.window > maxWindow {
+			return connError{windowCode(n), "WINDOW_UPDATE"}
+		}
+		c.wakeStalled()
+		return nil
+	}
+	if c.idleStream(h.stream) {
+		return connError{ProtocolError, "WINDOW_UPDATE without a stream"}
+	}
+	s := c.streams[h.stream]
+	if s == nil {
+		return nil
+	}
+	if s.window += n; n == 0 || s.window > maxWindow {
+		c.reset(s.id, windowCode(n))
+		s.fail(&ResetError{Code: windowCode(n)})
+		return nil
+	}
+	s.wakeSender()
+	return nil
+}
+
+func windowCode(n int64) Code {
+	if n == 0 {
+		return ProtocolError
+	}
+	return FlowControl
+}
+
+// beginData takes the head of a DATA frame.
+func (c *reader) beginData(h header, p []byte) error {
+	if h.stream == 0 {
+		return connError{ProtocolError, "DATA without a stream"}
+	}
+	c.data, c.left, c.pad = h, h.length, 0
+	if h.has(flagPadded) {
+		if len(p) == 0 || int(p[0]) > h.length-1 {
+			return connError{ProtocolError, "padding"}
+		}
+		c.pad = int(p[0])
+		c.left -= 1 + c.pad
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	enough := true
+	switch {
+	case c.client:
+	case h.length > 0:
+		enough = c.frames.spend(1, &c.taken)
+	case !h.has(flagEndStream):
+		enough = c.empty.spend(emptyEach, &c.carries)
+	}
+	if !enough {
+		return errFlood
+	}
+	if c.idleStream(h.stream) {
+		return connError{ProtocolError, "DATA before HEADERS"}
+	}
+	if c.received += int64(h.length); c.received > connWindow {
+		return connError{FlowControl, "more DATA than the window allows for"}
+	}
+	s := c.streams[h.stream]
+	switch {
+	case s == nil || s.err != nil || s.ended:
+		if !c.was(h.stream) {
+			c.reset(h.stream, StreamClosed)
+			if s != nil {
+				s.fail(&ResetError{Code: StreamClosed})
+			}
+		}
+		c.data.stream = 0
+		c.credit(h.length)
+	case s.held+h.length > streamWindow:
+		return connError{FlowControl, "more DATA than the window of a stream allows for"}
+	default:
+		s.held += h.length
+		if padding := h.length - c.left; padding > 0 {
+			c.credit(padding)
+			s.credit(padding)
+		}
+		if s.length >= 0 {
+			if s.length -= int64(c.left); s.length < 0 {
+				c.malformed(s)
+			}
+		}
+	}
+	if c.left == 0 && c.pad == 0 {
+		c.endDataLocked()
+	}
+	return nil
+}
+
+// malformed ends a stream whose message is none. The caller holds mu.
+func (c *Conn) malformed(s *Stream) {
+	c.reset(s.id, ProtocolError)
+	s.fail(&ResetError{Code: ProtocolError})
+}
+
+// deliver gives data to the stream of the DATA frame.
+func (c *reader) deliver(p []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.data.stream == 0 {
+		return // all of the frame was given back
+	}
+	if s := c.streams[c.data.stream]; s != nil && s.err == nil && !s.unwanted {
+		s.put(p)
+	} else {
+		c.credit(len(p))
+		if s != nil {
+			s.credit(len(p))
+		}
+	}
+}
+
+func (c *reader) endData() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.endDataLocked()
+}
+
+// endDataLocked takes the end of a DATA frame into account. The caller holds mu.
+func (c *reader) endDataLocked() {
+	if s := c.streams[c.data.stream]; s != nil && s.err == nil && c.data.has(flagEndStream) {
+		c.endStream(s)
+	}
+	c.data = header{}
+}
+
+// endStream takes the end of a stream's message into account. The caller holds mu.
+func (c *Conn) endStream(s *Stream) {
+	if s.length > 0 {
+		c.malformed(s)
+		return
+	}
+	s.ended = true
+	s.wakeReader()
+}
+
+// credit opens the window of the connection again. The caller holds mu.
+func (c *Conn) credit(n int) {
+	if c.owed += n; c.owed >= connWindow/4 {
+		c.received -= int64(c.owed)
+		c.out = appendWindowUpdate(c.out, 0, uint32(c.owed)) //nolint:gosec // at most a window
+		c.owed = 0
+		c.kick()
+	}
+}
+
+// block is a header block as it comes.
+type block struct {
+	stream  uint32 // 0 for none
+	end     bool   // END_STREAM
+	self    bool   // it depends on itself
+	bytes   int    // of it so far
+	size    int    // as SETTINGS_MAX_HEADER_LIST_SIZE counts it
+	tooLong bool
+	text    []byte
+	fields  []http1.Field
+}
+
+func (c *reader) headers(h header, p []byte) error {
+	rest, depends, ok := unpad(h, p)
+	switch {
+	case h.stream == 0 || h.stream%2 == 0:
+		return connError{ProtocolError, "HEADERS of no stream"}
+	case !ok:
+		return connError{ProtocolError, "padding"}
+	}
+	c.block = block{stream: h.stream, end: h.has(flagEndStream), text: c.block.text[:0], fields: c.block.fields[:0]}
+	c.block.self = h.has(flagPriority) && depends == h.stream
+	return c.fragment(h, rest)
+}
+
+// fragment takes a part of a header block.
+func (c *reader) fragment(h header, p []byte) error {
+	b := &c.block
+	if b.bytes += len(p); b.bytes > 2*c.o.MaxHead {
+		return connError{EnhanceYourCalm, "a header block has no end"}
+	}
+	if _, err := c.decoder.Write(p); err != nil {
+		return connError{Compression, err.Error()}
+	}
+	if !h.has(flagEndHeaders) {
+		return nil
+	}
+	if err := c.decoder.Close(); err != nil {
+		return connError{Compression, err.Error()}
+	}
+	id := b.stream
+	err := c.endBlock(id)
+	b.stream = 0
+	return err
+}
+
+// emit has a field of a block.
+func (c *reader) emit(f hpack.HeaderField) {
+	b := &c.block
+	if b.size += len(f.Name) + len(f.Value) + 32; b.size > c.o.MaxHead || b.tooLong {
+		b.tooLong = true
+		return
+	}
+	at := len(b.text)
+	b.text = append(append(b.text, f.Name...), f.Value...)
+	middle := at + len(f.Name)
+	b.fields = append(b.fields, http1.Field{Name: b.text[at:middle:middle], Value: b.text[middle:len(b.text):len(b.text)]})
+}
+
+// endBlock takes a whole block.
+func (c *reader) endBlock(id uint32) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.streams[id]
+	switch {
+	case s != nil && s.err == nil && !s.ended:
+		c.laterBlock(s)
+		return nil
+	case s != nil && s.err == nil:
+		c.reset(id, StreamClosed)
+		s.fail(&ResetError{Code: StreamClosed})
+		return nil
+	case c.was(id):
+		return nil
+	case c.client:
+		if c.idleStream(id) {
+			return connError{ProtocolError, "an answer without a request"}
+		}
+		return nil
+	case s != nil, id <= c.last:
+		return connError{StreamClosed, "HEADERS of a stream that has ended"}
+	case c.leaving:
+		return nil
+	}
+	c.last = id
+	switch {
+	case c.block.self:
+		c.reset(id, ProtocolError)
+		return nil
+	case len(c.streams) >= c.o.MaxStreams:
+		c.reset(id, RefusedStream)
+		return nil
+	}
+	s = newStream(c.Conn, id)
+	if !s.takeRequest(&c.block) {
+		c.reset(id, ProtocolError)
+		s.recycle()
+		return nil
+	}
+	s.ended = c.block.end
+	c.streams[id] = s
+	c.fresh = append(c.fresh, s)
+	return nil
+}
+
+// laterBlock takes a block that is not the first one of a request: an answer's head, or trailers. The caller holds mu.
+func (c *reader) laterBlock(s *Stream) {
+	ok := !c.block.self
+	if ok && c.client && !s.answered {
+		ok = s.takeAnswer(&c.block)
+	} else if ok {
+		ok = c.block.end && s.takeTrailers(&c.block)
+	}
+	switch {
+	case !ok:
+		c.malformed(s)
+	case c.block.end:
+		c.endStream(s)
+	default:
+		s.wakeReader()
+	}
+}

@@ -1,0 +1,254 @@
+package web
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
+	"github.com/fairlead/fairlead/internal/lb/proxied/http2"
+	"github.com/fairlead/fairlead/internal/lb/proxied/stream"
+)
+
+// muxes are the connections of HTTP/2 to the Pods of a transport.
+type muxes struct {
+	mu     sync.Mutex
+	pods   map[netip.AddrPort]*mux
+	closed bool
+}
+
+// mux is the connections to a Pod.
+type mux struct {
+	conns   []*http2.Conn
+	dialing chan struct{} // closed when the connection that is being made is there, or has failed; nil if none is
+	first   bool          // the Pod has chosen HTTP/1.1
+}
+
+// muxOptions are those of a Pod's connection. Nothing bounds its streams but its own settings.
+func (t *transport) muxOptions(e *engine) http2.Options {
+	limit := t.kind.silence + e.idleGrace
+	return http2.Options{Go: e.host.Run, MaxHead: maxAnswerHeader, HeadTimeout: limit, IdleTimeout: podIdle, WriteTimeout: limit}
+}
+
+// multiplexes reports whether a request goes on by HTTP/2: to Pods that speak only that, and one that has come so to Pods
+// with TLS which choose it.
+func (t *transport) multiplexes(x *exchange) bool {
+	return !t.isHTTP1() || x.second && !x.websocket && t.kind.backend.IsTLS() && t.kind.proxy == 0
+}
+
+// open returns a stream to a Pod on a connection that is there, nil if none has room, and whether the Pod has chosen HTTP/1.1.
+func (p *muxes) open(d dialling, addr netip.AddrPort) (_ pod, first bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m := p.pods[addr]
+	if m == nil {
+		return nil, false
+	}
+	for _, c := range m.conns {
+		if s := c.Open(d.isHead); s != nil {
+			return newMuxStream(s), false
+		}
+	}
+	return nil, m.first
+}
+
+// stream returns a stream to a Pod. Both are nil if the Pod has chosen HTTP/1.1.
+func (t *transport) stream(d dialling, addr netip.AddrPort) (pod, error) {
+	p := &t.muxes
+	for {
+		b, first := p.open(d, addr)
+		if b != nil || first {
+			return b, nil
+		}
+		p.mu.Lock()
+		m := p.pods[addr]
+		if m == nil {
+			m = &mux{}
+			if p.pods == nil {
+				p.pods = map[netip.AddrPort]*mux{}
+			}
+			p.pods[addr] = m
+		}
+		if dialing := m.dialing; dialing != nil {
+			p.mu.Unlock()
+			<-dialing
+			continue
+		}
+		dialing := make(chan struct{})
+		m.dialing = dialing
+		p.mu.Unlock()
+		b, err := t.connectMux(d, addr, m)
+		p.mu.Lock()
+		m.dialing = nil
+		p.mu.Unlock()
+		close(dialing)
+		if b != nil || err != nil {
+			return b, err
+		}
+	}
+}
+
+// connectMux opens a connection to a Pod, and a stream on it. If the Pod has chosen HTTP/1.1 it returns the connection.
+func (t *transport) connectMux(d dialling, addr netip.AddrPort, m *mux) (pod, error) {
+	u, second, err := t.dialPod(d.engine.host.Context(), addr, d.client, d.at, true)
+	if err != nil {
+		return nil, err
+	}
+	p := &t.muxes
+	if !second {
+		p.mu.Lock()
+		m.first = true
+		p.mu.Unlock()
+		return u, nil
+	}
+	c := http2.NewClient(u.conn, t.muxOptions(d.engine))
+	s := c.Open(d.isHead)
+	p.mu.Lock()
+	if !p.closed {
+		m.conns = append(m.conns, c)
+	}
+	closed := p.closed
+	p.mu.Unlock()
+	d.engine.host.Go(func() {
+		defer func() {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			for i, other := range m.conns {
+				if other == c {
+					m.conns = append(m.conns[:i], m.conns[i+1:]...)
+					break
+				}
+			}
+			if len(m.conns) == 0 && m.dialing == nil && p.pods[addr] == m {
+				delete(p.pods, addr)
+			}
+		}()
+		defer d.engine.host.Panics().Recover(t.service, u.conn)
+		stop := context.AfterFunc(d.engine.host.Context(), func() { stream.CloseNow(u.conn) })
+		defer stop()
+		_ = c.Run()
+	})
+	if closed {
+		c.Leave()
+	}
+	return newMuxStream(s), nil
+}
+
+// close has the connections end with their last streams.
+func (p *muxes) close() {
+	p.mu.Lock()
+	p.closed = true
+	var all []*http2.Conn
+	for _, m := range p.pods {
+		all = append(all, m.conns...)
+	}
+	p.mu.Unlock()
+	for _, c := range all {
+		c.Leave()
+	}
+}
+
+// muxStream is a stream to a Pod.
+type muxStream struct {
+	streamSink
+	from  streamSource
+	w     headWriter
+	begun bool // an answer has
+}
+
+var muxStreams = sync.Pool{New: func() any { return &muxStream{w: headWriter{second: true}} }}
+
+func newMuxStream(s *http2.Stream) *muxStream {
+	m := muxStreams.Get().(*muxStream)
+	m.streamSink, m.from, m.begun = streamSink{Stream: s}, streamSource{}, false
+	return m
+}
+
+func (m *muxStream) head(x *exchange, whole []byte, end bool) {
+	m.timeout = x.limit()
+	m.w.request(x.req, heading{
+		client: x.conn.client, at: x.conn.at, secure: x.conn.secure, backTLS: transportOf(x.to).kind.backend.IsTLS(),
+	})
+	m.ended, m.waits = end && len(whole) == 0, true
+	_ = m.Head(&m.w.Encoder, m.ended) // flush finds the error, too
+	m.w.Block = m.w.Block[:0]
+	if len(whole) > 0 {
+		_ = m.add(whole, true)
+	}
+}
+
+func (m *muxStream) answer(r *http1.Response, poll time.Duration) error {
+	err := m.Answer(r, poll)
+	m.begun = m.begun || err == nil
+	return err
+}
+
+func (m *muxStream) source(x *exchange) source {
+	r := &x.res
+	if r.Announced {
+		r.Length = -1 // to a client of HTTP/1.1 trailers go behind chunks
+	}
+	m.from = streamSource{Stream: m.Stream, length: r.Length}
+	if m.Ended() && r.Length < 0 && !x.isHead && !http1.Bodyless(r.Status) && len(m.Trailers()) == 0 {
+		r.Length = 0
+	}
+	return &m.from
+}
+
+// stale reports whether the connection has ended before an answer has begun.
+func (m *muxStream) stale() bool {
+	var reset *http2.ResetError
+	return !m.begun && errors.As(m.Err(), &reset) && reset.Lost
+}
+
+// unseen reports whether the Pod has told that it has not looked at the request.
+func (m *muxStream) unseen(err error) bool {
+	var reset *http2.ResetError
+	return err != nil && !m.begun && errors.As(m.Err(), &reset) && reset.Refused
+}
+
+func (m *muxStream) abort() { m.Abort(http2.Cancel) }
+
+func (m *muxStream) release(*exchange, bool) {
+	m.Close(http2.Cancel)
+	m.Stream, m.from = nil, streamSource{}
+	muxStreams.Put(m)
+}
+
+// clients are the connections of HTTP/2 of clients.
+type clients struct {
+	mu    sync.Mutex
+	all   map[*http2.Conn]struct{}
+	ended bool
+}
+
+// add makes a connection count. It reports false at the end.
+func (a *clients) add(c *http2.Conn) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.all == nil {
+		a.all = map[*http2.Conn]struct{}{}
+	}
+	if !a.ended {
+		a.all[c] = struct{}{}
+	}
+	return !a.ended
+}
+
+func (a *clients) remove(c *http2.Conn) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.all, c)
+}
+
+// end has the connections end with their last streams.
+func (a *clients) end() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.ended = true
+	for c := range a.all {
+		c.Leave()
+	}
+}
