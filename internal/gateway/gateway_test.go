@@ -336,6 +336,7 @@ func TestManyRoutes(t *testing.T) {
 	}
 	changed := svc.Name{Namespace: "default", Name: "r0"}
 	o.Routes[changed] = o.Routes[changed].DeepCopy()
+	o.Routes[changed].Generation++
 	o.Routes[changed].Spec.Hostnames = []gwv1.Hostname{"h1.example.com"}
 	after := BuildGateway(o, name, before)
 	index := func(f *Front) *hostIndex[*paths] { return f.Table.Ports[80].Listeners[0].hosts }
@@ -370,6 +371,7 @@ func BenchmarkChange(b *testing.B) {
 	f := BuildGateway(o, name, nil)
 	for b.Loop() {
 		o.Routes[changed] = o.Routes[changed].DeepCopy()
+		o.Routes[changed].Generation++
 		f = BuildGateway(o, name, f)
 	}
 }

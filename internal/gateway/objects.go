@@ -1,6 +1,11 @@
 package gateway
 
 import (
+	"crypto/sha256"
+	"fmt"
+	"slices"
+	"strings"
+
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
@@ -17,6 +22,38 @@ const (
 	// ClassName is the name of the GatewayClass and of the IngressClass that are made.
 	ClassName = "fairlead"
 )
+
+// Labels of the Service that a front is served by.
+const (
+	// FrontLabel is "gateway" or "ingress".
+	FrontLabel = svc.Domain + "/front"
+	// NameLabel is the name of the Gateway (well-known label of the Gateway API).
+	NameLabel = "gateway.networking.k8s.io/gateway-name"
+	// ClassLabel is the name of the GatewayClass.
+	ClassLabel = "gateway.networking.k8s.io/gateway-class-name"
+)
+
+// The values of FrontLabel.
+const (
+	FrontGateway = "gateway"
+	FrontIngress = "ingress"
+)
+
+// IngressService is the Service of the front of all Ingresses.
+func IngressService() svc.Name {
+	return svc.Name{Namespace: svc.SystemNamespace, Name: "fairlead-ingress"}
+}
+
+// ServiceOfGateway returns the name of the Service of a Gateway, which is also the label of its name.
+func ServiceOfGateway(gateway svc.Name) svc.Name {
+	const most = 63 // bytes of a name of DNS
+	name := gateway.Name + "-" + ClassName
+	if len(name) > most {
+		sum := sha256.Sum256([]byte(gateway.Name))
+		name = fmt.Sprintf("%s-%x-%s", strings.TrimRight(gateway.Name[:40], ".-"), sum[:4], ClassName)
+	}
+	return svc.Name{Namespace: gateway.Namespace, Name: strings.ReplaceAll(name, ".", "-")}
+}
 
 // Objects are what fronts are built from. The objects in it are not changed.
 type Objects struct {
@@ -93,4 +130,9 @@ func ServiceOf(s *corev1.Service) *Service {
 		}
 	}
 	return out
+}
+
+// Equal reports whether routes find the same in two Services.
+func (s *Service) Equal(o *Service) bool {
+	return s.External == o.External && slices.Equal(s.Ports, o.Ports)
 }

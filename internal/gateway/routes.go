@@ -196,7 +196,7 @@ type reference struct {
 
 // or returns the compiled route if it would be the same today, else it compiles the route.
 func (c *cachedRoute) or(o *Objects, r *gwv1.HTTPRoute) *cachedRoute {
-	if c != nil && c.object == r && c.current(o) {
+	if c != nil && c.object.UID == r.UID && c.object.Generation == r.Generation && c.current(o) {
 		return c
 	}
 	next := &cachedRoute{compiled: compileRoute(o, r)}
@@ -258,6 +258,16 @@ func (f *Front) Ports() map[uint16]bool {
 	out := map[uint16]bool{}
 	for n, p := range f.Table.Ports {
 		out[n] = p.TLS
+	}
+	return out
+}
+
+// ParentsOf returns the Gateways that a route names.
+func ParentsOf(r *gwv1.HTTPRoute) (out []svc.Name) {
+	for i := range r.Spec.ParentRefs {
+		if n := parentOf(r.Namespace, &r.Spec.ParentRefs[i]); n != (svc.Name{}) {
+			out = append(out, n)
+		}
 	}
 	return out
 }
