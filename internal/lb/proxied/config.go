@@ -28,6 +28,8 @@ type Config struct {
 	Pool *pods.Pool
 	// Sticky is of requests of HTTP.
 	Sticky pods.Sticky
+	// Router chooses where a request of HTTP goes. Without one all go to Pool.
+	Router Router
 	// Transport is of HTTP, by Engine.Configure.
 	Transport any
 

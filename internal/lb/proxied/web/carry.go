@@ -47,7 +47,7 @@ func (u *upload) waited() error {
 
 // forward carries the request that was read. It reports whether the connection may have another one.
 func (s *session) forward(c *proxied.Config) bool {
-	s.exchange = exchange{conn: s.web, config: c, upgrades: s.req.Upgrades, began: time.Now()}
+	s.exchange = exchange{conn: s.web, config: c, to: c, upgrades: s.req.Upgrades, began: time.Now()}
 	s.link = &s.own
 	s.interim, s.answering, s.upload, s.status, s.unread = false, false, nil, 0, false
 	s.isHead, s.websocket = string(s.req.Method) == http.MethodHead, strings.EqualFold(string(s.req.Upgrade), "websocket")
@@ -58,25 +58,37 @@ func (s *session) forward(c *proxied.Config) bool {
 		s.line = requestLineOf(&s.req)
 		defer func() { s.record(s.line, s.status, s.sent.Load()) }()
 	}
-	if c.Sticky.Cookies() {
-		s.cookies = cookies(&s.req)
-	}
 	if s.req.Expectation {
 		s.status = http.StatusExpectationFailed
 		s.reject(s.status)
 		return false
 	}
-	persists, err := s.try()
-	s.leave()
-	if err != nil {
-		persists = s.failed(err)
-	} else if s.unread {
-		s.linger()
-	}
+	persists := s.carry()
 	s.front.out = s.front.out[:0]
 	s.front.releaseOut()
 	stream.PutBuffer(s.head)
 	s.head = nil
+	return persists
+}
+
+// carry has the request answered, as the listener's configuration routes it. It returns what forward does.
+func (s *session) carry() (persists bool) {
+	route := s.config.Route(&s.req, s.web.origin())
+	if route.Reply != nil {
+		return s.reply(route.Reply)
+	}
+	s.to, s.edit = route.To, route.Edit
+	if s.to.Sticky.Cookies() {
+		s.cookies = cookies(&s.req)
+	}
+	persists, err := s.try()
+	s.leave()
+	if err != nil {
+		return s.failed(err)
+	}
+	if s.unread {
+		s.linger()
+	}
 	return persists
 }
 
@@ -89,7 +101,7 @@ func (s *session) silentFor() time.Duration {
 }
 
 // limit is how long the Pod may be silent, and grace how much longer the client's connection stays.
-func (s *session) limit() time.Duration { return s.config.Spec.IdleTimeout.Std() }
+func (s *session) limit() time.Duration { return s.to.Spec.IdleTimeout.Std() }
 func (s *session) grace() time.Duration { return s.engine.idleGrace }
 
 // drain ends the request: its Pod has left, and the time to drain is over.
@@ -117,7 +129,7 @@ func (s *session) try() (persists bool, err error) {
 	var tried []*pods.Member
 	var last error
 	for range pods.MaxDials {
-		m, err := s.config.Sticky.Choose(s.config.Pool, s.web.client.Addr(), s.cookies, tried)
+		m, err := s.to.Sticky.Choose(s.to.Pool, s.web.client.Addr(), s.cookies, tried)
 		if err != nil {
 			return false, cmp.Or(last, err)
 		}
@@ -151,7 +163,7 @@ func (s *session) begin(body *http1.Body) (whole int) {
 	// of it before the other protocol).
 	s.websocket = s.websocket && (body.Done() || whole > 0)
 	s.head = appendRequest(s.head[:0], &s.req, heading{
-		client: s.web.client, at: s.web.at, secure: s.web.secure, once: transportOf(s.config).kind.proxy != 0, websocket: s.websocket,
+		client: s.web.client, at: s.web.at, secure: s.web.secure, once: transportOf(s.to).kind.proxy != 0, websocket: s.websocket,
 	})
 	if whole > 0 {
 		n := uint64(whole)
@@ -165,7 +177,7 @@ func (s *session) begin(body *http1.Body) (whole int) {
 
 // ask sends the request to a member and passes its answer on. simple reports whether it may be sent again.
 func (s *session) ask(m *pods.Member, body *http1.Body, simple bool) (persists bool, err error) {
-	t := transportOf(s.config)
+	t := transportOf(s.to)
 	for kept := t.upstreams.get(m.Addr()); ; kept = nil {
 		u := kept
 		s.pod, s.asked = m.Addr(), time.Now()
@@ -406,13 +418,16 @@ func (s *session) answer(u *upstream, m *pods.Member, waits bool) (persists, reu
 	chunked := !body.Done() && !sized && s.req.Minor == 1
 	persists = s.req.Persists() && !s.upgrades && !waits && !s.web.listener.Gone() && (body.Done() || sized || chunked)
 	o := reply{minor: s.req.Minor, chunked: chunked, close: !persists}
-	if s.config.Sticky.Cookies() {
-		o.cookie = s.config.Sticky.Keep(s.config.Pool, m, s.cookies, setCookies(&s.res), s.web.secure)
+	if s.to.Sticky.Cookies() {
+		o.cookie = s.to.Sticky.Keep(s.to.Pool, m, s.cookies, setCookies(&s.res), s.web.secure)
+	}
+	if s.edit != nil {
+		s.edit(&s.res)
 	}
 	s.front.put(nil)
 	s.front.out = appendAnswer(s.front.out, &s.res, o)
 	s.answering, s.status, s.front.written = true, s.res.Status, false
-	reusable = s.res.Persists() && !body.Endless() && !waits && transportOf(s.config).kind.proxy == 0
+	reusable = s.res.Persists() && !body.Endless() && !waits && transportOf(s.to).kind.proxy == 0
 	s.down = pump{
 		to: &s.front, from: &u.wire, body: body, chunked: chunked, trailers: true, timeout: s.limit() + s.grace(), bytes: &s.sent, of: s,
 		fields: s.down.fields[:0],
@@ -469,10 +484,16 @@ func (s *session) failed(err error) bool {
 	if errors.Is(err, errLeft) {
 		return false
 	}
+	return s.reply(&proxied.Reply{Status: s.status})
+}
+
+// reply answers for a Pod. It reports whether the connection may have another request.
+func (s *session) reply(r *proxied.Reply) bool {
+	s.status = r.Status
 	whole := s.req.Body()
 	persists := s.status != http.StatusBadRequest && s.req.Persists() && !s.upgrades && whole.Done() && !s.web.listener.Gone()
 	s.front.put(nil)
-	s.front.out = appendOwn(s.front.out[:0], s.req.Minor, s.status, !persists, s.isHead)
+	s.front.out = appendOwn(s.front.out[:0], s.req.Minor, r, !persists, s.isHead)
 	if err := s.front.flush(s.limit()); err != nil {
 		return false
 	}

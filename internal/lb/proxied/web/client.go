@@ -39,6 +39,11 @@ func (c *clientConn) log(text string, err error) {
 	c.engine.host.Log().Debug(text, "service", c.config.Service, "client", c.client, "err", err)
 }
 
+// origin is where its requests come from.
+func (c *clientConn) origin() proxied.Origin {
+	return proxied.Origin{Client: c.client, At: c.at, Secure: c.secure, ServerName: c.tls.ServerName}
+}
+
 type clientConnKey struct{}
 
 // clientConnOf returns the clientConn below what is given to net/http.

@@ -10,13 +10,16 @@ import (
 
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/accesslog"
+	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 )
 
 // exchange is a request and what becomes of it.
 type exchange struct {
 	conn   *clientConn
-	config *proxied.Config
+	config *proxied.Config // of the listener
+	to     *proxied.Config // has the Pods: see proxied.Route
+	edit   func(*http1.Response)
 	client context.Context // ends when the client goes, or resets its stream.Conn
 	cancel context.CancelFunc
 	// upgrades is true if the client asks for another protocol.
@@ -65,7 +68,7 @@ func (x *exchange) touch() {
 // endIdle resets the stream of a request of HTTP/2 when it has carried nothing for as long as a connection may be
 // idle, as if the client does not open its window. What it returns ends that.
 func (x *exchange) endIdle(out http.ResponseWriter) (stop func()) {
-	limit := x.config.Spec.IdleTimeout.Std() + x.conn.engine.idleGrace
+	limit := x.to.Spec.IdleTimeout.Std() + x.conn.engine.idleGrace
 	var mu sync.Mutex // out is not used after the end
 	var timer *time.Timer
 	ended := false
@@ -124,12 +127,12 @@ func (x *exchange) use(m *pods.Member) bool {
 	if x.member = m; x.link == nil {
 		x.link = &pods.Link{Close: func() { x.drained.Store(true); x.cancel() }}
 	}
-	return x.config.Pool.Add(m, x.link)
+	return x.to.Pool.Add(m, x.link)
 }
 
 func (x *exchange) leave() {
 	if x.member != nil {
-		x.config.Pool.Remove(x.member, x.link)
+		x.to.Pool.Remove(x.member, x.link)
 		x.member = nil
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 )
 
@@ -163,11 +164,14 @@ func appendInterim(to []byte, r *http1.Response) []byte {
 }
 
 // appendOwn adds an answer of the load balancer's own.
-func appendOwn(to []byte, minor, status int, closes, head bool) []byte {
-	reason := http.StatusText(status)
-	text := strconv.Itoa(status) + " " + reason + "\n"
-	to = appendStatus(to, minor, status, []byte(reason))
+func appendOwn(to []byte, minor int, r *proxied.Reply, closes, head bool) []byte {
+	reason := http.StatusText(r.Status)
+	text := ownText(r.Status)
+	to = appendStatus(to, minor, r.Status, []byte(reason))
 	to = appendField(to, dateName, now())
+	for _, f := range r.Fields {
+		to = appendField(to, f.Name, f.Value)
+	}
 	to = append(to, "Content-Type: text/plain; charset=utf-8\r\nContent-Length: "...)
 	to = append(strconv.AppendInt(to, int64(len(text)), 10), crlf...)
 	to = appendConnection(to, minor, closes)
@@ -176,6 +180,9 @@ func appendOwn(to []byte, minor, status int, closes, head bool) []byte {
 	}
 	return append(to, text...)
 }
+
+// ownText is the body of an answer of the load balancer's own.
+func ownText(status int) string { return strconv.Itoa(status) + " " + http.StatusText(status) + "\n" }
 
 // date is the time of a second as the field Date has it.
 type date struct {

@@ -231,7 +231,7 @@ func (e *engine) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	x := &exchange{conn: conn, config: kept, client: r.Context(), cancel: cancel, began: time.Now()}
+	x := &exchange{conn: conn, config: kept, to: kept, client: r.Context(), cancel: cancel, began: time.Now()}
 	defer x.end()
 	if multiplexed := r.ProtoMajor == 2; multiplexed || kept.Logs() {
 		counts := &counter{ResponseWriter: out, exchange: x}
@@ -258,7 +258,7 @@ func (e *engine) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if !c.Protocol.IsHTTP() { // the listener carries bytes by now
-		x.config = conn.config
+		x.config, x.to = conn.config, conn.config
 	}
 	// An empty field counts, too: the guard lets pass what follows it.
 	_, x.upgrades = r.Header["Upgrade"]

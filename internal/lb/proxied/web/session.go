@@ -251,14 +251,14 @@ func (s *session) recordOwn(c *proxied.Config, status int, line requestLine) {
 		c = s.web.config
 	}
 	if c.Logs() {
-		x := exchange{conn: s.web, config: c, began: time.Now()}
+		x := exchange{conn: s.web, config: c, to: c, began: time.Now()}
 		x.record(line, status, int64(len(http.StatusText(status))+5)) // see appendOwn
 	}
 }
 
 // reject answers a request that no Pod gets. It is the last one of the connection.
 func (s *session) reject(status int) {
-	s.front.out = appendOwn(s.front.out[:0], s.req.Minor, status, true, string(s.req.Method) == http.MethodHead)
+	s.front.out = appendOwn(s.front.out[:0], s.req.Minor, &proxied.Reply{Status: status}, true, string(s.req.Method) == http.MethodHead)
 	if s.front.flush(s.grace()) == nil {
 		s.linger()
 	}

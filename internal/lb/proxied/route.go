@@ -1,0 +1,46 @@
+package proxied
+
+import (
+	"net/netip"
+
+	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
+)
+
+// Router chooses where each request of a listener goes. Many goroutines call it at a time.
+type Router interface {
+	// Route returns where a request goes. It may change the head: the Pod gets it as it is then.
+	Route(r *http1.Request, from Origin) Route
+}
+
+// Origin is where a request comes from.
+type Origin struct {
+	Client, At netip.AddrPort
+	Secure     bool   // by TLS
+	ServerName string // by which the client has asked for the certificate
+}
+
+// Route is where a request goes. Either To or Reply is set.
+type Route struct {
+	// To has the Pods, how to speak to them (Transport, by Engine.Configure), how clients stay at one, and how long they may
+	// be silent. The configuration of the listener decides about all else: who is admitted, and the access log.
+	To *Config
+	// Reply is the answer to a request that no Pod gets.
+	Reply *Reply
+	// Edit, if there is one, changes the head of a Pod's answer.
+	Edit func(*http1.Response)
+}
+
+// Reply is an answer of the load balancer's own.
+type Reply struct {
+	Status int
+	// Fields go out beside Date, Content-Type and Content-Length.
+	Fields []http1.Field
+}
+
+// Route returns where a request goes. It is the one place where that is decided.
+func (c *Config) Route(r *http1.Request, from Origin) Route {
+	if c.Router == nil {
+		return Route{To: c}
+	}
+	return c.Router.Route(r, from)
+}
