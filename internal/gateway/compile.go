@@ -24,7 +24,7 @@ type compiled struct {
 	// unresolved is the first reference that leads to no backend.
 	reason     gwv1.RouteConditionReason
 	unresolved string
-	backends   []Backend
+	targets    []Target
 }
 
 // compileRoute reads the rules of a route.
@@ -102,7 +102,10 @@ func (b *ruleCompiler) timeouts(rule *Rule) {
 		}
 		return v
 	}
-	rule.Timeout, rule.BackendTimeout = read("request", t.Request), read("backendRequest", t.BackendRequest)
+	rule.Timeout = read("request", t.Request)
+	if v := read("backendRequest", t.BackendRequest); v > 0 && (rule.Timeout == 0 || v < rule.Timeout) {
+		rule.Timeout = v
+	}
 }
 
 // matches returns the matches of the rule.
@@ -192,7 +195,7 @@ func (b *ruleCompiler) backend(rule *Rule, i int) {
 	}
 	w.Backend, w.Valid = b.resolve(&ref.BackendObjectReference, at)
 	if w.Valid {
-		b.route.backends = append(b.route.backends, w.Backend)
+		b.route.targets = append(b.route.targets, Target{w.Backend, rule.Timeout})
 	}
 	rule.Backends = append(rule.Backends, w)
 	rule.total += uint64(w.Weight)
@@ -232,7 +235,7 @@ func (b *ruleCompiler) resolve(ref *gwv1.BackendObjectReference, at string) (out
 	if !ok {
 		return miss(gwv1.RouteReasonUnsupportedProtocol, "Service %s: appProtocol %.100s is not served", name, port.Protocol)
 	}
-	return Backend{Name: name, Port: port.Number, Protocol: protocol}, true
+	return Backend{name, port.Number, port.Name, protocol}, true
 }
 
 // backendProtocol returns what an appProtocol asks for (KEP-3726).

@@ -22,9 +22,9 @@ const kindIngress = "Ingress"
 
 // IngressFront is what becomes of the Ingresses of a class, which share a front.
 type IngressFront struct {
-	Table    *Table
-	Secrets  []svc.Name
-	Backends []Backend
+	Table   *Table
+	Secrets []svc.Name
+	Targets []Target
 	// Problems are what is not served of an Ingress, by its name.
 	Problems map[svc.Name]string
 }
@@ -102,7 +102,7 @@ func (b *ingressBuilder) add(in *networkingv1.Ingress) {
 		w := Weighted{Weight: 1}
 		if w.Backend, w.Valid = b.resolve(in, backend, at); w.Valid && !b.seen[w.Backend] {
 			b.seen[w.Backend] = true
-			b.front.Backends = append(b.front.Backends, w.Backend)
+			b.front.Targets = append(b.front.Targets, Target{Backend: w.Backend})
 		}
 		r.Backends, r.total = []Weighted{w}, 1
 		return r
@@ -180,7 +180,7 @@ func (b *ingressBuilder) resolve(in *networkingv1.Ingress, spec *networkingv1.In
 			if !ok {
 				b.problem(in, "%s: Service %s: appProtocol %.100s is not served", at, name, p.Protocol)
 			}
-			return Backend{Name: name, Port: p.Number, Protocol: protocol}, ok
+			return Backend{name, p.Number, p.Name, protocol}, ok
 		}
 	}
 	b.problem(in, "%s: Service %s has no such port of TCP", at, name)

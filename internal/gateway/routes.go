@@ -16,9 +16,9 @@ type Front struct {
 	Table *Table
 	// Secrets are the ones that the listeners name, and may name.
 	Secrets []svc.Name
-	// Backends are the ones that rules lead to, each once.
-	Backends []Backend
-	// Accepted is why the Gateway is not served, "" if it is.
+	// Targets are where rules lead to, each once.
+	Targets []Target
+	// accepted is why the Gateway is not served, "" if it is.
 	accepted gwv1.GatewayConditionReason
 	refused  string
 
@@ -46,7 +46,7 @@ func BuildGateway(o *Objects, name svc.Name, before *Front) *Front {
 	if before == nil {
 		before = &Front{}
 	}
-	seen := map[Backend]bool{}
+	seen := map[Target]bool{}
 	for _, n := range slices.SortedFunc(maps.Keys(o.Routes), svc.Name.Compare) {
 		route := o.Routes[n]
 		if !names(route, name) {
@@ -55,10 +55,10 @@ func BuildGateway(o *Objects, name svc.Name, before *Front) *Front {
 		c := before.cache[n].or(o, route)
 		f.cache[n] = c
 		f.attach(o, g, c.compiled)
-		for _, b := range c.backends {
-			if !seen[b] {
-				seen[b] = true
-				f.Backends = append(f.Backends, b)
+		for _, t := range c.targets {
+			if !seen[t] {
+				seen[t] = true
+				f.Targets = append(f.Targets, t)
 			}
 		}
 	}

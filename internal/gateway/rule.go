@@ -29,8 +29,8 @@ type Rule struct {
 	Redirect *Redirect
 	Backends []Weighted
 	total    uint64 // of the weights
-	// Timeout bounds a request, and BackendTimeout one try of it; 0 is no bound.
-	Timeout, BackendTimeout time.Duration
+	// Timeout is how long a backend may be silent before the answer is 504; 0 is what the front has for all.
+	Timeout time.Duration
 }
 
 // Weighted is a backend of a rule.
@@ -46,8 +46,16 @@ type Weighted struct {
 type Backend struct {
 	svc.Name
 	Port uint16
+	// PortName is the name of that port, by which EndpointSlices have it.
+	PortName string
 	// Protocol is the one of the Service's port (appProtocol).
 	Protocol BackendProtocol
+}
+
+// Target is a backend with how long it may be silent.
+type Target struct {
+	Backend
+	Timeout time.Duration // 0 is what the front has for all
 }
 
 // BackendProtocol is a protocol that backends are spoken to in.
