@@ -119,6 +119,8 @@ func (l *listener) readCertificates(o *Objects, gateway svc.Name) {
 			l.miss(gwv1.ListenerReasonInvalidCertificateRef, "tls.certificateRefs[%d]: want a Secret", i)
 		case !o.permitted(from, "", "Secret", name):
 			l.miss(gwv1.ListenerReasonRefNotPermitted, "tls.certificateRefs[%d]: no ReferenceGrant of namespace %s permits it", i, name.Namespace)
+		case name.Namespace != gateway.Namespace: // docs/design/020-gateway.md
+			l.miss(gwv1.ListenerReasonRefNotPermitted, "tls.certificateRefs[%d]: nodes do not read Secrets of another namespace for a Gateway", i)
 		case !known:
 			l.secrets = append(l.secrets, name)
 			l.miss(gwv1.ListenerReasonInvalidCertificateRef, "tls.certificateRefs[%d]: there is no Secret %s", i, name)

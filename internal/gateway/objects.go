@@ -41,7 +41,7 @@ const (
 
 // IngressService is the Service of the front of all Ingresses.
 func IngressService() svc.Name {
-	return svc.Name{Namespace: svc.SystemNamespace, Name: "fairlead-ingress"}
+	return svc.Name{Namespace: svc.SystemNamespace, Name: svc.IngressService}
 }
 
 // ServiceOfGateway returns the name of the Service of a Gateway, which is also the label of its name.

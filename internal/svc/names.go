@@ -54,6 +54,11 @@ const (
 	ClaimServicesAnnotation = "fairlead.dev/lb-services"
 	// ClaimPoolAnnotation of a claim names the IPAddressPool that the address belongs to.
 	ClaimPoolAnnotation = "fairlead.dev/lb-pool"
+	// IngressService is the Service of the front of all Ingresses, in kube-system.
+	IngressService = "fairlead-ingress"
+	// FrontSecretsAnnotation of the Service of a Gateway, or of all Ingresses, lists the TLS Secrets that nodes need for it:
+	// namespace/name, comma separated. Of other namespaces only IngressService may name some.
+	FrontSecretsAnnotation = "fairlead.dev/front-secrets"
 	// LoadBalancerClass is the loadBalancerClass of Services that get their addresses from fairlead.
 	LoadBalancerClass = "fairlead.dev/lb"
 )
