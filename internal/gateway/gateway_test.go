@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/types"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/svc"
@@ -314,14 +315,20 @@ func TestWeights(t *testing.T) {
 
 // manyRoutes returns a Gateway with n routes, each with a host of hosts and some paths.
 func manyRoutes(t testing.TB, n, hosts, paths int) *Objects {
-	o := objects(t, plainGateway+service("a"))
+	o := objects(t, plainGateway+service("a")+route("r", "x.example.com", `a {path: {value: /app}}`))
+	template := o.Routes[svc.Name{Namespace: "default", Name: "r"}]
+	clear(o.Routes)
 	for i := range n {
-		var rules []string
+		r := template.DeepCopy()
+		r.Name, r.UID = fmt.Sprintf("r%d", i), types.UID(fmt.Sprint(i))
+		r.Spec.Hostnames[0] = gwv1.Hostname(fmt.Sprintf("h%d.example.com", i%hosts))
 		for j := range paths {
-			rules = append(rules, fmt.Sprintf("a {path: {value: /app/v%d/%d}}", i, j))
+			rule := template.Spec.Rules[0].DeepCopy()
+			rule.Matches[0].Path.Value = new(fmt.Sprintf("/app/v%d/%d", i, j))
+			r.Spec.Rules = append(r.Spec.Rules, *rule)
 		}
-		text := route(fmt.Sprintf("r%d", i), fmt.Sprintf("h%d.example.com", i%hosts), rules...)
-		add(t, strings.TrimPrefix(text, "\n---\n"), o.Routes)
+		r.Spec.Rules = r.Spec.Rules[1:]
+		o.Routes[svc.NameOf(r)] = r
 	}
 	return o
 }
