@@ -28,7 +28,8 @@ func route(name, hosts string, rules ...string) string {
 
 // The precedence of the specification (HTTPRouteRule.matches).
 func TestPrecedence(t *testing.T) {
-	f := builtFrom(t, plainGateway+service("root", "long", "longer", "exact", "post", "header", "headers", "query", "both", "regex", "late", "early")+
+	f := builtFrom(t, plainGateway+service("root", "long", "longer", "exact", "post")+
+		service("header", "headers", "query", "both", "regex", "late", "early")+
 		route("r", "",
 			`root {path: {value: /}}`,
 			`long {path: {value: /a}}`,
@@ -74,7 +75,11 @@ spec:
   listeners:
   - {name: rest, port: 80, protocol: HTTP}
   - {name: wild, port: 80, protocol: HTTP, hostname: "*.example.com"}
-  - {name: foo, port: 80, protocol: HTTP, hostname: foo.example.com, allowedRoutes: {namespaces: {from: Selector, selector: {matchLabels: {team: foo}}}}}
+  - name: foo
+    port: 80
+    protocol: HTTP
+    hostname: foo.example.com
+    allowedRoutes: {namespaces: {from: Selector, selector: {matchLabels: {team: foo}}}}
   - {name: other, port: 81, protocol: HTTP, allowedRoutes: {namespaces: {from: All}}}`
 
 // A request is only for the routes of its most specific listener, and a route only attaches where it may.
@@ -120,11 +125,11 @@ spec:
 	for _, c := range []struct{ name, more, ref, part, kind, want string }{
 		{"a valid one", route("r", "a.example.com", "a {}"), "{name: c}", "route", "Accepted", "True Accepted"},
 		{"references", route("r", "a.example.com", "a {}"), "{name: c}", "route", "ResolvedRefs", "True ResolvedRefs"},
-		{"no such listener", strings.Replace(route("r", "", "a {}"), "namespace: default}]", "namespace: default, sectionName: x}]", 1), "{name: c}",
+		{"no such listener", strings.Replace(route("r", "", "a {}"), "default}]", "default, sectionName: x}]", 1), "{name: c}",
 			"route", "Accepted", "False NoMatchingParent"},
 		{"other port", strings.Replace(route("r", "", "a {}"), "namespace: default}]", "namespace: default, port: 8080}]", 1), "{name: c}",
 			"route", "Accepted", "False NoMatchingParent"},
-		{"other hosts", strings.Replace(route("r", "a.org", "a {}"), "namespace: default}]", "namespace: default, sectionName: http}]", 1), "{name: c}",
+		{"other hosts", strings.Replace(route("r", "a.org", "a {}"), "default}]", "default, sectionName: http}]", 1), "{name: c}",
 			"route", "Accepted", "False NoMatchingListenerHostname"},
 		{"other namespace", route("b/r", "a.example.com", "a {}"), "{name: c}", "route", "Accepted", "False NotAllowedByListeners"},
 		{"no Service", route("r", "a.example.com", "none {}"), "{name: c}", "route", "ResolvedRefs", "False BackendNotFound"},
@@ -145,7 +150,8 @@ spec:
 		{"the Gateway", "", "{name: c}", "gateway", "Accepted", "True ListenersNotValid"},
 		{"the Gateway, programmed", "", "{name: c}", "gateway", "Programmed", "True Programmed"},
 	} {
-		f := builtFrom(t, fmt.Sprintf(tls, c.ref)+service("a")+c.more+"\n---\nkind: Secret\nmetadata: {name: c}\n---\nkind: Secret\nmetadata: {name: c, namespace: b}")
+		f := builtFrom(t, fmt.Sprintf(tls, c.ref)+service("a")+c.more+
+			"\n---\nkind: Secret\nmetadata: {name: c}\n---\nkind: Secret\nmetadata: {name: c, namespace: b}")
 		status, got := f.Status([]string{"192.0.2.1"}, ""), ""
 		switch c.part {
 		case "route":
@@ -226,7 +232,8 @@ func TestInvalidRulesFailClosed(t *testing.T) {
 		`{type: URLRewrite, urlRewrite: {path: {type: ReplacePrefixMatch, replacePrefixMatch: "/a/..;/b"}}}`,
 		`{type: RequestRedirect, requestRedirect: {scheme: javascript}}`,
 	} {
-		guarded := strings.Replace(route("guard", "", "a {path: {value: /admin}}"), "backendRefs:", "filters: ["+filter+"], backendRefs:", 1)
+		guarded := route("guard", "", "a {path: {value: /admin}}")
+		guarded = strings.Replace(guarded, "backendRefs:", "filters: ["+filter+"], backendRefs:", 1)
 		f := builtFrom(t, plainGateway+service("a", "open")+guarded+route("open", "", "open {}"))
 		if got := ask(t, f.Table, "http://x/admin"); got != "500" {
 			t.Errorf("%s: %s", filter, got)
@@ -242,7 +249,8 @@ func TestPathsDoNotLeadAroundRules(t *testing.T) {
 	f := builtFrom(t, plainGateway+service("public", "admin")+
 		route("r", "", "public {path: {value: /}}", "admin {path: {value: /admin}}", "public {path: {type: Exact, value: /admin/health}}"))
 	for _, path := range []string{
-		"/admin", "//admin", "/./admin", "/x/../admin", "/%61dmin", "/%2e/admin", "/x/%2e%2e/admin", "/admin/", "/admin//", "/admin;v=1/../x/../admin",
+		"/admin", "//admin", "/./admin", "/x/../admin", "/%61dmin", "/%2e/admin", "/x/%2e%2e/admin", "/admin/", "/admin//",
+		"/admin;v=1/../x/../admin",
 		"/x%2f..%2fadmin", "/..;/admin", "/x/..;/admin", "/admin%2fx", "/x%5c..%5cadmin", "/%2fadmin", "/admin/health/", "/admin/health%2f",
 		"/admin/health/../x",
 	} {
@@ -353,7 +361,8 @@ func TestManyRoutes(t *testing.T) {
 			same++
 		}
 	}
-	if same != 998 || ask(t, after.Table, "http://h1.example.com/app/v0/0") != "a" || ask(t, after.Table, "http://h0.example.com/app/v0/0") != "404" {
+	added, gone := ask(t, after.Table, "http://h1.example.com/app/v0/0"), ask(t, after.Table, "http://h0.example.com/app/v0/0")
+	if same != 998 || added != "a" || gone != "404" {
 		t.Errorf("%d of 1,000 hosts are as before", same)
 	}
 }

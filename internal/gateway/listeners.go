@@ -97,7 +97,7 @@ func (l *listener) readKinds() {
 		if valueOf(k.Group, gwv1.GroupName) == gwv1.GroupName && k.Kind == kindHTTPRoute {
 			l.http = true
 		} else {
-			l.miss(gwv1.ListenerReasonInvalidRouteKinds, "allowedRoutes.kinds: routes of kind %s are not served here; want %s", k.Kind, kindHTTPRoute)
+			l.miss(gwv1.ListenerReasonInvalidRouteKinds, "allowedRoutes.kinds: routes of kind %s are not served; want %s", k.Kind, kindHTTPRoute)
 		}
 	}
 }

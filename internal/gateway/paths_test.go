@@ -14,7 +14,8 @@ func TestCanonicalPath(t *testing.T) {
 		"/x;..": "/x;..", "/%25": "/%25", "/%7Euser": "/~user", "/é": "/é", "/a%20b": "/a%20b",
 		// Refused.
 		"/a/..;/admin": "", "/a/..;x=1/admin": "", "/a/.;/b": "", "/a/%2e%2e;/admin": "", "/a%2f..%2fadmin": "", "/a%2f%2e%2e%2fadmin": "",
-		"/a%5c..%5cadmin": "", `/a\..\admin`: "", `/a\b`: "", "/a%00b": "", "/a\x00": "", "/%": "", "/%4": "", "/%zz": "", "": "", "a": "", "*": "",
+		"/a%5c..%5cadmin": "", `/a\..\admin`: "", `/a\b`: "", "/a%00b": "", "/a\x00": "", "/%": "", "/%4": "", "/%zz": "",
+		"": "", "a": "", "*": "",
 	} {
 		got, ok := CanonicalPath(path)
 		if got != want || ok != (want != "") {
@@ -49,7 +50,8 @@ func FuzzCanonicalPath(f *testing.F) {
 
 func TestHosts(t *testing.T) {
 	for host, want := range map[string]string{
-		"Example.com": "example.com", "example.com.": "example.com", "example.com:8080": "example.com", "[::1]:80": "[::1]", "[::1]": "[::1]", "": "",
+		"Example.com": "example.com", "example.com.": "example.com", "example.com:8080": "example.com",
+		"[::1]:80": "[::1]", "[::1]": "[::1]", "": "",
 	} {
 		if got := CanonicalHost(host); got != want {
 			t.Errorf("%q is %q, want %q", host, got, want)

@@ -253,7 +253,8 @@ func (f *frontDoor) attack(vip string) {
 		{code + "/x/..;/cart/7", "400"},
 		{code + "/x%2f..%2fcart", "400"},
 		{code + "/cart%2f7", "400"},
-		{"-s -o /dev/null -w %{http_code} --resolve shop.example.com:443:192.0.2.100 --cacert ca.pem -H Host:other.example.com https://shop.example.com/", "421"},
+		{"-s -o /dev/null -w %{http_code} --resolve shop.example.com:443:192.0.2.100 --cacert ca.pem -H Host:other.example.com " +
+			"https://shop.example.com/", "421"},
 	})
 }
 
@@ -262,8 +263,9 @@ func (f *frontDoor) statuses() {
 	f.Helper()
 	r, err := f.api.Routes("default").Get(f.Context(), "shop", metav1.GetOptions{})
 	f.must(err)
-	if len(r.Status.Parents) != 1 || r.Status.Parents[0].Conditions[0].Status != metav1.ConditionTrue || r.Status.Parents[0].ControllerName != gateway.ControllerName {
-		f.Errorf("parents %+v", r.Status.Parents)
+	p := r.Status.Parents
+	if len(p) != 1 || p[0].Conditions[0].Status != metav1.ConditionTrue || p[0].ControllerName != gateway.ControllerName {
+		f.Errorf("parents %+v", p)
 	}
 	g, err := f.api.Gateways("default").Get(f.Context(), "shop", metav1.GetOptions{})
 	f.must(err)

@@ -204,7 +204,8 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 	for n, service := range have {
 		if !wanted[n] && service.DeletionTimestamp == nil && c.ours(service) {
 			step(func(ctx context.Context) error {
-				return c.client.CoreV1().Services(n.Namespace).Delete(ctx, n.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(service.UID))})
+				o := metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(service.UID))}
+				return c.client.CoreV1().Services(n.Namespace).Delete(ctx, n.Name, o)
 			})
 		}
 	}

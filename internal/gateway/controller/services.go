@@ -37,7 +37,8 @@ func front(n svc.Name, ports map[uint16]bool) *corev1.Service {
 		if ports[p] {
 			protocol = "https"
 		}
-		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: fmt.Sprintf("%s-%d", protocol, p), Port: int32(p), Protocol: corev1.ProtocolTCP})
+		name := fmt.Sprintf("%s-%d", protocol, p)
+		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: name, Port: int32(p), Protocol: corev1.ProtocolTCP})
 	}
 	// Whether endpoints are ready, Kubernetes knows: no node has to ask all backends of all routes.
 	s.Annotations = map[string]string{protocolAnnotation: "http", healthAnnotation: "false"}

@@ -19,7 +19,8 @@ import (
 func (w *Watch) FollowGateways(ctx context.Context, running *sync.WaitGroup) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	start(ctx, w, running, "gatewayclasses", reflector.From(w.o.Gateway.Classes(), metav1.ListOptions{}), func(n svc.Name, c *gwv1.GatewayClass) {
+	classes := reflector.From(w.o.Gateway.Classes(), metav1.ListOptions{})
+	start(ctx, w, running, "gatewayclasses", classes, func(n svc.Name, c *gwv1.GatewayClass) {
 		if delete(w.classes, n.Name); c != nil && gateway.OurClass(c) {
 			w.classes[n.Name] = c
 		}

@@ -125,7 +125,7 @@ func New(o Options) *Front {
 	if f.listed == nil {
 		f.listed = func() bool { return true }
 	}
-	f.routing.backends = map[svc.Name]*target{}
+	f.routing = routing{client: f.client, changed: f.changed, mu: &f.mu, services: f.services, backends: map[svc.Name]*target{}}
 	if o.Gateway != nil {
 		f.routing.watch = watch.New(watch.Options{Client: f.client, Gateway: o.Gateway, Log: f.log, Changed: f.wake.Set})
 	}
@@ -211,7 +211,7 @@ func (f *Front) follow(ctx context.Context, running *sync.WaitGroup) {
 	f.followSecrets(ctx, running)
 	f.followAuthorities(ctx, running)
 	f.followNodes(ctx, running)
-	f.followRoutes(ctx, running)
+	f.routing.follow(ctx, running)
 }
 
 // changed calls change with mu held, and wakes Run.

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/gateway"
@@ -22,8 +23,12 @@ import (
 
 // routing is what the Services of fronts of the Gateway API and of Ingresses are built from. The Front's mu guards it.
 type routing struct {
-	watch *watch.Watch // nil if they are not served
-	state *watch.State // the last one that was whole, nil before
+	watch    *watch.Watch // nil if they are not served
+	client   kubernetes.Interface
+	changed  func(func()) // Front.changed
+	mu       *sync.Mutex  // the Front's
+	services map[svc.Name]*service
+	state    *watch.State // the last one that was whole, nil before
 	// backends are the Services that rules lead to.
 	backends map[svc.Name]*target
 }
@@ -61,38 +66,38 @@ func (r *routing) frontOf(o *corev1.Service) (t *gateway.Table, targets []gatewa
 	return nil, nil, false
 }
 
-// followRoutes follows what fronts depend on, once there is one, and has fronts that have changed built again.
-func (f *Front) followRoutes(ctx context.Context, running *sync.WaitGroup) {
-	if f.routing.watch == nil {
+// follow follows what fronts depend on, once there is one, and has fronts that have changed built again.
+func (r *routing) follow(ctx context.Context, running *sync.WaitGroup) {
+	if r.watch == nil {
 		return
 	}
 	gateways, ingresses := false, false
-	f.mu.Lock()
-	for _, s := range f.services {
+	r.mu.Lock()
+	for _, s := range r.services {
 		gateways = gateways || s.object.Labels[gateway.FrontLabel] == gateway.FrontGateway
 		ingresses = ingresses || s.object.Labels[gateway.FrontLabel] == gateway.FrontIngress
 	}
-	f.mu.Unlock()
+	r.mu.Unlock()
 	if gateways {
-		f.routing.watch.FollowGateways(ctx, running)
+		r.watch.FollowGateways(ctx, running)
 	}
 	if ingresses {
-		f.routing.watch.FollowIngresses(ctx, running)
+		r.watch.FollowIngresses(ctx, running)
 	}
-	next := f.routing.watch.Update(ctx, running)
+	next := r.watch.Update(ctx, running)
 	if !next.Listed {
 		return
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	before := f.routing.state
-	f.routing.state = next
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before := r.state
+	r.state = next
 	named := map[svc.Name]bool{}
-	for _, s := range f.services {
+	for _, s := range r.services {
 		if !isRouted(s.object) {
 			continue
 		}
-		table, targets, ok := f.routing.frontOf(s.object)
+		table, targets, ok := r.frontOf(s.object)
 		if !ok {
 			s.built, s.last = nil, nil
 			continue
@@ -104,18 +109,18 @@ func (f *Front) followRoutes(ctx context.Context, running *sync.WaitGroup) {
 			s.table, s.built = table, nil
 		}
 	}
-	followNamed(f.routing.backends, named, func(n svc.Name) *target { return f.followTarget(ctx, running, n) })
+	followNamed(r.backends, named, func(n svc.Name) *target { return r.followTarget(ctx, running, n) })
 }
 
 // followTarget follows the EndpointSlices of a Service that rules lead to.
-func (f *Front) followTarget(ctx context.Context, running *sync.WaitGroup, n svc.Name) *target {
+func (r *routing) followTarget(ctx context.Context, running *sync.WaitGroup, n svc.Name) *target {
 	t := &target{slices: map[string]*discoveryv1.EndpointSlice{}}
 	ctx, t.stop = context.WithCancel(reflector.Quiet(ctx))
 	change := func(do func()) {
-		f.changed(func() {
+		r.changed(func() {
 			do()
 			t.addrs = nil
-			for _, s := range f.services {
+			for _, s := range r.services {
 				if isRouted(s.object) {
 					s.built = nil
 				}
@@ -135,7 +140,7 @@ func (f *Front) followTarget(ctx context.Context, running *sync.WaitGroup, n svc
 		Set:    func(o *discoveryv1.EndpointSlice) { change(func() { t.slices[o.Name] = o }) },
 		Delete: func(o *discoveryv1.EndpointSlice) { change(func() { delete(t.slices, o.Name) }) },
 	}
-	from := reflector.From(f.client.DiscoveryV1().EndpointSlices(n.Namespace),
+	from := reflector.From(r.client.DiscoveryV1().EndpointSlices(n.Namespace),
 		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + n.Name})
 	running.Go(func() { reflector.Run(ctx, "lb-speaker/routed", from, sink) })
 	return t

@@ -27,7 +27,8 @@ spec:
   - matches: [{path: {value: /app}, headers: [{name: X-Version, value: "2"}]}]
     filters:
     - {type: URLRewrite, urlRewrite: {hostname: inner.example.com, path: {type: ReplacePrefixMatch, replacePrefixMatch: /v2}}}
-    - {type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: x-set, value: new}], add: [{name: X-Add, value: more}], remove: [x-remove]}}
+    - type: RequestHeaderModifier
+      requestHeaderModifier: {set: [{name: x-set, value: new}], add: [{name: X-Add, value: more}], remove: [x-remove]}
     - {type: ResponseHeaderModifier, responseHeaderModifier: {remove: [server], set: [{name: X-Out, value: "1"}]}}
     backendRefs: [{name: web, port: 80}]
   - matches: [{path: {value: /app}, queryParams: [{name: a b, value: c&d}]}]
@@ -93,13 +94,10 @@ func TestRouterChangesHeads(t *testing.T) {
 		t.Error(textOf(answer.Fields))
 	}
 	for target, want := range map[string]string{
-		"/app?a+b=c%26d": "", "/app?a+b=x&a%20b=c%26d": "404", "/app": "404", "/old/x?y=z": "308 https://shop/old/x?y=z", "/none": "500", "/": "404",
-		"/app/..;/old": "400", "/%zz": "400",
+		"/app?a+b=c%26d": "", "/app?a+b=x&a%20b=c%26d": "404", "/app": "404", "/old/x?y=z": "308 https://shop/old/x?y=z",
+		"/none": "500", "/": "404", "/app/..;/old": "400",
 	} {
 		text := "GET " + target + " HTTP/1.1\nHost: shop"
-		if strings.Contains(target, "%zz") {
-			continue // package http1 refuses it
-		}
 		route, got := o.Route(request(t, text), from), ""
 		if p := route.Reply; p != nil {
 			if got = strings.TrimSpace(strings.Join([]string{strconv.Itoa(p.Status), textOf(p.Fields)}, " ")); len(p.Fields) > 0 {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/gateway"
@@ -78,12 +79,19 @@ func (t *Routes) certificate(p *gateway.Port, h *tls.ClientHelloInfo) (*tls.Cert
 
 func targetKey(n svc.Name, b gateway.Backend) poolKey { return poolKey{service: n, target: b} }
 
-// setTargets makes a configuration for each target of a Service. One that does not change is kept. The caller holds mu.
-func (s *Server) setTargets(v *Service) error {
-	if err := s.needEngine(); err != nil {
-		return err
-	}
-	before, had := s.targets[v.Name], s.services[v.Name]
+// targeting makes the configurations of the targets of a Service. The caller of its methods holds the Server's mu.
+type targeting struct {
+	service *Service
+	web     Engine
+	usage   *usage
+	drains  map[poolKey]time.Duration
+	pool    func(poolKey) *pods.Pool
+}
+
+// all returns a configuration for each target. One that does not change is kept: had is the Service as it was, nil before,
+// and before are its targets.
+func (m *targeting) all(had *Service, before map[gateway.Target]*Config) map[gateway.Target]*Config {
+	v := m.service
 	same := had != nil && had.Routes != nil && had.Key == v.Key && reflect.DeepEqual(had.Spec, v.Spec)
 	next := make(map[gateway.Target]*Config, len(v.Routes.Targets))
 	for t, addrs := range v.Routes.Targets {
@@ -92,39 +100,35 @@ func (s *Server) setTargets(v *Service) error {
 			next[t] = old
 			continue
 		}
-		next[t] = s.target(v, t, addrs, old)
+		next[t] = m.one(t, addrs, old)
 	}
-	s.targets[v.Name] = next
-	return nil
+	return next
 }
 
-// target returns the configuration of a target. The caller holds mu.
-func (s *Server) target(v *Service, t gateway.Target, addrs []netip.AddrPort, old *Config) *Config {
+// one returns the configuration of a target.
+func (m *targeting) one(t gateway.Target, addrs []netip.AddrPort, old *Config) *Config {
+	v := m.service
 	spec := v.Spec
 	if t.Timeout > 0 {
 		spec.IdleTimeout = dialect.Duration(t.Timeout)
 	}
 	c := &Config{
-		Service: v.Name, Spec: &spec, Protocol: dialect.HTTP, Backend: dialect.HTTP, owner: logship.OwnerOf(v.Name, v.Key), usage: s.usageOf(v),
+		Service: v.Name, Spec: &spec, Protocol: dialect.HTTP, Backend: dialect.HTTP, owner: logship.OwnerOf(v.Name, v.Key), usage: m.usage,
 	}
 	if t.Protocol == gateway.H2C {
 		c.Backend = dialect.H2C
 	}
-	s.web.Configure(c, old)
+	m.web.Configure(c, old)
 	key := targetKey(v.Name, t.Backend)
-	p := s.pools[key]
-	if p == nil {
-		p = pods.New(s.ctx, &s.wg, s.log, v.Name, s.panics)
-		s.pools[key] = p
-	}
 	drain := v.Spec.DrainTimeout.Std()
 	if !v.Spec.Draining {
 		drain = 0
 	} else if drain == 0 {
 		drain = -1
 	}
-	s.drains[key] = drain
-	p.Set(pods.Options{Balance: v.Spec.Balance, SlowStart: v.Spec.SlowStart.Std(), Checks: pods.Checks{Health: v.Spec.Health}}, addrs, drain)
-	c.Pool = p
+	m.drains[key] = drain
+	c.Pool = m.pool(key)
+	o := pods.Options{Balance: v.Spec.Balance, SlowStart: v.Spec.SlowStart.Std(), Checks: pods.Checks{Health: v.Spec.Health}}
+	c.Pool.Set(o, addrs, drain)
 	return c
 }

@@ -172,8 +172,10 @@ func (s *Server) Set(services []*Service) map[svc.Name]error {
 	for _, v := range services {
 		var errs []error
 		if v.Routes != nil && s.services[v.Name] != v {
-			if err := s.setTargets(v); err != nil {
+			if err := s.needEngine(); err != nil {
 				errs = append(errs, err)
+			} else {
+				s.targets[v.Name] = newTargeting(s, v).all(s.services[v.Name], s.targets[v.Name])
 			}
 		}
 		for t := range s.targets[v.Name] {
@@ -260,7 +262,7 @@ func (s *Server) setListener(v *Service, l dialect.Listener) (listens []netip.Ad
 	if err != nil {
 		return nil, err
 	}
-	c.usage = s.usageOf(v)
+	c.usage = usageOf(s.usages, v.Name)
 	c.usage.bandwidth.Set(v.Spec.BandwidthMbps)
 	if v.Spec.AccessLog.Enabled {
 		c.logs = s.logs
@@ -290,12 +292,12 @@ func (s *Server) setListener(v *Service, l dialect.Listener) (listens []netip.Ad
 	return listens, errors.Join(errs...)
 }
 
-// usageOf returns what is counted of a Service. The caller holds mu.
-func (s *Server) usageOf(v *Service) *usage {
-	u := s.usages[v.Name]
+// usageOf returns what is counted of a Service.
+func usageOf(usages map[svc.Name]*usage, n svc.Name) *usage {
+	u := usages[n]
 	if u == nil {
 		u = &usage{}
-		s.usages[v.Name] = u
+		usages[n] = u
 	}
 	return u
 }
@@ -332,11 +334,7 @@ func (s *Server) Serves(n svc.Name) bool {
 
 // pool returns the pool of a port, with its desired backends. The caller holds mu.
 func (s *Server) pool(key poolKey, v *Service) *pods.Pool {
-	p := s.pools[key]
-	if p == nil {
-		p = pods.New(s.ctx, &s.wg, s.log, key.service, s.panics)
-		s.pools[key] = p
-	}
+	p := poolOf(s, key)
 	drain := time.Duration(0)
 	if v.Spec.Draining {
 		drain = v.Spec.DrainTimeout.Std()
@@ -357,6 +355,23 @@ func (s *Server) pool(key poolKey, v *Service) *pods.Pool {
 		backends, o.Checks.Health = v.Datagrams[key.port], datagramChecks(v.Spec.Health)
 	}
 	p.Set(o, backends, drain)
+	return p
+}
+
+// newTargeting returns what makes the targets of a Service. The caller holds mu.
+func newTargeting(s *Server, v *Service) *targeting {
+	return &targeting{
+		service: v, web: s.web, usage: usageOf(s.usages, v.Name), drains: s.drains, pool: func(key poolKey) *pods.Pool { return poolOf(s, key) },
+	}
+}
+
+// poolOf returns a pool, which is made if necessary. The caller holds mu.
+func poolOf(s *Server, key poolKey) *pods.Pool {
+	p := s.pools[key]
+	if p == nil {
+		p = pods.New(s.ctx, &s.wg, s.log, key.service, s.panics)
+		s.pools[key] = p
+	}
 	return p
 }
 
