@@ -17,7 +17,7 @@ type compiled struct {
 	object  *gwv1.HTTPRoute
 	hosts   []string // "" for all
 	matches []*match
-	// invalid is what is not served of the rules, and wholly reports whether nothing is left. A rule that is invalid answers
+	// invalid is the first invalid field of the rules, and wholly reports whether all rules are invalid. A rule that is invalid answers
 	// with 500, so that no other rule takes its requests.
 	invalid string
 	wholly  bool
@@ -56,7 +56,7 @@ type ruleCompiler struct {
 	invalid bool
 }
 
-// fail records what is not served. Only the first message is kept.
+// fail records an invalid field. Only the first message is kept.
 func (b *ruleCompiler) fail(format string, args ...any) {
 	b.invalid = true
 	if b.route.invalid == "" {

@@ -262,7 +262,8 @@ func TestPathsDoNotLeadAroundRules(t *testing.T) {
 
 // A regular expression is bounded, and takes a time that grows with the input and not faster.
 func TestRegexBounds(t *testing.T) {
-	f := builtFrom(t, plainGateway+service("a", "b")+route("r", "", `a {headers: [{name: x, type: RegularExpression, value: "(a*)*b"}]}`, "b {}"))
+	nested := `a {headers: [{name: x, type: RegularExpression, value: "(a*)*b"}]}`
+	f := builtFrom(t, plainGateway+service("a", "b")+route("r", "", nested, "b {}"))
 	for _, n := range []int{10, maxInput, maxInput + 1, 60000} {
 		if got := ask(t, f.Table, "http://x/ x="+strings.Repeat("a", n)); got != "b" {
 			t.Error(got)

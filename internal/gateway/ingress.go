@@ -25,7 +25,7 @@ type IngressFront struct {
 	Table   *Table
 	Secrets []svc.Name
 	Targets []Target
-	// Problems are what is not served of an Ingress, by its name.
+	// Problems are the first invalid field of an Ingress, with the reason, by its name.
 	Problems map[svc.Name]string
 }
 
@@ -187,8 +187,8 @@ func (b *ingressBuilder) resolve(in *networkingv1.Ingress, spec *networkingv1.In
 	return Backend{}, false
 }
 
-// certificates adds the certificates of an Ingress: for the hosts that an entry of spec.tls names, or else for those of the
-// rules. A Secret that cannot be used leaves its hosts without HTTPS.
+// certificates adds the certificates of an Ingress: for the hosts that an entry of spec.tls names, or else for the hosts
+// of the rules. A Secret that cannot be used leaves its hosts without HTTPS.
 func (b *ingressBuilder) certificates(in *networkingv1.Ingress, ruled map[string]bool) {
 	for i, t := range in.Spec.TLS {
 		hosts := t.Hosts

@@ -96,7 +96,7 @@ spec: {defaultBackend: {service: {name: last, port: {number: 80}}}}`+service("wi
 	}
 }
 
-// An Ingress cannot take over what an older one of another namespace has, nor lead to what is not a Service of its own.
+// An Ingress cannot take over what an older one of another namespace has, nor lead to anything but a Service of its namespace.
 func TestIngressConflicts(t *testing.T) {
 	ingress := func(ns, created, secret, more string) string {
 		return fmt.Sprintf(`

@@ -214,7 +214,7 @@ func listenersOf(all []*listener, before *Table) *Table {
 	return t
 }
 
-// fill gives a listener its rules by host. A host whose matches are those of the table before keeps its part of that.
+// fill gives a listener its rules by host. A host with the same matches as in the table before keeps its part of that.
 func fill(l *Listener, rules map[string][]*match, before *Listener) {
 	for host, matches := range rules {
 		var p *paths

@@ -57,7 +57,7 @@ func ServiceOfGateway(gateway svc.Name) svc.Name {
 
 // Objects are what fronts are built from. The objects in it are not changed.
 type Objects struct {
-	// Gateways are those whose class is ours.
+	// Gateways have a class of this controller.
 	Gateways map[svc.Name]*gwv1.Gateway
 	Routes   map[svc.Name]*gwv1.HTTPRoute
 	Grants   map[svc.Name]*gwv1.ReferenceGrant
@@ -65,7 +65,7 @@ type Objects struct {
 	Namespaces map[string]map[string]string
 	Services   map[svc.Name]*Service
 	Secrets    map[svc.Name]Secret
-	// Ingresses are those whose class is ours.
+	// Ingresses have a class of this controller.
 	Ingresses map[svc.Name]*networkingv1.Ingress
 }
 

@@ -187,7 +187,7 @@ func (c *compiled) status(p *gwv1.ParentReference, reason gwv1.RouteConditionRea
 	return s
 }
 
-// reference is the Service that a route names, with what was found.
+// reference is the Service that a route names, with the result.
 type reference struct {
 	to        svc.Name
 	found     *Service

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// The definitions are those of the module that go.mod names.
+// The definitions come from the module that go.mod names.
 func TestDefinitions(t *testing.T) {
 	version, err := exec.Command("go", "list", "-m", "-f", "{{.Version}}", "sigs.k8s.io/gateway-api").Output()
 	if err != nil {

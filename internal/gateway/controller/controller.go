@@ -106,7 +106,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 }
 
-// prepare makes the classes, and the definitions, and follows what is served.
+// prepare makes the classes, and the definitions, and follows the objects.
 func (c *controller) prepare(ctx context.Context, running *sync.WaitGroup) {
 	c.watch.FollowIngresses(ctx, running)
 	select {
@@ -170,7 +170,7 @@ func (c *controller) followFronts(ctx context.Context, running *sync.WaitGroup) 
 	running.Go(func() { reflector.Run(reflector.Quiet(ctx), "gateway/fronts", from, sink) })
 }
 
-// sync writes what is not yet as it should be.
+// sync writes the objects that differ from the desired ones.
 func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 	s := c.watch.Update(ctx, running)
 	c.mu.Lock()

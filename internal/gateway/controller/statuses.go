@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// ignoreRaces returns an error unless an object has changed or gone: then its watch brings what is new.
+// ignoreRaces returns an error unless an object has changed or gone: then its watch brings the new state.
 func ignoreRaces(err error) error {
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil
@@ -24,7 +24,7 @@ func ignoreRaces(err error) error {
 	return err
 }
 
-// keepTimes gives conditions the times of those that they were, and the present time to those whose status has changed.
+// keepTimes gives conditions their earlier times, and the present time if their status has changed.
 func keepTimes(want, have []metav1.Condition) {
 	now := metav1.Now()
 	for i := range want {
@@ -161,7 +161,7 @@ func (c *controller) syncIngresses(ctx context.Context, s *watch.State, have *co
 	return err
 }
 
-// recordProblem records what is not served of an Ingress, once for each change.
+// recordProblem records why a part of an Ingress is not served, once for each change.
 func (c *controller) recordProblem(n svc.Name, in *networkingv1.Ingress, problem string) {
 	if c.problems[n] == problem {
 		return

@@ -41,7 +41,7 @@ func (w *Watch) FollowIngresses(ctx context.Context, running *sync.WaitGroup) {
 		func(n svc.Name, in *networkingv1.Ingress) { set(w.ingresses, n, in) })
 }
 
-// followMore follows what the objects of ours depend on. The caller holds mu.
+// followMore follows what our objects depend on. The caller holds mu.
 func (w *Watch) followMore(ctx context.Context, running *sync.WaitGroup) {
 	all := metav1.ListOptions{}
 	if len(w.objects.Gateways) > 0 {

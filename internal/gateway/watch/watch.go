@@ -76,7 +76,7 @@ type State struct {
 	Routes    map[svc.Name]*gwv1.HTTPRoute
 	Ingresses map[svc.Name]*networkingv1.Ingress
 	Ingress   *gateway.IngressFront
-	// Certificates are those of the Secrets that can be used.
+	// Certificates are from the Secrets that can be used.
 	Certificates map[svc.Name]*tls.Certificate
 }
 
@@ -166,7 +166,7 @@ func (w *Watch) build() {
 	w.dirtyAll, w.dirtyIngress = false, false
 }
 
-// setRoute takes a route over, nil if it has gone. The Gateways that it names, and those that it has named, are built again.
+// setRoute takes a route over, nil if it has gone. The Gateways that it names, or has named before, are built again.
 func (w *Watch) setRoute(n svc.Name, r *gwv1.HTTPRoute) {
 	have := w.objects.Routes[n]
 	for _, o := range []*gwv1.HTTPRoute{have, r} {

@@ -21,7 +21,7 @@ type Routes struct {
 	Ports map[uint16]*gateway.Port
 	// Targets are the endpoints of what rules lead to.
 	Targets map[gateway.Target][]netip.AddrPort
-	// Certificates are those of the Secrets that listeners name.
+	// Certificates are from the Secrets that listeners name.
 	Certificates map[svc.Name]*tls.Certificate
 }
 
