@@ -54,7 +54,10 @@ require (
 	sigs.k8s.io/yaml v1.6.0
 )
 
-require github.com/anishathalye/porcupine v1.3.1
+require (
+	github.com/anishathalye/porcupine v1.3.1
+	sigs.k8s.io/gateway-api v1.6.3
+)
 
 require (
 	github.com/josharian/native v1.1.0 // indirect
@@ -62,7 +65,6 @@ require (
 	github.com/mdlayher/netlink v1.7.2 // indirect
 	github.com/mdlayher/socket v0.5.1 // indirect
 	golang.zx2c4.com/wireguard v0.0.0-20231211153847-12269c276173 // indirect
-	sigs.k8s.io/gateway-api v1.6.3 // indirect
 )
 
 require (

@@ -48,7 +48,10 @@ const (
 	// retryPeriod is how long after a failure it tries again.
 	retryPeriod = time.Second
 	// writeTimeout bounds a write.
+	// writeTimeout bounds a write.
 	writeTimeout = 10 * time.Second
+	// installTimeout bounds the installation of all definitions.
+	installTimeout = time.Minute
 )
 
 // controller is one term of the controller.
@@ -127,7 +130,7 @@ func (c *controller) prepare(ctx context.Context, running *sync.WaitGroup) {
 func (c *controller) untilDone(ctx context.Context, what string, step func(context.Context) error) bool {
 	last := ""
 	for {
-		limited, cancel := context.WithTimeout(ctx, writeTimeout)
+		limited, cancel := context.WithTimeout(ctx, installTimeout)
 		err := step(limited)
 		cancel()
 		if err == nil || ctx.Err() != nil {
