@@ -19,6 +19,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiclient"
 	"github.com/fairlead/fairlead/internal/events"
+	"github.com/fairlead/fairlead/internal/gateway/api"
 	"github.com/fairlead/fairlead/internal/lb/bgp"
 	"github.com/fairlead/fairlead/internal/lb/front"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
@@ -59,14 +60,15 @@ func NewSpeaker(o SpeakerOptions) (Speaker, error) {
 	config := apiclient.Tuned(o.Config, svc.Speaker)
 	lb, err := v1.NewClient(config)
 	client, err2 := kubernetes.NewForConfig(apiclient.Protobuf(config))
-	if err := errors.Join(err, err2); err != nil {
+	routes, err3 := api.NewClient(config)
+	if err := errors.Join(err, err2, err3); err != nil {
 		return Speaker{}, fmt.Errorf("client of a speaker: %w", err)
 	}
 	recorder := events.NewRecorder(client, corev1.EventSource{Component: svc.Speaker, Host: o.NodeName}, o.Log)
 	served := func() {} // set below, before anything runs
 	f := &fronted{}
 	f.Front = front.New(front.Options{
-		NodeName: o.NodeName, Client: client, Events: recorder, Log: o.Log, AccessLogs: o.AccessLogs, UploadLogs: o.UploadLogs,
+		NodeName: o.NodeName, Client: client, Gateway: routes, Events: recorder, Log: o.Log, AccessLogs: o.AccessLogs, UploadLogs: o.UploadLogs,
 		Server: proxied.New(proxied.Options{Log: o.Log, AccessLogs: o.AccessLogs, Node: o.NodeName, Store: o.Store, Engine: web.Start}),
 		Served: func() { served() }, Listed: f.all.Load,
 	})

@@ -66,6 +66,11 @@ const (
 	ACMERetryAnnotation    = "fairlead.dev/acme-retry-after"
 	ACMEFailuresAnnotation = "fairlead.dev/acme-failures"
 	ACMEHostsAnnotation    = "fairlead.dev/acme-hosts"
+	// IngressService is the Service of the front of all Ingresses, in kube-system.
+	IngressService = "fairlead-ingress"
+	// FrontSecretsAnnotation of the Service of a Gateway, or of all Ingresses, lists the TLS Secrets that nodes need for it:
+	// namespace/name, comma separated. Of other namespaces only IngressService may name some.
+	FrontSecretsAnnotation = "fairlead.dev/front-secrets"
 	// LoadBalancerClass is the loadBalancerClass of Services that get their addresses from fairlead.
 	LoadBalancerClass = "fairlead.dev/lb"
 )

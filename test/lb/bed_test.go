@@ -42,6 +42,7 @@ type bed struct {
 	net    *testbed.Network
 	api    *testbed.Host
 	config *rest.Config // from the nodes
+	local  *rest.Config // from the test
 	client kubernetes.Interface
 	lb     *v1.Client
 	nodes  []*node
@@ -76,7 +77,7 @@ func newBed(t *testing.T, nodes int) *bed {
 	local.QPS = -1
 	b.config = rest.CopyConfig(local)
 	b.config.Host, b.config.ServerName = "https://"+b.api.Addr4().String()+":6443", "127.0.0.1"
-	b.client = kubernetes.NewForConfigOrDie(local)
+	b.local, b.client = local, kubernetes.NewForConfigOrDie(local)
 	var err error
 	b.lb, err = v1.NewClient(local)
 	b.must(err)

@@ -30,6 +30,7 @@ const (
 	groupAuthentication = "authentication.k8s.io"
 	groupAuthorization  = "authorization.k8s.io"
 	groupExtensions     = "apiextensions.k8s.io"
+	groupGateway        = "gateway.networking.k8s.io"
 )
 
 // Verbs that go together.
@@ -101,6 +102,9 @@ func nodeRules() []rbacv1.PolicyRule {
 		// What a speaker announces, and how.
 		allow(verbsRead, svc.Domain, "ipaddresspools", "bgppeers"),
 		allow(verbsRead, groupNetworking, "ipaddresses"),
+		// The routes of the fronts that a speaker serves.
+		allow(verbsRead, groupGateway, "gatewayclasses", "gateways", "httproutes", "referencegrants"),
+		allow(verbsRead, groupNetworking, "ingresses", "ingressclasses"),
 	}
 }
 

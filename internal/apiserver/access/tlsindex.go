@@ -27,6 +27,7 @@ type tlsIndex struct{ informer cache.SharedIndexInformer }
 type tlsRefs struct {
 	metav1.ObjectMeta
 	objects []string // secret/NAME and configmap/NAME
+	fronts  []string // NAMESPACE/secret/NAME, of the front of a Gateway or of Ingresses
 	ordered string   // the Secret whose certificate is ordered by ACME
 }
 
@@ -83,7 +84,20 @@ func tlsKeys(obj any) ([]string, error) {
 	for _, name := range s.objects {
 		keys = append(keys, s.Namespace+"/"+name)
 	}
+	keys = append(keys, s.fronts...)
 	return keys, nil
+}
+
+// frontSecrets returns the Secrets that the Service of a Gateway or of all Ingresses names. A user who may change Services of a
+// namespace opens no Secret of another one to the nodes by that.
+func frontSecrets(s *corev1.Service) (out []string) {
+	shared := s.Namespace == metav1.NamespaceSystem && s.Name == svc.IngressService
+	for text := range strings.SplitSeq(s.Annotations[svc.FrontSecretsAnnotation], ",") {
+		if n, err := svc.ParseName(text); err == nil && (shared || n.Namespace == s.Namespace) {
+			out = append(out, n.Namespace+"/secret/"+n.Name)
+		}
+	}
+	return out
 }
 
 // toTLSRefs drops all but what tlsRefs has.
@@ -97,6 +111,7 @@ func toTLSRefs(obj any) (any, error) {
 	if s.Spec.Type != corev1.ServiceTypeLoadBalancer || class != nil && *class != svc.LoadBalancerClass || !v1.Proxied(s) {
 		return out, nil
 	}
+	out.fronts = frontSecrets(s)
 	d := dialect.Service{Annotations: s.Annotations}
 	for _, p := range s.Spec.Ports {
 		d.Ports = append(d.Ports, dialect.Port{Name: p.Name, Number: uint16(p.Port), Protocol: string(p.Protocol)})

@@ -15,6 +15,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/cli/lifecycle"
+	"github.com/fairlead/fairlead/internal/events"
+	gatewaycontroller "github.com/fairlead/fairlead/internal/gateway/controller"
 	lbcontroller "github.com/fairlead/fairlead/internal/lb/controller"
 	"github.com/fairlead/fairlead/internal/lb/pool"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
@@ -32,6 +34,7 @@ type LBFlags struct {
 	accessLogs string
 	logUpload  logUploadFlags
 	acme       acmeFlags
+	gatewayAPI string
 }
 
 // How addresses may be announced.
@@ -42,6 +45,12 @@ const (
 )
 
 func announcements() []string { return []string{announceARP, announceBGP, announceNone} }
+
+// The values of --gateway-api.
+const (
+	gatewayOn  = "on"
+	gatewayOff = "off"
+)
 
 // defaultPool is the name of the pool of a --lb-pool without one.
 const defaultPool = "default"
@@ -65,6 +74,9 @@ func (f *LBFlags) Add(cmd *cobra.Command) {
 		"directory for the access logs that annotations of Services ask for, of 1 GiB at most; empty for none")
 	f.logUpload.add(flags)
 	f.acme.add(flags)
+	flags.StringVar(&f.gatewayAPI, "gateway-api", gatewayOn,
+		"on: install the kinds of the Gateway API, unless a newer or another bundle of them is installed, and serve Gateways; "+
+			"off: neither; Ingresses are served in either case; the same on all servers")
 	flags.Uint16Var(&f.peerPort, "lb-peer-port", svc.SpeakerPort,
 		"UDP port on the node's address at which the speakers of all nodes hear each other; the same on all")
 }
@@ -74,6 +86,9 @@ func (f *LBFlags) Add(cmd *cobra.Command) {
 func (f *LBFlags) Check(networks base.NetworkFlags) error {
 	if !slices.Contains(announcements(), f.announce) {
 		return base.Usagef("--lb-announce is %q; want arp, bgp or none", f.announce)
+	}
+	if f.gatewayAPI != gatewayOn && f.gatewayAPI != gatewayOff {
+		return base.Usagef("--gateway-api is %q; want on or off", f.gatewayAPI)
 	}
 	if f.peerPort == 0 {
 		return base.Usagef("--lb-peer-port must be 1 to 65535: the other speakers have to know it")
@@ -180,5 +195,10 @@ func (f *LBFlags) Controller(log *slog.Logger, config *rest.Config) (*lbcontroll
 	}
 	return lbcontroller.New(lbcontroller.Options{
 		Config: config, Log: log, Pools: f.Pools, Default: f.byDefault, LeaderElect: true, ACME: orders,
+		Beside: func(ctx context.Context, config *rest.Config, events *events.Recorder) error {
+			return gatewaycontroller.Run(ctx, gatewaycontroller.Options{
+				Config: config, Log: log, Events: events, Gateway: f.gatewayAPI == gatewayOn,
+			})
+		},
 	})
 }

@@ -47,6 +47,8 @@ type Options struct {
 	Workers int
 	// ACME orders certificates, if it is not nil.
 	ACME *ACME
+	// Beside, if not nil, runs while the Controller works: its writes with config are fenced as the Controller's.
+	Beside func(ctx context.Context, config *rest.Config, events *events.Recorder) error
 	// Started, if not nil, is called each time the Controller has begun to work.
 	Started func()
 
@@ -63,6 +65,7 @@ type FlagPool struct {
 type Controller struct {
 	o       Options
 	client  kubernetes.Interface
+	config  *rest.Config
 	lease   *election.Lease
 	lb      *v1.Client
 	crds    extensions.Interface
@@ -88,6 +91,7 @@ func New(o Options) (*Controller, error) {
 	if c.lease.Client, err4 = kubernetes.NewForConfig(config); o.LeaderElect {
 		c.lease.Fence(config)
 	}
+	c.config = config
 	c.lb, err = v1.NewClient(config)
 	c.crds, err2 = extensions.NewForConfig(config)
 	c.client, err3 = kubernetes.NewForConfig(apiclient.Protobuf(config))
@@ -136,6 +140,13 @@ func (c *Controller) work(ctx context.Context) error {
 	running.Go(func() { w.keepCoverage(ctx, c.o.coverageDelay) })
 	if a := c.o.ACME; a != nil {
 		running.Go(func() { a.Manager(c.client, c.o.Log, recorder, w.isOursLocking).Run(ctx) })
+	}
+	if c.o.Beside != nil {
+		running.Go(func() {
+			if err := c.o.Beside(ctx, c.config, recorder); err != nil {
+				c.o.Log.Error("cannot serve Gateways and Ingresses", "err", err)
+			}
+		})
 	}
 	c.o.Log.Info("giving addresses to load balancers", "pools", len(c.o.Pools), "default", c.o.Default)
 	if c.o.Started != nil {

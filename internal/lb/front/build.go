@@ -32,6 +32,7 @@ type inputs struct {
 	secrets     map[secretKey]*namedSecret
 	authorities map[objectName]*authority
 	nodes       *nodes
+	routing     *routing
 }
 
 // draft is a Service that is being built.
@@ -47,7 +48,7 @@ type draft struct {
 func (in *inputs) build(n svc.Name, s *service) (*proxied.Service, reason) {
 	d := &draft{inputs: in, name: n, from: s}
 	for _, step := range []func(*draft) reason{
-		(*draft).configure, (*draft).certify, (*draft).trust, (*draft).address, (*draft).connect,
+		(*draft).configure, (*draft).certify, (*draft).trust, (*draft).address, (*draft).connect, (*draft).route,
 	} {
 		if why := step(d); why.text != "" {
 			return nil, why

@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead/fairlead/internal/gateway/api"
+	"github.com/fairlead/fairlead/internal/gateway/watch"
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/lb/filter"
 	"github.com/fairlead/fairlead/internal/lb/logship"
@@ -63,8 +65,10 @@ type Options struct {
 	NodeName string
 	// Client reads what Services name: EndpointSlices, Secrets, ConfigMaps and Nodes.
 	Client kubernetes.Interface
-	Events Recorder
-	Log    *slog.Logger
+	// Gateway reads the objects of the Gateway API. Without it no fronts of Gateways and Ingresses are served.
+	Gateway *api.Client
+	Events  Recorder
+	Log     *slog.Logger
 	// Server accepts the connections. The Front closes it.
 	Server Server
 	// Served, if not nil, is called after Ready may have changed.
@@ -102,6 +106,7 @@ type Front struct {
 	secrets     map[secretKey]*namedSecret
 	authorities map[objectName]*authority
 	nodes       nodes
+	routing     routing
 }
 
 // New returns a Front that does nothing before Run.
@@ -119,6 +124,10 @@ func New(o Options) *Front {
 	}
 	if f.listed == nil {
 		f.listed = func() bool { return true }
+	}
+	f.routing = routing{client: f.client, changed: f.changed, mu: &f.mu, services: f.services, backends: map[svc.Name]*target{}}
+	if o.Gateway != nil {
+		f.routing.watch = watch.New(watch.Options{Client: f.client, Gateway: o.Gateway, Log: f.log, Changed: f.wake.Set})
 	}
 	f.rules = newRules(f.log, f.wake.Set)
 	network := o.Network
@@ -202,6 +211,7 @@ func (f *Front) follow(ctx context.Context, running *sync.WaitGroup) {
 	f.followSecrets(ctx, running)
 	f.followAuthorities(ctx, running)
 	f.followNodes(ctx, running)
+	f.routing.follow(ctx, running)
 }
 
 // changed calls change with mu held, and wakes Run.
@@ -241,6 +251,11 @@ func (f *Front) build() (out []*proxied.Service) {
 			if s.built, why = in.build(n, s); why.text != "" && !why.waits {
 				f.failLocked(s, why.text)
 			}
+			if s.built != nil && s.built.Routes != nil {
+				s.last = s.built
+			} else if why.waits && s.last != nil {
+				out = append(out, s.last)
+			}
 		}
 		if s.built != nil {
 			out = append(out, s.built)
@@ -253,6 +268,7 @@ func (f *Front) build() (out []*proxied.Service) {
 func (f *Front) inputsLocked(now time.Time) *inputs {
 	return &inputs{
 		node: f.node, zone: f.zone, now: now, claims: f.claims, secrets: f.secrets, authorities: f.authorities, nodes: &f.nodes,
+		routing: &f.routing,
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiclient"
 	"github.com/fairlead/fairlead/internal/events"
+	"github.com/fairlead/fairlead/internal/gateway/api"
 	"github.com/fairlead/fairlead/internal/lb/claim"
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -41,6 +42,9 @@ func NewListening(config *rest.Config, o Options) (*Listening, error) {
 	}
 	client, err := kubernetes.NewForConfig(apiclient.Tuned(config, svc.Speaker))
 	if err != nil {
+		return nil, fmt.Errorf("client of load balancers: %w", err)
+	}
+	if o.Gateway, err = api.NewClient(apiclient.Tuned(config, svc.Speaker)); err != nil {
 		return nil, fmt.Errorf("client of load balancers: %w", err)
 	}
 	l := &Listening{node: o.NodeName, client: client, registry: prometheus.NewRegistry()}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/lb/claim"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
@@ -31,7 +32,11 @@ type service struct {
 	listed bool
 	stop   context.CancelFunc // ends following them
 	// built is for the server, nil if it must be built again.
-	built   *proxied.Service
+	built *proxied.Service
+	// table is that of a front, as it was built from last, and last is what was built: it is served until the endpoints of new
+	// targets have been read.
+	table   *gateway.Table
+	last    *proxied.Service
 	failure string // the last recorded one
 	ready   bool
 	// unstored is why access logs cannot be uploaded, and logFailure the last recorded reason.

@@ -69,6 +69,9 @@ func newConfig(v *Service, l dialect.Listener, old *Config) (*Config, error) {
 	if l.Protocol.IsHTTP() {
 		c.Sticky = pods.NewSticky(v.Key, v.Spec.Sticky)
 	}
+	if v.Routes != nil {
+		return c, v.Routes.configure(c, l.Port, old)
+	}
 	if !l.Protocol.IsTLS() {
 		return c, nil
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/kernel/relay"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/lb/proxied/accesslog"
@@ -42,6 +43,8 @@ type Service struct {
 	PodCertificate *tls.Certificate
 	// Key is the Service's UID, of which cookies are made.
 	Key string
+	// Routes, if not nil, route the requests of all ports; then Backends have no use.
+	Routes *Routes
 }
 
 // PodTLS returns how TLS to its Pods begins.
@@ -74,6 +77,7 @@ type Server struct {
 	pools     map[poolKey]*pods.Pool
 	drains    map[poolKey]time.Duration
 	usages    map[svc.Name]*usage
+	targets   map[svc.Name]map[gateway.Target]*Config
 	web       Engine        // nil until there is a listener of HTTP
 	engine    *relay.Engine // nil until there is one for the relay
 
@@ -92,10 +96,11 @@ type poolKey struct {
 	service svc.Name
 	port    uint16
 	udp     bool
+	target  gateway.Backend // of Routes
 }
 
 func keyOf(v *Service, l dialect.Listener) poolKey {
-	return poolKey{v.Name, l.Port, l.Protocol == dialect.UDP}
+	return poolKey{service: v.Name, port: l.Port, udp: l.Protocol == dialect.UDP}
 }
 
 // Options are the options of a Server.
@@ -129,6 +134,7 @@ func New(o Options) *Server {
 		log: o.Log, services: map[svc.Name]*Service{}, listeners: map[netip.AddrPort]*Listener{},
 		udp: map[netip.AddrPort]*udpListener{}, pools: map[poolKey]*pods.Pool{},
 		drains: map[poolKey]time.Duration{}, usages: map[svc.Name]*usage{}, start: o.Engine,
+		targets:   map[svc.Name]map[gateway.Target]*Config{},
 		inherited: map[netip.AddrPort]*net.TCPListener{}, began: time.Now(),
 		panics: panics.New(o.Log),
 		admission: admission{
@@ -165,6 +171,16 @@ func (s *Server) Set(services []*Service) map[svc.Name]error {
 	done := make(map[svc.Name]*Service, len(services))
 	for _, v := range services {
 		var errs []error
+		if v.Routes != nil && s.services[v.Name] != v {
+			if err := s.needEngine(); err != nil {
+				errs = append(errs, err)
+			} else {
+				s.targets[v.Name] = newTargeting(s, v).all(s.services[v.Name], s.targets[v.Name])
+			}
+		}
+		for t := range s.targets[v.Name] {
+			pools[targetKey(v.Name, t.Backend)] = true
+		}
 		for _, l := range v.Spec.Listeners {
 			at := addressesAt(v, l)
 			if s.services[v.Name] != v {
@@ -209,6 +225,7 @@ func (s *Server) Set(services []*Service) map[svc.Name]error {
 	for n := range s.usages {
 		if done[n] == nil && failed[n] == nil {
 			delete(s.usages, n)
+			delete(s.targets, n)
 		}
 	}
 	if s.logs != nil {
@@ -245,23 +262,19 @@ func (s *Server) setListener(v *Service, l dialect.Listener) (listens []netip.Ad
 	if err != nil {
 		return nil, err
 	}
-	if c.usage = s.usages[v.Name]; c.usage == nil {
-		c.usage = &usage{}
-		s.usages[v.Name] = c.usage
-	}
+	c.usage = usageOf(s.usages, v.Name)
 	c.usage.bandwidth.Set(v.Spec.BandwidthMbps)
 	if v.Spec.AccessLog.Enabled {
 		c.logs = s.logs
 	}
 	if c.Protocol.IsHTTP() {
-		if s.web == nil {
-			web, err := s.startEngine()
-			if err != nil {
-				return nil, err
-			}
-			s.web = web
+		if err := s.needEngine(); err != nil {
+			return nil, err
 		}
 		s.web.Configure(c, old)
+	}
+	if v.Routes != nil {
+		c.Router = &router{port: v.Routes.Ports[l.Port], targets: s.targets[v.Name]}
 	}
 	c.Pool = s.pool(keyOf(v, l), v)
 	var errs []error
@@ -277,6 +290,29 @@ func (s *Server) setListener(v *Service, l dialect.Listener) (listens []netip.Ad
 		listens = append(listens, at)
 	}
 	return listens, errors.Join(errs...)
+}
+
+// usageOf returns what is counted of a Service.
+func usageOf(usages map[svc.Name]*usage, n svc.Name) *usage {
+	u := usages[n]
+	if u == nil {
+		u = &usage{}
+		usages[n] = u
+	}
+	return u
+}
+
+// needEngine starts the engine of HTTP unless it runs. The caller holds mu.
+func (s *Server) needEngine() error {
+	if s.web != nil {
+		return nil
+	}
+	web, err := s.startEngine()
+	if err != nil {
+		return err
+	}
+	s.web = web
+	return nil
 }
 
 // Serves reports whether something listens for a Service, also if another of its ports has failed.
@@ -298,11 +334,7 @@ func (s *Server) Serves(n svc.Name) bool {
 
 // pool returns the pool of a port, with its desired backends. The caller holds mu.
 func (s *Server) pool(key poolKey, v *Service) *pods.Pool {
-	p := s.pools[key]
-	if p == nil {
-		p = pods.New(s.ctx, &s.wg, s.log, key.service, s.panics)
-		s.pools[key] = p
-	}
+	p := poolOf(s, key)
 	drain := time.Duration(0)
 	if v.Spec.Draining {
 		drain = v.Spec.DrainTimeout.Std()
@@ -323,6 +355,23 @@ func (s *Server) pool(key poolKey, v *Service) *pods.Pool {
 		backends, o.Checks.Health = v.Datagrams[key.port], datagramChecks(v.Spec.Health)
 	}
 	p.Set(o, backends, drain)
+	return p
+}
+
+// newTargeting returns what makes the targets of a Service. The caller holds mu.
+func newTargeting(s *Server, v *Service) *targeting {
+	return &targeting{
+		service: v, web: s.web, usage: usageOf(s.usages, v.Name), drains: s.drains, pool: func(key poolKey) *pods.Pool { return poolOf(s, key) },
+	}
+}
+
+// poolOf returns a pool, which is made if necessary. The caller holds mu.
+func poolOf(s *Server, key poolKey) *pods.Pool {
+	p := s.pools[key]
+	if p == nil {
+		p = pods.New(s.ctx, &s.wg, s.log, key.service, s.panics)
+		s.pools[key] = p
+	}
 	return p
 }
 

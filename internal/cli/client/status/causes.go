@@ -218,7 +218,7 @@ func (r *Report) judgeIngresses(all []networkingv1.Ingress, now time.Time) {
 			r.problem("ingress %s/%s has no class, and no controller serves it: set spec.ingressClassName", g.Namespace, g.Name)
 			continue
 		}
-		r.problem("ingress %s/%s: no controller of class %s has given it an address; fairlead does not serve Ingresses", g.Namespace, g.Name,
+		r.problem("ingress %s/%s: no controller of class %s has given it an address; fairlead serves the class fairlead", g.Namespace, g.Name,
 			*g.Spec.IngressClassName)
 	}
 }

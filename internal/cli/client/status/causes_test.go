@@ -90,7 +90,7 @@ func TestStatusNamesCauses(t *testing.T) {
 			r.judgeIngresses([]networkingv1.Ingress{one, two, served, young}, now)
 		}, []string{
 			"ingress default/one has no class, and no controller serves it: set spec.ingressClassName",
-			"ingress default/one: no controller of class nginx has given it an address; fairlead does not serve Ingresses",
+			"ingress default/one: no controller of class nginx has given it an address; fairlead serves the class fairlead",
 		}},
 		"limits": {func(r *Report) {
 			p := running("a")

@@ -1,0 +1,72 @@
+package api
+
+import (
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/gentype"
+	"k8s.io/client-go/rest"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+)
+
+// Scheme knows the types of the Gateway API.
+var Scheme = newScheme()
+
+func newScheme() *runtime.Scheme {
+	s := runtime.NewScheme()
+	if err := gwv1.Install(s); err != nil {
+		panic(err) // the types do not depend on the environment
+	}
+	return s
+}
+
+// The clients of the kinds, as typed clients of client-go are.
+type (
+	ClassClient   = gentype.ClientWithList[*gwv1.GatewayClass, *gwv1.GatewayClassList]
+	GatewayClient = gentype.ClientWithList[*gwv1.Gateway, *gwv1.GatewayList]
+	RouteClient   = gentype.ClientWithList[*gwv1.HTTPRoute, *gwv1.HTTPRouteList]
+	GrantClient   = gentype.ClientWithList[*gwv1.ReferenceGrant, *gwv1.ReferenceGrantList]
+)
+
+// Client is a client of the Gateway API.
+type Client struct {
+	rest  rest.Interface
+	codec runtime.ParameterCodec
+}
+
+// NewClient returns a client for the API server of config, which is not changed. It speaks JSON, as custom resources do.
+func NewClient(config *rest.Config) (*Client, error) {
+	config = rest.CopyConfig(config)
+	config.APIPath, config.GroupVersion = "/apis", &schema.GroupVersion{Group: gwv1.GroupName, Version: "v1"}
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+	config.NegotiatedSerializer = serializer.NewCodecFactory(Scheme).WithoutConversion()
+	c, err := rest.RESTClientFor(config)
+	if err != nil {
+		return nil, err
+	}
+	return &Client{c, runtime.NewParameterCodec(Scheme)}, nil
+}
+
+// Classes returns the client of GatewayClasses.
+func (c *Client) Classes() *ClassClient {
+	return gentype.NewClientWithList("gatewayclasses", c.rest, c.codec, "",
+		func() *gwv1.GatewayClass { return &gwv1.GatewayClass{} }, func() *gwv1.GatewayClassList { return &gwv1.GatewayClassList{} })
+}
+
+// Gateways returns the client of the Gateways of a namespace, or of all.
+func (c *Client) Gateways(namespace string) *GatewayClient {
+	return gentype.NewClientWithList("gateways", c.rest, c.codec, namespace,
+		func() *gwv1.Gateway { return &gwv1.Gateway{} }, func() *gwv1.GatewayList { return &gwv1.GatewayList{} })
+}
+
+// Routes returns the client of the HTTPRoutes of a namespace, or of all.
+func (c *Client) Routes(namespace string) *RouteClient {
+	return gentype.NewClientWithList("httproutes", c.rest, c.codec, namespace,
+		func() *gwv1.HTTPRoute { return &gwv1.HTTPRoute{} }, func() *gwv1.HTTPRouteList { return &gwv1.HTTPRouteList{} })
+}
+
+// Grants returns the client of all ReferenceGrants.
+func (c *Client) Grants() *GrantClient {
+	return gentype.NewClientWithList("referencegrants", c.rest, c.codec, "",
+		func() *gwv1.ReferenceGrant { return &gwv1.ReferenceGrant{} }, func() *gwv1.ReferenceGrantList { return &gwv1.ReferenceGrantList{} })
+}

@@ -1,0 +1,352 @@
+package gateway
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// compiled is a route as a table has it. Its rules do not depend on the Gateways that it attaches to.
+type compiled struct {
+	object  *gwv1.HTTPRoute
+	hosts   []string // "" for all
+	matches []*match
+	// invalid is the first invalid field of the rules, and wholly reports whether all rules are invalid. A rule that is invalid answers
+	// with 500, so that no other rule takes its requests.
+	invalid string
+	wholly  bool
+	// unresolved is the first reference that leads to no backend.
+	reason     gwv1.RouteConditionReason
+	unresolved string
+	targets    []Target
+}
+
+// compileRoute reads the rules of a route.
+func compileRoute(o *Objects, r *gwv1.HTTPRoute) *compiled {
+	c := &compiled{object: r, reason: gwv1.RouteReasonResolvedRefs}
+	for _, h := range r.Spec.Hostnames {
+		c.hosts = append(c.hosts, strings.ToLower(string(h)))
+	}
+	if len(c.hosts) == 0 {
+		c.hosts = []string{""}
+	}
+	valid := 0
+	for i := range r.Spec.Rules {
+		b := &ruleCompiler{objects: o, route: c, at: fmt.Sprintf("rules[%d]", i), spec: &r.Spec.Rules[i]}
+		if b.compile(i) {
+			valid++
+		}
+	}
+	c.wholly = valid == 0 && len(r.Spec.Rules) > 0
+	return c
+}
+
+// ruleCompiler reads a rule.
+type ruleCompiler struct {
+	objects *Objects
+	route   *compiled
+	at      string
+	spec    *gwv1.HTTPRouteRule
+	invalid bool
+}
+
+// fail records an invalid field. Only the first message is kept.
+func (b *ruleCompiler) fail(format string, args ...any) {
+	b.invalid = true
+	if b.route.invalid == "" {
+		b.route.invalid = b.at + fmt.Sprintf(format, args...)
+	}
+}
+
+// compile adds the matches of the rule to the route. It reports whether all of the rule is served.
+func (b *ruleCompiler) compile(index int) bool {
+	object := b.route.object
+	rule := &Rule{Index: index, Route: RouteKey{Kind: kindHTTPRoute, Created: object.CreationTimestamp.Time, Name: svc.NameOf(object)}}
+	rule.Filters, rule.Redirect = b.filters(b.spec.Filters, ".filters", true)
+	b.timeouts(rule)
+	if b.spec.Retry != nil {
+		b.fail(".retry is not served")
+	}
+	if b.spec.SessionPersistence != nil {
+		b.fail(".sessionPersistence is not served")
+	}
+	for i := range b.spec.BackendRefs {
+		b.backend(rule, i)
+	}
+	matches := b.matches(rule)
+	if b.invalid { // no request may pass without what the rule asks for
+		rule.Filters, rule.Redirect, rule.Backends, rule.total = Filters{}, nil, nil, 0
+	}
+	b.route.matches = append(b.route.matches, matches...)
+	return !b.invalid
+}
+
+func (b *ruleCompiler) timeouts(rule *Rule) {
+	t := b.spec.Timeouts
+	if t == nil {
+		return
+	}
+	read := func(field string, d *gwv1.Duration) time.Duration {
+		if d == nil {
+			return 0
+		}
+		v, err := time.ParseDuration(string(*d))
+		if err != nil || v < 0 {
+			b.fail(".timeouts.%s: want a duration as 10s or 1m30s", field)
+		}
+		return v
+	}
+	rule.Timeout = read("request", t.Request)
+	if v := read("backendRequest", t.BackendRequest); v > 0 && (rule.Timeout == 0 || v < rule.Timeout) {
+		rule.Timeout = v
+	}
+}
+
+// matches returns the matches of the rule.
+func (b *ruleCompiler) matches(rule *Rule) (out []*match) {
+	if len(b.spec.Matches) == 0 {
+		return []*match{{Rule: rule, kind: prefixMatch}}
+	}
+	for i := range b.spec.Matches {
+		m := &match{Rule: rule, kind: prefixMatch, order: i}
+		spec, at := &b.spec.Matches[i], fmt.Sprintf(".matches[%d]", i)
+		ok := b.path(m, spec.Path, at+".path")
+		m.method = string(valueOf(spec.Method, ""))
+		for j, h := range spec.Headers {
+			regex := valueOf(h.Type, gwv1.HeaderMatchExact) == gwv1.HeaderMatchRegularExpression
+			ok = b.value(&m.headers, strings.ToLower(string(h.Name)), h.Value, regex, fmt.Sprintf("%s.headers[%d]", at, j)) && ok
+		}
+		for j, q := range spec.QueryParams {
+			regex := valueOf(q.Type, gwv1.QueryParamMatchExact) == gwv1.QueryParamMatchRegularExpression
+			ok = b.value(&m.queries, string(q.Name), q.Value, regex, fmt.Sprintf("%s.queryParams[%d]", at, j)) && ok
+		}
+		if ok {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// path reads the path of a match.
+func (b *ruleCompiler) path(m *match, spec *gwv1.HTTPPathMatch, at string) bool {
+	if spec == nil {
+		return true
+	}
+	value := valueOf(spec.Value, "/")
+	switch valueOf(spec.Type, gwv1.PathMatchPathPrefix) {
+	case gwv1.PathMatchRegularExpression:
+		re, wrong := compileRegex(value)
+		if wrong != "" {
+			b.fail("%s: %s", at, wrong)
+			return false
+		}
+		m.kind, m.path, m.regex = regexMatch, value, re
+		return true
+	case gwv1.PathMatchExact:
+		m.kind = exactMatch
+	case gwv1.PathMatchPathPrefix:
+		m.kind = prefixMatch
+	default:
+		b.fail("%s.type: want Exact, PathPrefix or RegularExpression", at)
+		return false
+	}
+	path, ok := CanonicalPath(value)
+	if !ok {
+		b.fail("%s.value: %.100q is no path that all servers read alike", at, value)
+		return false
+	}
+	if m.path = path; m.kind == prefixMatch {
+		m.path = strings.TrimSuffix(path, "/")
+	}
+	return true
+}
+
+// value adds a match of a header field or of a parameter. Of several with the same name the first counts.
+func (b *ruleCompiler) value(to *[]valueMatch, name, value string, regex bool, at string) bool {
+	if slices.ContainsFunc(*to, func(v valueMatch) bool { return v.name == name }) {
+		return true
+	}
+	v := valueMatch{name: name, value: value}
+	if regex {
+		re, wrong := compileRegex(value)
+		if wrong != "" {
+			b.fail("%s: %s", at, wrong)
+			return false
+		}
+		v.regex = re
+	}
+	*to = append(*to, v)
+	return true
+}
+
+// backend adds a backend of the rule.
+func (b *ruleCompiler) backend(rule *Rule, i int) {
+	ref, at := &b.spec.BackendRefs[i], fmt.Sprintf(".backendRefs[%d]", i)
+	w := Weighted{Weight: uint32(max(0, valueOf(ref.Weight, 1)))} //nolint:gosec // the definition of the kind bounds it
+	var redirect *Redirect
+	if w.Filters, redirect = b.filters(ref.Filters, at+".filters", false); redirect != nil {
+		b.fail("%s.filters: a redirect has no backend", at)
+	}
+	w.Backend, w.Valid = b.resolve(&ref.BackendObjectReference, at)
+	if w.Valid {
+		b.route.targets = append(b.route.targets, Target{w.Backend, rule.Timeout})
+	}
+	rule.Backends = append(rule.Backends, w)
+	rule.total += uint64(w.Weight)
+}
+
+// resolve returns the backend that a reference leads to.
+func (b *ruleCompiler) resolve(ref *gwv1.BackendObjectReference, at string) (out Backend, ok bool) {
+	miss := func(reason gwv1.RouteConditionReason, format string, args ...any) (Backend, bool) {
+		if b.route.unresolved == "" {
+			b.route.reason, b.route.unresolved = reason, b.at+at+": "+fmt.Sprintf(format, args...)
+		}
+		return Backend{}, false
+	}
+	own := b.route.object.Namespace
+	name := svc.Name{Namespace: string(valueOf(ref.Namespace, gwv1.Namespace(own))), Name: string(ref.Name)}
+	if group, kind := valueOf(ref.Group, ""), valueOf(ref.Kind, "Service"); group != "" || kind != "Service" {
+		return miss(gwv1.RouteReasonInvalidKind, "objects of kind %s are no backends; want a Service", kind)
+	}
+	from := gwv1.ReferenceGrantFrom{Group: gwv1.GroupName, Kind: kindHTTPRoute, Namespace: gwv1.Namespace(own)}
+	if !b.objects.permitted(from, "", "Service", name) {
+		return miss(gwv1.RouteReasonRefNotPermitted, "no ReferenceGrant of namespace %s permits it", name.Namespace)
+	}
+	service := b.objects.Services[name]
+	switch {
+	case service == nil:
+		return miss(gwv1.RouteReasonBackendNotFound, "there is no Service %s", name)
+	case service.External:
+		return miss(gwv1.RouteReasonInvalidKind, "Service %s is of type ExternalName, which could name any address", name)
+	case ref.Port == nil:
+		return miss(gwv1.RouteReasonBackendNotFound, "port is missing")
+	}
+	port := service.port(*ref.Port)
+	if port == nil {
+		return miss(gwv1.RouteReasonBackendNotFound, "Service %s has no port %d of TCP", name, *ref.Port)
+	}
+	protocol, ok := backendProtocol(port.Protocol)
+	if !ok {
+		return miss(gwv1.RouteReasonUnsupportedProtocol, "Service %s: appProtocol %.100s is not served", name, port.Protocol)
+	}
+	return Backend{name, port.Number, port.Name, protocol}, true
+}
+
+// backendProtocol returns what an appProtocol asks for (KEP-3726).
+func backendProtocol(app string) (p BackendProtocol, ok bool) {
+	switch app {
+	case "kubernetes.io/h2c", "grpc":
+		return H2C, true
+	case "https", "kubernetes.io/wss", "tls":
+		return "", false
+	}
+	return HTTP1, true
+}
+
+// filters reads filters. redirects reports whether a redirect may be among them.
+func (b *ruleCompiler) filters(specs []gwv1.HTTPRouteFilter, at string, rules bool) (f Filters, redirect *Redirect) {
+	for i := range specs {
+		spec, at := &specs[i], fmt.Sprintf("%s[%d]", at, i)
+		switch {
+		case spec.Type == gwv1.HTTPRouteFilterRequestHeaderModifier && spec.RequestHeaderModifier != nil:
+			f.Request = b.modifier(spec.RequestHeaderModifier, at+".requestHeaderModifier")
+		case spec.Type == gwv1.HTTPRouteFilterResponseHeaderModifier && spec.ResponseHeaderModifier != nil:
+			f.Response = b.modifier(spec.ResponseHeaderModifier, at+".responseHeaderModifier")
+		case spec.Type == gwv1.HTTPRouteFilterRequestRedirect && spec.RequestRedirect != nil && rules:
+			redirect = b.redirect(spec.RequestRedirect, at+".requestRedirect")
+		case spec.Type == gwv1.HTTPRouteFilterURLRewrite && spec.URLRewrite != nil && rules:
+			f.Rewrite = Rewrite{
+				Host: strings.ToLower(string(valueOf(spec.URLRewrite.Hostname, ""))),
+				Path: b.pathChange(spec.URLRewrite.Path, at+".urlRewrite.path"),
+			}
+		default:
+			b.fail("%s.type: filter %s is not served here", at, spec.Type)
+		}
+	}
+	return f, redirect
+}
+
+// framing are the fields by which messages and connections are told apart: no rule may change them.
+var framing = []string{
+	"connection", "content-length", "host", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "expect",
+}
+
+func (b *ruleCompiler) modifier(spec *gwv1.HTTPHeaderFilter, at string) (m Modifier) {
+	read := func(field string, list []gwv1.HTTPHeader) (out []Field) {
+		for i, h := range list {
+			if !validField(string(h.Name), h.Value) {
+				b.fail("%s.%s[%d]: want the name of a field that belongs to no connection, and a value of one line", at, field, i)
+			}
+			out = append(out, Field{string(h.Name), h.Value})
+		}
+		return out
+	}
+	m.Set, m.Add = read("set", spec.Set), read("add", spec.Add)
+	for i, name := range spec.Remove {
+		if !validField(name, "x") {
+			b.fail("%s.remove[%d]: want the name of a field that belongs to no connection", at, i)
+		}
+		m.Remove = append(m.Remove, name)
+	}
+	return m
+}
+
+// validField reports whether a rule may set a field. The definitions of the kinds do not look at values: one with a line
+// break would begin another field, or another message.
+func validField(name, value string) bool {
+	if name == "" || slices.Contains(framing, strings.ToLower(name)) {
+		return false
+	}
+	for _, c := range []byte(name) {
+		if c <= ' ' || c >= 0x7f || strings.IndexByte(`"(),/:;<=>?@[\]{}`, c) >= 0 {
+			return false
+		}
+	}
+	for _, c := range []byte(value) {
+		if c < ' ' && c != '\t' || c == 0x7f {
+			return false
+		}
+	}
+	return true
+}
+
+func (b *ruleCompiler) pathChange(spec *gwv1.HTTPPathModifier, at string) *PathChange {
+	if spec == nil {
+		return nil
+	}
+	c := &PathChange{Whole: spec.Type == gwv1.FullPathHTTPPathModifier}
+	if c.Whole {
+		c.To = valueOf(spec.ReplaceFullPath, "/")
+	} else {
+		c.To = valueOf(spec.ReplacePrefixMatch, "/")
+	}
+	if c.To == "" || c.To[0] != '/' {
+		c.To = "/" + c.To
+	}
+	canonical, ok := CanonicalPath(c.To)
+	if !ok || strings.ContainsAny(c.To, " ?#") || strings.ContainsFunc(c.To, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
+		b.fail("%s: %.100q is no path that all servers read alike", at, c.To)
+	}
+	c.To = canonical
+	return c
+}
+
+func (b *ruleCompiler) redirect(spec *gwv1.HTTPRequestRedirectFilter, at string) *Redirect {
+	d := &Redirect{
+		Scheme: valueOf(spec.Scheme, ""), Host: string(valueOf(spec.Hostname, "")), Path: b.pathChange(spec.Path, at+".path"),
+		Port: uint16(valueOf(spec.Port, 0)), Status: valueOf(spec.StatusCode, http.StatusFound), //nolint:gosec // validated
+	}
+	if !slices.Contains([]string{"", "http", "https"}, d.Scheme) {
+		b.fail("%s.scheme: want http or https", at)
+	}
+	if !slices.Contains([]int{301, 302, 303, 307, 308}, d.Status) {
+		b.fail("%s.statusCode: want 301, 302, 303, 307 or 308", at)
+	}
+	return d
+}

@@ -1,0 +1,252 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fairlead/fairlead/internal/apiclient"
+	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/api"
+	"github.com/fairlead/fairlead/internal/gateway/watch"
+	"github.com/fairlead/fairlead/internal/loop"
+	"github.com/fairlead/fairlead/internal/reflector"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// Recorder records Events (events.Recorder).
+type Recorder interface {
+	Event(object runtime.Object, eventType, reason, message string)
+}
+
+// Options are the options of Run.
+type Options struct {
+	// Config is how to reach the API. Its writes must be fenced by who elects the controller.
+	Config *rest.Config
+	Log    *slog.Logger
+	Events Recorder
+	// Gateway installs the definitions of the Gateway API and serves its objects; otherwise only Ingresses are served.
+	Gateway bool
+}
+
+// The times of the controller.
+const (
+	// installDelay leaves a server that has just begun to its clients: the definitions are large.
+	installDelay = 3 * time.Second
+	// retryPeriod is how long after a failure it tries again.
+	retryPeriod = time.Second
+	// writeTimeout bounds a write.
+	// writeTimeout bounds a write.
+	writeTimeout = 10 * time.Second
+	// installTimeout bounds the installation of all definitions.
+	installTimeout = time.Minute
+)
+
+// controller is one term of the controller.
+type controller struct {
+	o      Options
+	client kubernetes.Interface
+	api    *api.Client
+	rest   rest.Interface // for definitions
+	wake   loop.Signal
+	watch  *watch.Watch
+
+	mu     sync.Mutex
+	fronts map[svc.Name]*corev1.Service // with gateway.FrontLabel
+	listed bool
+
+	problems map[svc.Name]string // of Ingresses, as they were recorded last
+	failed   string              // as it was logged last
+}
+
+// Run works until ctx ends, and returns when everything that it started has ended.
+func Run(ctx context.Context, o Options) error {
+	c := &controller{o: o, wake: loop.NewSignal(), fronts: map[svc.Name]*corev1.Service{}, problems: map[svc.Name]string{}}
+	var err, err2 error
+	c.client, err = kubernetes.NewForConfig(apiclient.Protobuf(o.Config))
+	c.api, err2 = api.NewClient(o.Config)
+	if err := errors.Join(err, err2); err != nil {
+		return fmt.Errorf("client for Gateways and Ingresses: %w", err)
+	}
+	c.rest = c.client.CoreV1().RESTClient()
+	c.watch = watch.New(watch.Options{Client: c.client, Gateway: c.api, Log: o.Log, Changed: c.wake.Set})
+	var running sync.WaitGroup
+	defer running.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	running.Go(func() { c.prepare(ctx, &running) })
+	c.followFronts(ctx, &running)
+	retry := time.NewTimer(0)
+	defer retry.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-retry.C:
+		case <-c.wake:
+		}
+		if err := c.sync(ctx, &running); err != nil && ctx.Err() == nil {
+			if text := err.Error(); text != c.failed {
+				c.failed = text
+				o.Log.Warn("cannot write what Gateways and Ingresses have become; retrying", "err", err)
+			}
+			retry.Reset(retryPeriod)
+		} else {
+			c.failed = ""
+		}
+	}
+}
+
+// prepare makes the classes, and the definitions, and follows the objects.
+func (c *controller) prepare(ctx context.Context, running *sync.WaitGroup) {
+	c.watch.FollowIngresses(ctx, running)
+	select {
+	case <-ctx.Done():
+		return
+	case <-time.After(installDelay):
+	}
+	c.untilDone(ctx, "cannot make the IngressClass", c.makeIngressClass)
+	if !c.o.Gateway {
+		return
+	}
+	if c.untilDone(ctx, "cannot install the Gateway API", c.install) && c.untilDone(ctx, "cannot make the GatewayClass", c.makeClass) {
+		c.watch.FollowGateways(ctx, running)
+	}
+}
+
+// untilDone repeats step until it succeeds, or ctx ends: then it reports false.
+func (c *controller) untilDone(ctx context.Context, what string, step func(context.Context) error) bool {
+	last := ""
+	for {
+		limited, cancel := context.WithTimeout(ctx, installTimeout)
+		err := step(limited)
+		cancel()
+		if err == nil || ctx.Err() != nil {
+			return ctx.Err() == nil
+		}
+		if text := err.Error(); text != last {
+			last = text
+			c.o.Log.Warn(what+"; retrying", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(retryPeriod):
+		}
+	}
+}
+
+// followFronts follows the Services of fronts.
+func (c *controller) followFronts(ctx context.Context, running *sync.WaitGroup) {
+	change := func(do func()) {
+		c.mu.Lock()
+		do()
+		c.mu.Unlock()
+		c.wake.Set()
+	}
+	sink := reflector.Sink[*corev1.Service]{
+		Replace: func(list []*corev1.Service) {
+			change(func() {
+				clear(c.fronts)
+				for _, s := range list {
+					c.fronts[svc.NameOf(s)] = s
+				}
+				c.listed = true
+			})
+		},
+		Set:    func(s *corev1.Service) { change(func() { c.fronts[svc.NameOf(s)] = s }) },
+		Delete: func(s *corev1.Service) { change(func() { delete(c.fronts, svc.NameOf(s)) }) },
+	}
+	from := reflector.From(c.client.CoreV1().Services(""), metav1.ListOptions{LabelSelector: gateway.FrontLabel})
+	running.Go(func() { reflector.Run(reflector.Quiet(ctx), "gateway/fronts", from, sink) })
+}
+
+// sync writes the objects that differ from the desired ones.
+func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
+	s := c.watch.Update(ctx, running)
+	c.mu.Lock()
+	listed, have := c.listed, maps.Clone(c.fronts)
+	c.mu.Unlock()
+	if !s.Listed || !listed {
+		return nil
+	}
+	var errs []error
+	step := func(do func(context.Context) error) {
+		limited, cancel := context.WithTimeout(ctx, writeTimeout)
+		defer cancel()
+		errs = append(errs, ignoreRaces(do(limited)))
+	}
+	for _, class := range s.Classes {
+		step(func(ctx context.Context) error { return c.writeClass(ctx, class) })
+	}
+	wanted := map[svc.Name]bool{}
+	for _, n := range slices.SortedFunc(maps.Keys(s.Gateways), svc.Name.Compare) {
+		service := gateway.ServiceOfGateway(n)
+		wanted[service] = true
+		step(func(ctx context.Context) error { return c.syncGateway(ctx, s.Gateways[n], s.Fronts[n], have[service]) })
+	}
+	for _, r := range s.Routes {
+		step(func(ctx context.Context) error { return c.writeRoute(ctx, r, s) })
+	}
+	if s.Ingress != nil {
+		wanted[gateway.IngressService()] = true
+		step(func(ctx context.Context) error { return c.syncIngresses(ctx, s, have[gateway.IngressService()], &errs) })
+	}
+	for n, service := range have {
+		if !wanted[n] && service.DeletionTimestamp == nil && c.ours(service) {
+			step(func(ctx context.Context) error {
+				o := metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(service.UID))}
+				return c.client.CoreV1().Services(n.Namespace).Delete(ctx, n.Name, o)
+			})
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ours reports whether this controller has made a Service.
+func (c *controller) ours(s *corev1.Service) bool {
+	if svc.NameOf(s) == gateway.IngressService() {
+		return s.Labels[gateway.FrontLabel] == gateway.FrontIngress
+	}
+	owner := metav1.GetControllerOf(s)
+	return owner != nil && owner.Kind == "Gateway" && s.Labels[gateway.ClassLabel] != ""
+}
+
+// syncGateway keeps the Service of a Gateway, and writes the Gateway's status.
+func (c *controller) syncGateway(ctx context.Context, g *gwv1.Gateway, f *gateway.Front, have *corev1.Service) error {
+	unprogrammed, err := "", error(nil)
+	if ports := f.Ports(); len(ports) > 0 {
+		unprogrammed, err = c.keepService(ctx, serviceOf(g, ports, f.Secrets), have)
+	} else {
+		unprogrammed = "no listener can be served"
+	}
+	addresses := addressesOf(have)
+	if unprogrammed == "" && len(addresses) == 0 {
+		unprogrammed = "its Service " + gateway.ServiceOfGateway(svc.NameOf(g)).String() + " has no address yet"
+	}
+	return errors.Join(err, c.writeGateway(ctx, g, f.Status(addresses, unprogrammed)))
+}
+
+func addressesOf(s *corev1.Service) (out []string) {
+	if s == nil {
+		return nil
+	}
+	for _, in := range s.Status.LoadBalancer.Ingress {
+		if in.IP != "" {
+			out = append(out, in.IP)
+		}
+	}
+	return out
+}

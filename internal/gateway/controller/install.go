@@ -1,0 +1,102 @@
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/api"
+)
+
+// definitionsPath is where the API server has CustomResourceDefinitions.
+const definitionsPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+// install makes the definitions that are missing or older, and waits until the API server serves the kinds.
+func (c *controller) install(ctx context.Context) error {
+	list, err := api.Definitions()
+	if err != nil {
+		return err
+	}
+	for _, d := range list {
+		if err := c.define(ctx, &d); err != nil {
+			return fmt.Errorf("definition of %s: %w", d.Name, err)
+		}
+	}
+	one := metav1.ListOptions{Limit: 1}
+	_, err = c.api.Classes().List(ctx, one)
+	_, err2 := c.api.Gateways("").List(ctx, one)
+	_, err3 := c.api.Routes("").List(ctx, one)
+	_, err4 := c.api.Grants().List(ctx, one)
+	return errors.Join(err, err2, err3, err4)
+}
+
+// define makes or replaces one definition. Where that is forbidden, an administrator must have made it.
+func (c *controller) define(ctx context.Context, d *api.Definition) error {
+	text, err := c.rest.Get().AbsPath(definitionsPath, d.Name).SetHeader("Accept", "application/json").DoRaw(ctx)
+	if apierrors.IsNotFound(err) {
+		err = c.rest.Post().AbsPath(definitionsPath).SetHeader("Content-Type", "application/json").Body([]byte(d.Object)).Do(ctx).Error()
+		if apierrors.IsAlreadyExists(err) {
+			return nil
+		}
+		return c.allowed(d, err)
+	}
+	if err != nil {
+		return c.allowed(d, err)
+	}
+	have := metav1.PartialObjectMetadata{}
+	if err := json.Unmarshal(text, &have); err != nil {
+		return err
+	}
+	if !d.Replaces(have.Annotations) {
+		return nil
+	}
+	c.o.Log.Info("updating a definition of the Gateway API", "definition", d.Name, "to", d.Bundle)
+	next := map[string]any{}
+	if err := json.Unmarshal(d.Object, &next); err != nil {
+		return err
+	}
+	next["metadata"].(map[string]any)["resourceVersion"] = have.ResourceVersion
+	body, err := json.Marshal(next)
+	if err != nil {
+		return err
+	}
+	return c.allowed(d, c.rest.Put().AbsPath(definitionsPath, d.Name).SetHeader("Content-Type", "application/json").Body(body).Do(ctx).Error())
+}
+
+func (c *controller) allowed(d *api.Definition, err error) error {
+	if apierrors.IsForbidden(err) {
+		c.o.Log.Warn("no permission to install a definition; using the installed one", "definition", d.Name, "err", err)
+		return nil
+	}
+	return err
+}
+
+// makeClass makes the GatewayClass, unless one has its name.
+func (c *controller) makeClass(ctx context.Context) error {
+	_, err := c.api.Classes().Create(ctx, &gwv1.GatewayClass{
+		ObjectMeta: metav1.ObjectMeta{Name: gateway.ClassName}, Spec: gwv1.GatewayClassSpec{ControllerName: gateway.ControllerName},
+	}, metav1.CreateOptions{})
+	return made(err)
+}
+
+// makeIngressClass makes the IngressClass, unless one has its name.
+func (c *controller) makeIngressClass(ctx context.Context) error {
+	_, err := c.client.NetworkingV1().IngressClasses().Create(ctx, &networkingv1.IngressClass{
+		ObjectMeta: metav1.ObjectMeta{Name: gateway.ClassName}, Spec: networkingv1.IngressClassSpec{Controller: gateway.IngressController},
+	}, metav1.CreateOptions{})
+	return made(err)
+}
+
+func made(err error) error {
+	if apierrors.IsAlreadyExists(err) || apierrors.IsForbidden(err) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,135 @@
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// Annotations of load balancers that a front needs (docs/annotations.md).
+const (
+	protocolAnnotation  = "fairlead.dev/lb-protocol" // only the table knows which ports are of HTTPS
+	addressesAnnotation = "fairlead.dev/lb-addresses"
+	healthAnnotation    = "fairlead.dev/lb-health-check"
+)
+
+// front returns the Service of a front with some ports; true is HTTPS.
+func front(n svc.Name, ports map[uint16]bool) *corev1.Service {
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: n.Namespace, Name: n.Name, Labels: map[string]string{}}}
+	s.Spec = corev1.ServiceSpec{
+		Type: corev1.ServiceTypeLoadBalancer, LoadBalancerClass: new(svc.LoadBalancerClass), AllocateLoadBalancerNodePorts: new(false),
+		IPFamilyPolicy: new(corev1.IPFamilyPolicyPreferDualStack),
+	}
+	for _, p := range slices.Sorted(maps.Keys(ports)) {
+		protocol := "http"
+		if ports[p] {
+			protocol = "https"
+		}
+		name := fmt.Sprintf("%s-%d", protocol, p)
+		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: name, Port: int32(p), Protocol: corev1.ProtocolTCP})
+	}
+	// Whether endpoints are ready, Kubernetes knows: no node has to ask all backends of all routes.
+	s.Annotations = map[string]string{protocolAnnotation: "http", healthAnnotation: "false"}
+	return s
+}
+
+// serviceOf returns the Service of a Gateway. Labels and annotations of its infrastructure come first: they cannot replace
+// what makes it the front.
+func serviceOf(g *gwv1.Gateway, ports map[uint16]bool, secrets []svc.Name) *corev1.Service {
+	s := front(gateway.ServiceOfGateway(svc.NameOf(g)), ports)
+	if i := g.Spec.Infrastructure; i != nil {
+		for k, v := range i.Labels {
+			s.Labels[string(k)] = string(v)
+		}
+		for k, v := range i.Annotations {
+			if _, fixed := s.Annotations[string(k)]; !fixed {
+				s.Annotations[string(k)] = string(v)
+			}
+		}
+	}
+	var addresses []string
+	for _, a := range g.Spec.Addresses {
+		if a.Value != "" {
+			addresses = append(addresses, a.Value)
+		}
+	}
+	if len(addresses) > 0 {
+		s.Annotations[addressesAnnotation] = strings.Join(addresses, ",")
+	}
+	setSecrets(s, secrets)
+	s.Labels[gateway.FrontLabel], s.Labels[gateway.NameLabel] = gateway.FrontGateway, labelValue(g.Name)
+	s.Labels[gateway.ClassLabel] = labelValue(string(g.Spec.GatewayClassName))
+	s.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(g, gwv1.SchemeGroupVersion.WithKind("Gateway"))}
+	return s
+}
+
+// setSecrets names the Secrets that nodes need: they may read no others.
+func setSecrets(s *corev1.Service, names []svc.Name) {
+	var out []string
+	for _, n := range names {
+		out = append(out, n.String())
+	}
+	slices.Sort(out)
+	s.Annotations[svc.FrontSecretsAnnotation] = strings.Join(slices.Compact(out), ",")
+}
+
+// labelValue cuts a name that is too long for a label.
+func labelValue(name string) string {
+	const most = 63
+	return strings.TrimRight(name[:min(len(name), most)], "-.")
+}
+
+// keepService makes the Service of a front, or changes it. It returns why the front cannot have it, "" if it can.
+func (c *controller) keepService(ctx context.Context, want, have *corev1.Service) (problem string, err error) {
+	services := c.client.CoreV1().Services(want.Namespace)
+	if have == nil {
+		_, err := services.Create(ctx, want, metav1.CreateOptions{FieldManager: svc.LoadBalancer})
+		if apierrors.IsAlreadyExists(err) {
+			return fmt.Sprintf("there is a Service %s that is not of this controller", svc.NameOf(want)), nil
+		}
+		return "", err
+	}
+	if !c.ours(have) || len(want.OwnerReferences) > 0 && metav1.GetControllerOf(have).UID != want.OwnerReferences[0].UID {
+		return fmt.Sprintf("there is a Service %s that is not of this controller", svc.NameOf(want)), nil
+	}
+	if contains(have.Labels, want.Labels) && contains(have.Annotations, want.Annotations) && samePorts(have.Spec.Ports, want.Spec.Ports) {
+		return "", nil
+	}
+	patch := map[string]any{
+		"metadata": map[string]any{"uid": have.UID, "labels": want.Labels, "annotations": want.Annotations},
+		"spec":     map[string]any{"ports": want.Spec.Ports},
+	}
+	text, err := json.Marshal(patch)
+	if err != nil {
+		return "", err
+	}
+	_, err = services.Patch(ctx, want.Name, types.MergePatchType, text, metav1.PatchOptions{FieldManager: svc.LoadBalancer})
+	return "", err
+}
+
+func contains(have, want map[string]string) bool {
+	for k, v := range want {
+		if h, ok := have[k]; !ok || h != v {
+			return false
+		}
+	}
+	return true
+}
+
+func samePorts(a, b []corev1.ServicePort) bool {
+	return slices.EqualFunc(a, b, func(x, y corev1.ServicePort) bool {
+		return x.Name == y.Name && x.Port == y.Port && x.Protocol == y.Protocol
+	})
+}

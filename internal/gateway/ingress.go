@@ -1,0 +1,253 @@
+package gateway
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	networkingv1 "k8s.io/api/networking/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// The ports of the front of Ingresses.
+const (
+	IngressHTTP  = 80
+	IngressHTTPS = 443
+)
+
+const kindIngress = "Ingress"
+
+// IngressFront is what becomes of the Ingresses of a class, which share a front.
+type IngressFront struct {
+	Table   *Table
+	Secrets []svc.Name
+	Targets []Target
+	// Problems are the first invalid field of an Ingress, with the reason, by its name.
+	Problems map[svc.Name]string
+}
+
+// BuildIngress returns the front of all Ingresses. Of two paths that are alike the one of the older Ingress counts, as of
+// two certificates for a host.
+func BuildIngress(o *Objects, before *IngressFront) *IngressFront {
+	b := &ingressBuilder{
+		objects: o, front: &IngressFront{Table: &Table{Ports: map[uint16]*Port{}}, Problems: map[svc.Name]string{}},
+		rules: map[string][]*match{}, secrets: map[string]svc.Name{}, seen: map[Backend]bool{},
+	}
+	all := slices.SortedFunc(maps.Values(o.Ingresses), func(x, y *networkingv1.Ingress) int { return keyOf(x).compare(keyOf(y)) })
+	for _, in := range all {
+		b.add(in)
+	}
+	if len(all) == 0 {
+		return b.front
+	}
+	plain := &Listener{Name: "http", hosts: newHostIndex[*paths](true), onlyBest: true}
+	var was *Listener
+	if before != nil {
+		was = before.Table.listener(IngressHTTP, plain.Name)
+	}
+	fill(plain, b.rules, was)
+	if len(b.last) > 0 {
+		plain.last = newPaths(b.last)
+	}
+	port := &Port{Number: IngressHTTP, Listeners: []*Listener{plain}, hosts: newHostIndex[*Listener](true)}
+	port.hosts.set("", plain)
+	b.front.Table.Ports[IngressHTTP] = port
+	b.secure(plain)
+	return b.front
+}
+
+// ingressBuilder collects the rules of Ingresses.
+type ingressBuilder struct {
+	objects *Objects
+	front   *IngressFront
+	rules   map[string][]*match // by host
+	last    []*match            // default backends of Ingresses without rules
+	secrets map[string]svc.Name // by host
+	seen    map[Backend]bool
+}
+
+// secure adds the port of HTTPS, with a listener for each host that has a certificate. All have the rules of plain.
+func (b *ingressBuilder) secure(plain *Listener) {
+	if len(b.secrets) == 0 {
+		return
+	}
+	port := &Port{Number: IngressHTTPS, TLS: true, hosts: newHostIndex[*Listener](true)}
+	for _, host := range slices.Sorted(maps.Keys(b.secrets)) {
+		l := &Listener{Name: host, Host: host, Certificates: []svc.Name{b.secrets[host]}, hosts: plain.hosts, onlyBest: true, last: plain.last}
+		port.Listeners = append(port.Listeners, l)
+		port.hosts.set(host, l)
+	}
+	b.front.Table.Ports[IngressHTTPS] = port
+}
+
+func keyOf(in *networkingv1.Ingress) RouteKey {
+	return RouteKey{Kind: kindIngress, Created: in.CreationTimestamp.Time, Name: svc.NameOf(in)}
+}
+
+func (b *ingressBuilder) problem(in *networkingv1.Ingress, format string, args ...any) {
+	if n := svc.NameOf(in); b.front.Problems[n] == "" {
+		b.front.Problems[n] = fmt.Sprintf(format, args...)
+	}
+}
+
+// add adds the rules of an Ingress.
+func (b *ingressBuilder) add(in *networkingv1.Ingress) {
+	index := 0
+	rule := func(backend *networkingv1.IngressBackend, at string) *Rule {
+		r := &Rule{Route: keyOf(in), Index: index}
+		index++
+		w := Weighted{Weight: 1}
+		if w.Backend, w.Valid = b.resolve(in, backend, at); w.Valid && !b.seen[w.Backend] {
+			b.seen[w.Backend] = true
+			b.front.Targets = append(b.front.Targets, Target{Backend: w.Backend})
+		}
+		r.Backends, r.total = []Weighted{w}, 1
+		return r
+	}
+	hosts := map[string]bool{}
+	for i := range in.Spec.Rules {
+		spec := &in.Spec.Rules[i]
+		host := strings.ToLower(spec.Host)
+		hosts[host] = true
+		if spec.HTTP == nil {
+			continue
+		}
+		for j := range spec.HTTP.Paths {
+			at := fmt.Sprintf("rules[%d].http.paths[%d]", i, j)
+			m, ok := b.path(in, &spec.HTTP.Paths[j], at)
+			if !ok {
+				continue
+			}
+			m.Rule = rule(&spec.HTTP.Paths[j].Backend, at+".backend")
+			b.rules[host] = append(b.rules[host], m)
+		}
+	}
+	if d := in.Spec.DefaultBackend; d != nil {
+		m := &match{Rule: rule(d, "defaultBackend"), kind: lastMatch}
+		for h := range hosts {
+			b.rules[h] = append(b.rules[h], m)
+		}
+		if len(hosts) == 0 {
+			b.last = append(b.last, m)
+		}
+	}
+	b.certificates(in, hosts)
+}
+
+// path reads a path of an Ingress. ImplementationSpecific means Prefix.
+func (b *ingressBuilder) path(in *networkingv1.Ingress, p *networkingv1.HTTPIngressPath, at string) (*match, bool) {
+	value := p.Path
+	if value == "" {
+		value = "/"
+	}
+	path, ok := CanonicalPath(value)
+	if !ok {
+		b.problem(in, "%s.path: %.100q is no path that all servers read alike", at, value)
+		return nil, false
+	}
+	if valueOf(p.PathType, networkingv1.PathTypeImplementationSpecific) == networkingv1.PathTypeExact {
+		return &match{kind: exactMatch, path: path}, true
+	}
+	return &match{kind: prefixMatch, path: strings.TrimSuffix(path, "/")}, true
+}
+
+// resolve returns the backend that an Ingress names.
+func (b *ingressBuilder) resolve(in *networkingv1.Ingress, spec *networkingv1.IngressBackend, at string) (Backend, bool) {
+	if spec.Service == nil {
+		kind := "something else"
+		if spec.Resource != nil {
+			kind = "a " + spec.Resource.Kind
+		}
+		b.problem(in, "%s: it names %s; want a Service", at, kind)
+		return Backend{}, false
+	}
+	name := svc.Name{Namespace: in.Namespace, Name: spec.Service.Name}
+	s := b.objects.Services[name]
+	switch {
+	case s == nil:
+		b.problem(in, "%s: there is no Service %s", at, name)
+		return Backend{}, false
+	case s.External:
+		b.problem(in, "%s: Service %s is of type ExternalName, which could name any address", at, name)
+		return Backend{}, false
+	}
+	for _, p := range s.Ports {
+		if spec.Service.Port.Name != "" && p.Name == spec.Service.Port.Name || int32(p.Number) == spec.Service.Port.Number {
+			protocol, ok := backendProtocol(p.Protocol)
+			if !ok {
+				b.problem(in, "%s: Service %s: appProtocol %.100s is not served", at, name, p.Protocol)
+			}
+			return Backend{name, p.Number, p.Name, protocol}, ok
+		}
+	}
+	b.problem(in, "%s: Service %s has no such port of TCP", at, name)
+	return Backend{}, false
+}
+
+// certificates adds the certificates of an Ingress: for the hosts that an entry of spec.tls names, or else for the hosts
+// of the rules. A Secret that cannot be used leaves its hosts without HTTPS.
+func (b *ingressBuilder) certificates(in *networkingv1.Ingress, ruled map[string]bool) {
+	for i, t := range in.Spec.TLS {
+		hosts := t.Hosts
+		if len(hosts) == 0 {
+			hosts = slices.Sorted(maps.Keys(ruled))
+		}
+		name := svc.Name{Namespace: in.Namespace, Name: t.SecretName}
+		if t.SecretName == "" {
+			b.problem(in, "tls[%d].secretName is missing", i)
+			continue
+		}
+		if !slices.Contains(b.front.Secrets, name) {
+			b.front.Secrets = append(b.front.Secrets, name)
+		}
+		secret, known := b.objects.Secrets[name]
+		if !known || secret.Problem != "" {
+			why := secret.Problem
+			if !known {
+				why = "it does not exist"
+			}
+			b.problem(in, "tls[%d]: Secret %s: %s", i, name, why)
+			continue
+		}
+		for _, h := range hosts {
+			h = strings.ToLower(h)
+			if first, taken := b.secrets[h]; taken && first.Namespace != name.Namespace {
+				b.problem(in, "tls[%d]: host %q has the certificate of an older Ingress of namespace %s", i, h, first.Namespace)
+			} else if !taken {
+				b.secrets[h] = name
+			}
+		}
+	}
+}
+
+// IngressStatus returns the status of Ingresses at addresses.
+func IngressStatus(addresses []string, ports []uint16) (out []networkingv1.IngressLoadBalancerIngress) {
+	for _, a := range addresses {
+		in := networkingv1.IngressLoadBalancerIngress{IP: a}
+		for _, p := range ports {
+			in.Ports = append(in.Ports, networkingv1.IngressPortStatus{Port: int32(p), Protocol: "TCP"})
+		}
+		out = append(out, in)
+	}
+	return out
+}
+
+// OurClass reports whether a GatewayClass is ours.
+func OurClass(c *gwv1.GatewayClass) bool { return c.Spec.ControllerName == ControllerName }
+
+// ClassOf returns the name of the IngressClass of an Ingress, or byDefault if it names none.
+func ClassOf(in *networkingv1.Ingress, byDefault string) string {
+	if c := in.Spec.IngressClassName; c != nil {
+		return *c
+	}
+	if c, ok := in.Annotations[annotationIngressClass]; ok {
+		return c
+	}
+	return byDefault
+}
+
+// annotationIngressClass named the class before spec.ingressClassName.
+const annotationIngressClass = "kubernetes.io/ingress.class"

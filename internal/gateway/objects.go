@@ -1,0 +1,138 @@
+package gateway
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// The names by which objects are ours.
+const (
+	// ControllerName is the controllerName of GatewayClasses, and in the statuses of routes.
+	ControllerName = svc.Domain + "/gateway"
+	// IngressController is spec.controller of IngressClasses.
+	IngressController = svc.Domain + "/ingress"
+	// ClassName is the name of the GatewayClass and of the IngressClass that are made.
+	ClassName = "fairlead"
+)
+
+// Labels of the Service that a front is served by.
+const (
+	// FrontLabel is "gateway" or "ingress".
+	FrontLabel = svc.Domain + "/front"
+	// NameLabel is the name of the Gateway (well-known label of the Gateway API).
+	NameLabel = "gateway.networking.k8s.io/gateway-name"
+	// ClassLabel is the name of the GatewayClass.
+	ClassLabel = "gateway.networking.k8s.io/gateway-class-name"
+)
+
+// The values of FrontLabel.
+const (
+	FrontGateway = "gateway"
+	FrontIngress = "ingress"
+)
+
+// IngressService is the Service of the front of all Ingresses.
+func IngressService() svc.Name {
+	return svc.Name{Namespace: svc.SystemNamespace, Name: svc.IngressService}
+}
+
+// ServiceOfGateway returns the name of the Service of a Gateway, which is also the label of its name.
+func ServiceOfGateway(gateway svc.Name) svc.Name {
+	const most = 63 // bytes of a name of DNS
+	name := gateway.Name + "-" + ClassName
+	if len(name) > most {
+		sum := sha256.Sum256([]byte(gateway.Name))
+		name = fmt.Sprintf("%s-%x-%s", strings.TrimRight(gateway.Name[:40], ".-"), sum[:4], ClassName)
+	}
+	return svc.Name{Namespace: gateway.Namespace, Name: strings.ReplaceAll(name, ".", "-")}
+}
+
+// Objects are what fronts are built from. The objects in it are not changed.
+type Objects struct {
+	// Gateways have a class of this controller.
+	Gateways map[svc.Name]*gwv1.Gateway
+	Routes   map[svc.Name]*gwv1.HTTPRoute
+	Grants   map[svc.Name]*gwv1.ReferenceGrant
+	// Namespaces are the labels of the namespaces.
+	Namespaces map[string]map[string]string
+	Services   map[svc.Name]*Service
+	Secrets    map[svc.Name]Secret
+	// Ingresses have a class of this controller.
+	Ingresses map[svc.Name]*networkingv1.Ingress
+}
+
+// Service is what routes ask of a Service.
+type Service struct {
+	Ports []ServicePort
+	// External is true for type ExternalName, which no route leads to: it could name any address.
+	External bool
+}
+
+// ServicePort is a port of TCP of a Service.
+type ServicePort struct {
+	Name     string
+	Number   uint16
+	Protocol string // appProtocol
+}
+
+// Secret is what listeners ask of a Secret.
+type Secret struct {
+	// Problem is why it cannot be used for TLS, "" if it can.
+	Problem string
+}
+
+// permitted reports whether a ReferenceGrant lets objects of a kind and a namespace name an object.
+func (o *Objects) permitted(from gwv1.ReferenceGrantFrom, group gwv1.Group, kind gwv1.Kind, to svc.Name) bool {
+	if string(from.Namespace) == to.Namespace {
+		return true
+	}
+	for _, g := range o.Grants {
+		if g.Namespace != to.Namespace {
+			continue
+		}
+		lets := false
+		for _, f := range g.Spec.From {
+			lets = lets || f == from
+		}
+		for _, t := range g.Spec.To {
+			if lets && t.Group == group && t.Kind == kind && (t.Name == nil || *t.Name == "" || string(*t.Name) == to.Name) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// port returns a port of a Service, nil if it has none of that number.
+func (s *Service) port(number int32) *ServicePort {
+	for i := range s.Ports {
+		if int32(s.Ports[i].Number) == number {
+			return &s.Ports[i]
+		}
+	}
+	return nil
+}
+
+// ServiceOf returns what routes ask of a Service.
+func ServiceOf(s *corev1.Service) *Service {
+	out := &Service{External: s.Spec.Type == corev1.ServiceTypeExternalName}
+	for _, p := range s.Spec.Ports {
+		if p.Protocol == corev1.ProtocolTCP || p.Protocol == "" {
+			out.Ports = append(out.Ports, ServicePort{p.Name, uint16(p.Port), valueOf(p.AppProtocol, "")}) //nolint:gosec // validated
+		}
+	}
+	return out
+}
+
+// Equal reports whether routes find the same in two Services.
+func (s *Service) Equal(o *Service) bool {
+	return s.External == o.External && slices.Equal(s.Ports, o.Ports)
+}

@@ -1,0 +1,170 @@
+package gateway
+
+import (
+	"fmt"
+	"net/url"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// objects reads manifests.
+func objects(t testing.TB, text string) *Objects {
+	t.Helper()
+	o := &Objects{
+		Gateways: map[svc.Name]*gwv1.Gateway{}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Grants: map[svc.Name]*gwv1.ReferenceGrant{},
+		Namespaces: map[string]map[string]string{}, Services: map[svc.Name]*Service{}, Secrets: map[svc.Name]Secret{},
+		Ingresses: map[svc.Name]*networkingv1.Ingress{},
+	}
+	for doc := range strings.SplitSeq(text, "\n---\n") {
+		var kind metav1.TypeMeta
+		if err := yaml.Unmarshal([]byte(doc), &kind); err != nil {
+			t.Fatalf("%v in\n%s", err, doc)
+		}
+		switch kind.Kind {
+		case "Gateway":
+			add(t, doc, o.Gateways)
+		case "HTTPRoute":
+			add(t, doc, o.Routes)
+		case "ReferenceGrant":
+			add(t, doc, o.Grants)
+		case "Ingress":
+			add(t, doc, o.Ingresses)
+		case "Namespace":
+			have := map[svc.Name]*corev1.Namespace{}
+			add(t, doc, have)
+			for n, ns := range have {
+				o.Namespaces[n.Name] = ns.Labels
+			}
+		case "Service":
+			have := map[svc.Name]*corev1.Service{}
+			add(t, doc, have)
+			for n, s := range have {
+				o.Services[n] = ServiceOf(s)
+			}
+		case "Secret":
+			have := map[svc.Name]*corev1.Secret{}
+			add(t, doc, have)
+			for n := range have {
+				o.Secrets[n] = Secret{}
+			}
+		default:
+			t.Fatalf("kind %q in\n%s", kind.Kind, doc)
+		}
+	}
+	return o
+}
+
+func add[T any, P interface {
+	*T
+	metav1.Object
+}](t testing.TB, doc string, to map[svc.Name]P) {
+	t.Helper()
+	v := P(new(T))
+	if err := yaml.UnmarshalStrict([]byte(doc), v); err != nil {
+		t.Fatalf("%v in\n%s", err, doc)
+	}
+	if v.GetNamespace() == "" {
+		v.SetNamespace("default")
+	}
+	to[svc.NameOf(v)] = v
+}
+
+// fields are header fields and a query.
+type fields struct {
+	header map[string]string
+	query  url.Values
+}
+
+func (f fields) Header(name string) (string, bool) { v, ok := f.header[name]; return v, ok }
+func (f fields) Query(name string) (string, bool)  { return f.query.Get(name), f.query.Has(name) }
+
+// ask returns where the request "METHOD http://host:port/path?query name=value …" goes: the Service of the rule's first
+// backend, or a status.
+func ask(t testing.TB, table *Table, text string) string {
+	t.Helper()
+	words := strings.Fields(text)
+	if !strings.Contains(words[0], "://") {
+		words = append([]string{words[1], words[0]}, words[2:]...)
+	} else {
+		words = append([]string{words[0], "GET"}, words[1:]...)
+	}
+	u, err := url.Parse(words[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := uint16(80)
+	if u.Scheme == "https" {
+		port = 443
+	}
+	if p := u.Port(); p != "" {
+		_, _ = fmt.Sscan(p, &port)
+	}
+	p := table.Ports[port]
+	if p == nil {
+		return "closed"
+	}
+	path, ok := CanonicalPath(u.EscapedPath())
+	if !ok {
+		return "400"
+	}
+	f := fields{map[string]string{}, u.Query()}
+	for _, w := range words[2:] {
+		name, value, _ := strings.Cut(w, "=")
+		f.header[name] = value
+	}
+	rule, _, v := p.Find(&Request{Host: CanonicalHost(u.Host), Path: path, Method: words[1], Fields: f})
+	switch {
+	case v == NoRoute:
+		return "404"
+	case v == Disputed:
+		return "400"
+	case rule.Redirect != nil:
+		return "redirect"
+	}
+	w := rule.Pick(0)
+	if w == nil || !w.Valid {
+		return "500"
+	}
+	return w.Backend.Name.Name
+}
+
+// service returns the manifest of a Service with port 80.
+func service(names ...string) string {
+	var out []string
+	for _, n := range names {
+		ns, name, ok := strings.Cut(n, "/")
+		if !ok {
+			ns, name = "default", n
+		}
+		out = append(out, fmt.Sprintf("kind: Service\nmetadata: {namespace: %s, name: %s}\nspec: {ports: [{name: http, port: 80}]}", ns, name))
+	}
+	return "\n---\n" + strings.Join(out, "\n---\n")
+}
+
+const plainGateway = `
+kind: Gateway
+metadata: {name: g}
+spec: {gatewayClassName: fairlead, listeners: [{name: http, port: 80, protocol: HTTP}]}`
+
+// builtFrom returns the front of Gateway default/g.
+func builtFrom(t testing.TB, text string) *Front {
+	t.Helper()
+	return BuildGateway(objects(t, text), svc.Name{Namespace: "default", Name: "g"}, nil)
+}
+
+func conditionOf(list []metav1.Condition, kind string) string {
+	for _, c := range list {
+		if c.Type == kind {
+			return string(c.Status) + " " + c.Reason
+		}
+	}
+	return ""
+}

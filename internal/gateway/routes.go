@@ -1,0 +1,273 @@
+package gateway
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// Front is what becomes of the objects of one front.
+type Front struct {
+	Table *Table
+	// Secrets are the ones that the listeners name, and may name.
+	Secrets []svc.Name
+	// Targets are where rules lead to, each once.
+	Targets []Target
+	// accepted is why the Gateway is not served, "" if it is.
+	accepted gwv1.GatewayConditionReason
+	refused  string
+
+	generation int64
+	listeners  []*listener
+	// parents are the statuses of the routes that name the Gateway, one for each reference.
+	parents map[svc.Name][]gwv1.RouteParentStatus
+	cache   map[svc.Name]*cachedRoute
+}
+
+// cachedRoute is a compiled route with what it was made from beside its object.
+type cachedRoute struct {
+	*compiled
+	refs []reference
+}
+
+// BuildGateway returns the front of a Gateway. before is that of an earlier state, or nil: what has not changed is taken
+// over from it.
+func BuildGateway(o *Objects, name svc.Name, before *Front) *Front {
+	g := o.Gateways[name]
+	f := &Front{
+		accepted: gwv1.GatewayReasonAccepted, generation: g.Generation, listeners: newListeners(o, g),
+		parents: map[svc.Name][]gwv1.RouteParentStatus{}, cache: map[svc.Name]*cachedRoute{},
+	}
+	if before == nil {
+		before = &Front{}
+	}
+	seen := map[Target]bool{}
+	for _, n := range slices.SortedFunc(maps.Keys(o.Routes), svc.Name.Compare) {
+		route := o.Routes[n]
+		if !names(route, name) {
+			continue
+		}
+		c := before.cache[n].or(o, route)
+		f.cache[n] = c
+		f.attach(o, g, c.compiled)
+		for _, t := range c.targets {
+			if !seen[t] {
+				seen[t] = true
+				f.Targets = append(f.Targets, t)
+			}
+		}
+	}
+	f.accept(g)
+	for _, l := range f.listeners {
+		f.Secrets = append(f.Secrets, l.secrets...)
+	}
+	f.Table = &Table{Ports: map[uint16]*Port{}}
+	if f.refused == "" {
+		f.Table = listenersOf(f.listeners, before.Table)
+	}
+	return f
+}
+
+// accept decides whether the Gateway as a whole is served.
+func (f *Front) accept(g *gwv1.Gateway) {
+	usable, bad := 0, ""
+	for _, l := range f.listeners {
+		if l.refused == "" {
+			usable++
+		} else if bad == "" {
+			bad = fmt.Sprintf("listener %s: %s", l.spec.Name, l.refused)
+		}
+	}
+	switch {
+	case g.Spec.Infrastructure != nil && g.Spec.Infrastructure.ParametersRef != nil:
+		f.accepted, f.refused = gwv1.GatewayReasonInvalidParameters, "infrastructure.parametersRef: there are no parameters of a Gateway"
+	case usable == 0:
+		f.accepted, f.refused = gwv1.GatewayReasonListenersNotValid, bad
+	case bad != "":
+		f.accepted = gwv1.GatewayReasonListenersNotValid
+	}
+	for i, a := range g.Spec.Addresses {
+		if valueOf(a.Type, gwv1.IPAddressType) != gwv1.IPAddressType && f.refused == "" {
+			f.accepted = gwv1.GatewayReasonUnsupportedAddress
+			f.refused = fmt.Sprintf("addresses[%d].type: want IPAddress", i)
+		}
+	}
+}
+
+// names reports whether a route names a Gateway as a parent.
+func names(r *gwv1.HTTPRoute, gateway svc.Name) bool {
+	return slices.ContainsFunc(r.Spec.ParentRefs, func(p gwv1.ParentReference) bool { return parentOf(r.Namespace, &p) == gateway })
+}
+
+// parentOf returns the Gateway that a reference names, the zero Name if it names something else.
+func parentOf(namespace string, p *gwv1.ParentReference) svc.Name {
+	if valueOf(p.Group, gwv1.GroupName) != gwv1.GroupName || valueOf(p.Kind, "Gateway") != "Gateway" {
+		return svc.Name{}
+	}
+	return svc.Name{Namespace: string(valueOf(p.Namespace, gwv1.Namespace(namespace))), Name: string(p.Name)}
+}
+
+// attach adds a route to the listeners that take it, and keeps its status.
+func (f *Front) attach(o *Objects, g *gwv1.Gateway, c *compiled) {
+	gateway, route := svc.NameOf(g), svc.NameOf(c.object)
+	attached := map[*listener]map[string]bool{}
+	for _, p := range c.object.Spec.ParentRefs {
+		if parentOf(route.Namespace, &p) != gateway {
+			continue
+		}
+		reason, message := f.attachBy(o, &p, c, gateway.Namespace, attached)
+		f.parents[route] = append(f.parents[route], c.status(&p, reason, message))
+	}
+	for l, hosts := range attached {
+		l.attached++
+		for h := range hosts {
+			l.rules[h] = append(l.rules[h], c.matches...)
+		}
+	}
+}
+
+// attachBy finds the listeners, with the hosts, that a route attaches to by one reference.
+func (f *Front) attachBy(o *Objects, p *gwv1.ParentReference, c *compiled, gateway string, to map[*listener]map[string]bool) (
+	reason gwv1.RouteConditionReason, message string,
+) {
+	named, allowed, matched := false, false, false
+	for _, l := range f.listeners {
+		if p.SectionName != nil && *p.SectionName != l.spec.Name || p.Port != nil && *p.Port != l.spec.Port {
+			continue
+		}
+		named = true
+		if !l.http || !l.takesFrom(o, gateway, c.object.Namespace) {
+			continue
+		}
+		allowed = true
+		for _, h := range c.hosts {
+			host, ok := intersectHosts(l.host, h)
+			if !ok {
+				continue
+			}
+			matched = true
+			if to[l] == nil {
+				to[l] = map[string]bool{}
+			}
+			to[l][host] = true
+		}
+	}
+	switch {
+	case !named:
+		return gwv1.RouteReasonNoMatchingParent, "the Gateway has no listener of this sectionName and port"
+	case !allowed:
+		return gwv1.RouteReasonNotAllowedByListeners, "no listener lets an HTTPRoute of this namespace attach"
+	case !matched:
+		return gwv1.RouteReasonNoMatchingListenerHostname, "no listener has a hostname of the route"
+	case c.wholly:
+		return gwv1.RouteReasonUnsupportedValue, c.invalid
+	}
+	return gwv1.RouteReasonAccepted, ""
+}
+
+// status returns the status of a route for one of its parents.
+func (c *compiled) status(p *gwv1.ParentReference, reason gwv1.RouteConditionReason, message string) gwv1.RouteParentStatus {
+	generation := c.object.Generation
+	s := gwv1.RouteParentStatus{
+		ParentRef: *p, ControllerName: ControllerName,
+		Conditions: []metav1.Condition{
+			condition(gwv1.RouteConditionAccepted, message == "", reason, generation, message),
+			condition(gwv1.RouteConditionResolvedRefs, c.unresolved == "", c.reason, generation, c.unresolved),
+		},
+	}
+	if c.invalid != "" && !c.wholly {
+		s.Conditions = append(s.Conditions, condition(gwv1.RouteConditionPartiallyInvalid, true, gwv1.RouteReasonUnsupportedValue, generation,
+			c.invalid+"; requests of such a rule are answered with 500"))
+	}
+	return s
+}
+
+// reference is the Service that a route names, with the result.
+type reference struct {
+	to        svc.Name
+	found     *Service
+	permitted bool
+}
+
+// or returns the compiled route if it would be the same today, else it compiles the route.
+func (c *cachedRoute) or(o *Objects, r *gwv1.HTTPRoute) *cachedRoute {
+	if c != nil && c.object.UID == r.UID && c.object.Generation == r.Generation && c.current(o) {
+		return c
+	}
+	next := &cachedRoute{compiled: compileRoute(o, r)}
+	for i := range r.Spec.Rules {
+		for _, ref := range r.Spec.Rules[i].BackendRefs {
+			to := svc.Name{Namespace: string(valueOf(ref.Namespace, gwv1.Namespace(r.Namespace))), Name: string(ref.Name)}
+			next.refs = append(next.refs, reference{to, o.Services[to], o.permitted(grantFor(r), "", "Service", to)})
+		}
+	}
+	return next
+}
+
+func grantFor(r *gwv1.HTTPRoute) gwv1.ReferenceGrantFrom {
+	return gwv1.ReferenceGrantFrom{Group: gwv1.GroupName, Kind: kindHTTPRoute, Namespace: gwv1.Namespace(r.Namespace)}
+}
+
+// current reports whether the references of a route lead where they did.
+func (c *cachedRoute) current(o *Objects) bool {
+	for _, ref := range c.refs {
+		if o.Services[ref.to] != ref.found || o.permitted(grantFor(c.object), "", "Service", ref.to) != ref.permitted {
+			return false
+		}
+	}
+	return true
+}
+
+// Parents returns the statuses of a route for the references that name the Gateway.
+func (f *Front) Parents(route svc.Name) []gwv1.RouteParentStatus { return f.parents[route] }
+
+// Routes returns the names of the routes that name the Gateway.
+func (f *Front) Routes() []svc.Name { return slices.SortedFunc(maps.Keys(f.parents), svc.Name.Compare) }
+
+// Status returns the status of the Gateway. unprogrammed is why it is not served at its addresses, "" if it is.
+func (f *Front) Status(addresses []string, unprogrammed string) gwv1.GatewayStatus {
+	programmed := gwv1.GatewayReasonProgrammed
+	switch {
+	case f.refused != "":
+		programmed, unprogrammed = gwv1.GatewayReasonInvalid, f.refused
+	case unprogrammed != "" && len(addresses) == 0:
+		programmed = gwv1.GatewayReasonAddressNotAssigned
+	case unprogrammed != "":
+		programmed = gwv1.GatewayReasonNoResources
+	}
+	s := gwv1.GatewayStatus{Conditions: []metav1.Condition{
+		condition(gwv1.GatewayConditionAccepted, f.refused == "", f.accepted, f.generation, f.refused),
+		condition(gwv1.GatewayConditionProgrammed, unprogrammed == "", programmed, f.generation, unprogrammed),
+	}}
+	for _, a := range addresses {
+		s.Addresses = append(s.Addresses, gwv1.GatewayStatusAddress{Type: new(gwv1.IPAddressType), Value: a})
+	}
+	for _, l := range f.listeners {
+		s.Listeners = append(s.Listeners, l.status(f.generation, unprogrammed))
+	}
+	return s
+}
+
+// Ports returns the ports of the front, sorted, with true for a port of HTTPS.
+func (f *Front) Ports() map[uint16]bool {
+	out := map[uint16]bool{}
+	for n, p := range f.Table.Ports {
+		out[n] = p.TLS
+	}
+	return out
+}
+
+// ParentsOf returns the Gateways that a route names.
+func ParentsOf(r *gwv1.HTTPRoute) (out []svc.Name) {
+	for i := range r.Spec.ParentRefs {
+		if n := parentOf(r.Namespace, &r.Spec.ParentRefs[i]); n != (svc.Name{}) {
+			out = append(out, n)
+		}
+	}
+	return out
+}

@@ -1,0 +1,211 @@
+package gateway
+
+import (
+	"cmp"
+	"regexp"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// RouteKey names the object of a rule. Age and name decide between rules that are alike.
+type RouteKey struct {
+	Kind    string
+	Created time.Time
+	svc.Name
+}
+
+// compare puts the older route first, and then the one whose name comes first.
+func (k RouteKey) compare(o RouteKey) int {
+	return cmp.Or(k.Created.Compare(o.Created), k.Name.Compare(o.Name), cmp.Compare(k.Kind, o.Kind))
+}
+
+// Rule is what becomes of the requests that one of its matches takes.
+type Rule struct {
+	Route   RouteKey
+	Index   int // within the route
+	Filters Filters
+	// Redirect, if not nil, answers requests instead of a backend.
+	Redirect *Redirect
+	Backends []Weighted
+	total    uint64 // of the weights
+	// Timeout is how long a backend may be silent before the answer is 504; 0 is what the front has for all.
+	Timeout time.Duration
+}
+
+// Weighted is a backend of a rule.
+type Weighted struct {
+	Weight uint32
+	// Backend is zero if the reference is not valid: its share of the requests is answered with 500.
+	Backend Backend
+	Valid   bool
+	Filters Filters
+}
+
+// Backend is a port of a Service.
+type Backend struct {
+	svc.Name
+	Port uint16
+	// PortName is the name of that port, by which EndpointSlices have it.
+	PortName string
+	// Protocol is the one of the Service's port (appProtocol).
+	Protocol BackendProtocol
+}
+
+// Target is a backend with how long it may be silent.
+type Target struct {
+	Backend
+	Timeout time.Duration // 0 is what the front has for all
+}
+
+// BackendProtocol is a protocol that backends are spoken to in.
+type BackendProtocol string
+
+// The protocols.
+const (
+	HTTP1 BackendProtocol = "http"
+	H2C   BackendProtocol = "h2c"
+)
+
+// Pick returns a backend by the weights. random is any number, each with the same probability. It returns nil if no backend
+// has a weight: then the answer is 500.
+func (r *Rule) Pick(random uint64) *Weighted {
+	if r.total == 0 {
+		return nil
+	}
+	at := random % r.total
+	for i := range r.Backends {
+		w := &r.Backends[i]
+		if at < uint64(w.Weight) {
+			return w
+		}
+		at -= uint64(w.Weight)
+	}
+	return nil
+}
+
+// Filters change requests and answers on their way. The zero value changes nothing.
+type Filters struct {
+	Request, Response Modifier
+	Rewrite           Rewrite
+}
+
+// Modifier changes header fields: it removes, then sets, then adds. Names are as they were written; they are compared
+// without regard to case.
+type Modifier struct {
+	Set, Add []Field
+	Remove   []string
+}
+
+// Field is a header field.
+type Field struct{ Name, Value string }
+
+// Empty reports whether a modifier changes nothing.
+func (m *Modifier) Empty() bool { return len(m.Set)+len(m.Add)+len(m.Remove) == 0 }
+
+// Rewrite changes the host and the path of a request.
+type Rewrite struct {
+	Host string // "" leaves it
+	Path *PathChange
+}
+
+// PathChange replaces a path, or the prefix that a rule was found by.
+type PathChange struct {
+	Whole bool
+	To    string
+}
+
+// Apply returns the new path. prefix is the one that the rule was found by.
+func (c *PathChange) Apply(path, prefix string) string {
+	if c == nil {
+		return path
+	}
+	if c.Whole {
+		return c.To
+	}
+	rest := path[min(len(prefix), len(path)):]
+	to := c.To
+	if to != "" && to[len(to)-1] == '/' && (rest == "" || rest[0] == '/') {
+		to = to[:len(to)-1]
+		if rest == "" && to == "" {
+			return "/"
+		}
+		if rest == "" {
+			return c.To
+		}
+	}
+	if to += rest; to == "" || to[0] != '/' {
+		return "/" + to
+	}
+	return to
+}
+
+// Redirect answers with another place.
+type Redirect struct {
+	Scheme, Host string // "" is that of the request
+	Port         uint16 // 0 without one
+	Path         *PathChange
+	Status       int
+}
+
+// Location returns the value of the field Location for a request with an address scheme://host:port/path?query, of which
+// host has no port.
+func (d *Redirect) Location(scheme, host string, port uint16, path, query, prefix string) string {
+	to := cmp.Or(d.Scheme, scheme)
+	known := wellKnownPort(to)
+	switch {
+	case d.Port != 0:
+		port = d.Port
+	case d.Scheme != "" && known != 0:
+		port = known
+	}
+	out := to + "://" + cmp.Or(d.Host, host)
+	if port != 0 && port != known {
+		out += ":" + itoa(port)
+	}
+	out += d.Path.Apply(path, prefix)
+	if query != "" {
+		out += "?" + query
+	}
+	return out
+}
+
+func wellKnownPort(scheme string) uint16 {
+	switch scheme {
+	case "http":
+		return 80
+	case "https":
+		return 443
+	}
+	return 0
+}
+
+func itoa(n uint16) string {
+	var b [5]byte
+	i := len(b)
+	for {
+		i--
+		b[i] = byte('0' + n%10)
+		if n /= 10; n == 0 {
+			return string(b[i:])
+		}
+	}
+}
+
+// Bounds of regular expressions. Package regexp takes a time that is linear in the input, times the size of the program.
+const (
+	maxRegex = 256  // bytes
+	maxInput = 4096 // bytes of a value that a regular expression looks at; a longer one does not match
+)
+
+// compileRegex compiles an expression that must match a whole value.
+func compileRegex(text string) (*regexp.Regexp, string) {
+	if len(text) > maxRegex {
+		return nil, "the regular expression has more than 256 bytes"
+	}
+	re, err := regexp.Compile(`^(?:` + text + `)$`)
+	if err != nil {
+		return nil, "the regular expression is invalid: " + err.Error()
+	}
+	return re, ""
+}

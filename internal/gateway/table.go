@@ -1,0 +1,275 @@
+package gateway
+
+import (
+	"cmp"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// Request is a request as rules see it. Host and Path are canonical.
+type Request struct {
+	Host, Path, Method string
+	Fields             Fields
+}
+
+// Fields are the parts of a request that only some rules need.
+type Fields interface {
+	// Header returns the value of a field, whose name is in lower case; several are joined by commas.
+	Header(name string) (value string, ok bool)
+	// Query returns the first value of a parameter of the query.
+	Query(name string) (value string, ok bool)
+}
+
+// Table is the route table of a front.
+type Table struct {
+	Ports map[uint16]*Port
+}
+
+// Port is a port of a front.
+type Port struct {
+	Number uint16
+	// TLS is true if the port is of HTTPS.
+	TLS       bool
+	Listeners []*Listener
+	hosts     *hostIndex[*Listener]
+}
+
+// Listener is the part of a port that is for some hosts.
+type Listener struct {
+	Name string
+	// Host is the pattern of its hosts, "" for all.
+	Host string
+	// Certificates are the Secrets of HTTPS; the first is for clients that name no host that another one is for.
+	Certificates []svc.Name
+	hosts        *hostIndex[*paths]
+	// onlyBest is true if rules of a less specific host are no fallback (Ingress).
+	onlyBest bool
+	// last has what takes the requests that no host has a rule for, nil without that.
+	last *paths
+}
+
+// ListenerFor returns the listener for a host, nil if there is none.
+func (p *Port) ListenerFor(host string) *Listener {
+	l, _ := p.hosts.find(host)
+	return l
+}
+
+// Verdict is what becomes of a request that no rule takes.
+type Verdict int
+
+// The verdicts.
+const (
+	Routed      Verdict = iota
+	NoRoute             // 404
+	Disputed            // 400: servers read its path in different ways
+	Misdirected         // 421: its TLS is of another listener
+)
+
+// Admits reports whether requests for a host may come on a connection whose TLS was begun with the name sni.
+func (p *Port) Admits(host, sni string) bool {
+	return !p.TLS || p.ListenerFor(host) == p.ListenerFor(sni)
+}
+
+// Find returns the rule for a request and the path prefix that it was found by, "" if it was not found by one.
+func (p *Port) Find(r *Request) (rule *Rule, prefix string, v Verdict) {
+	l := p.ListenerFor(r.Host)
+	if l == nil {
+		return nil, "", NoRoute
+	}
+	m := l.find(r, r.Path)
+	if other := alternative(r.Path); other != "" {
+		if second := l.find(r, other); second != m && (second == nil || m == nil || second.Rule != m.Rule) {
+			return nil, "", Disputed
+		}
+	}
+	if m == nil {
+		return nil, "", NoRoute
+	}
+	if m.kind == prefixMatch {
+		prefix = m.path
+	}
+	return m.Rule, prefix, Routed
+}
+
+func (l *Listener) find(r *Request, path string) (found *match) {
+	l.hosts.each(r.Host, func(p *paths) bool {
+		found = p.find(r, path)
+		return found == nil && !l.onlyBest
+	})
+	if found == nil && l.last != nil {
+		found = l.last.find(r, path)
+	}
+	return found
+}
+
+type pathKind int
+
+// The kinds of path matches, in the order of their precedence.
+const (
+	exactMatch pathKind = iota
+	regexMatch
+	prefixMatch
+	lastMatch // every path, after the others
+)
+
+// match is one match of a rule.
+type match struct {
+	Rule    *Rule
+	kind    pathKind
+	path    string // of a prefix without the slash at its end
+	regex   *regexp.Regexp
+	method  string
+	headers []valueMatch
+	queries []valueMatch
+	order   int // of the match, within its rule
+}
+
+// valueMatch is a match of a header field or of a parameter.
+type valueMatch struct {
+	name, value string
+	regex       *regexp.Regexp // instead of value
+}
+
+func (v *valueMatch) takes(value string, ok bool) bool {
+	switch {
+	case !ok:
+		return false
+	case v.regex != nil:
+		return len(value) <= maxInput && v.regex.MatchString(value)
+	}
+	return value == v.value
+}
+
+// takes reports whether a match is for a request, whose path was compared already unless it has a regular expression.
+func (m *match) takes(r *Request, path string) bool {
+	if m.method != "" && m.method != r.Method {
+		return false
+	}
+	for i := range m.headers {
+		if !m.headers[i].takes(r.Fields.Header(m.headers[i].name)) {
+			return false
+		}
+	}
+	for i := range m.queries {
+		if !m.queries[i].takes(r.Fields.Query(m.queries[i].name)) {
+			return false
+		}
+	}
+	return m.regex == nil || len(path) <= maxInput && m.regex.MatchString(path)
+}
+
+// compareMatches orders the matches with the same path by the precedence of the specification: a method, then more header
+// fields, then more parameters; then the older route, then the one whose name comes first, then the first rule.
+func compareMatches(a, b *match) int {
+	return cmp.Or(
+		cmp.Compare(b2i(b.method != ""), b2i(a.method != "")),
+		cmp.Compare(len(b.headers), len(a.headers)),
+		cmp.Compare(len(b.queries), len(a.queries)),
+		a.Rule.Route.compare(b.Rule.Route),
+		cmp.Compare(a.Rule.Index, b.Rule.Index),
+		cmp.Compare(a.order, b.order),
+	)
+}
+
+func b2i(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// paths are the matches of a host.
+type paths struct {
+	exact   map[string][]*match
+	regexes []*match
+	root    node
+	last    []*match
+	from    []*match // of which it was made, to be compared with
+}
+
+// node is a prefix, in a trie of segments.
+type node struct {
+	below   map[string]*node
+	matches []*match
+}
+
+func newPaths(matches []*match) *paths {
+	p := &paths{exact: map[string][]*match{}, from: matches}
+	sorted := slices.SortedStableFunc(slices.Values(matches), compareMatches)
+	for _, m := range sorted {
+		switch m.kind {
+		case exactMatch:
+			p.exact[m.path] = append(p.exact[m.path], m)
+		case regexMatch:
+			p.regexes = append(p.regexes, m)
+		case prefixMatch:
+			n := p.root.at(m.path)
+			n.matches = append(n.matches, m)
+		case lastMatch:
+			p.last = append(p.last, m)
+		}
+	}
+	slices.SortStableFunc(p.regexes, func(a, b *match) int { return cmp.Compare(len(b.path), len(a.path)) })
+	return p
+}
+
+// at returns the node of a prefix, which is made if necessary.
+func (n *node) at(prefix string) *node {
+	if prefix == "" {
+		return n
+	}
+	for s := range strings.SplitSeq(prefix[1:], "/") {
+		if n.below == nil {
+			n.below = map[string]*node{}
+		}
+		next := n.below[s]
+		if next == nil {
+			next = &node{}
+			n.below[s] = next
+		}
+		n = next
+	}
+	return n
+}
+
+// find returns the match with the highest precedence that is for a request.
+func (p *paths) find(r *Request, path string) *match {
+	if m := first(p.exact[path], r, path); m != nil {
+		return m
+	}
+	if m := first(p.regexes, r, path); m != nil {
+		return m
+	}
+	if m := p.root.find(r, path, path[1:]); m != nil {
+		return m
+	}
+	return first(p.last, r, path)
+}
+
+// find returns the match of the longest prefix. rest is the part of the path below the node.
+func (n *node) find(r *Request, path, rest string) *match {
+	if len(n.below) > 0 {
+		segment, after, more := strings.Cut(rest, "/")
+		if next := n.below[segment]; next != nil {
+			if !more {
+				after = ""
+			}
+			if m := next.find(r, path, after); m != nil {
+				return m
+			}
+		}
+	}
+	return first(n.matches, r, path)
+}
+
+func first(matches []*match, r *Request, path string) *match {
+	for _, m := range matches {
+		if m.takes(r, path) {
+			return m
+		}
+	}
+	return nil
+}

@@ -1,0 +1,126 @@
+package watch
+
+import (
+	"context"
+	"maps"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/reflector"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// FollowGateways follows GatewayClasses and Gateways. Their definitions must be served.
+func (w *Watch) FollowGateways(ctx context.Context, running *sync.WaitGroup) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	classes := reflector.From(w.o.Gateway.Classes(), metav1.ListOptions{})
+	start(ctx, w, running, "gatewayclasses", classes, func(n svc.Name, c *gwv1.GatewayClass) {
+		if delete(w.classes, n.Name); c != nil && gateway.OurClass(c) {
+			w.classes[n.Name] = c
+		}
+	})
+	start(ctx, w, running, "gateways", reflector.From(w.o.Gateway.Gateways(""), metav1.ListOptions{}), func(n svc.Name, g *gwv1.Gateway) {
+		set(w.gateways, n, g)
+	})
+}
+
+// FollowIngresses follows IngressClasses and Ingresses.
+func (w *Watch) FollowIngresses(ctx context.Context, running *sync.WaitGroup) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	networking := w.o.Client.NetworkingV1()
+	start(ctx, w, running, "ingressclasses", reflector.From(networking.IngressClasses(), metav1.ListOptions{}),
+		func(n svc.Name, c *networkingv1.IngressClass) { set(w.ingressClasses, n.Name, c) })
+	start(ctx, w, running, "ingresses", reflector.From(networking.Ingresses(""), metav1.ListOptions{}),
+		func(n svc.Name, in *networkingv1.Ingress) { set(w.ingresses, n, in) })
+}
+
+// followMore follows what our objects depend on. The caller holds mu.
+func (w *Watch) followMore(ctx context.Context, running *sync.WaitGroup) {
+	all := metav1.ListOptions{}
+	if len(w.objects.Gateways) > 0 {
+		start(ctx, w, running, "httproutes", reflector.From(w.o.Gateway.Routes(""), all), w.setRoute)
+		start(ctx, w, running, "referencegrants", reflector.From(w.o.Gateway.Grants(), all), func(n svc.Name, g *gwv1.ReferenceGrant) {
+			set(w.objects.Grants, n, g)
+			w.dirtyAll = true
+		})
+		start(ctx, w, running, "namespaces", reflector.From(w.o.Client.CoreV1().Namespaces(), all), func(n svc.Name, o *corev1.Namespace) {
+			have, known := w.objects.Namespaces[n.Name]
+			if o == nil {
+				delete(w.objects.Namespaces, n.Name)
+			} else {
+				w.objects.Namespaces[n.Name] = o.Labels
+			}
+			w.dirtyAll = w.dirtyAll || o == nil || !known || !maps.Equal(have, o.Labels)
+		})
+	}
+	if len(w.objects.Gateways)+len(w.objects.Ingresses) > 0 {
+		start(ctx, w, running, "services", reflector.From(w.o.Client.CoreV1().Services(""), all), w.setService)
+	}
+}
+
+func set[K comparable, V any](to map[K]*V, key K, v *V) {
+	if v == nil {
+		delete(to, key)
+		return
+	}
+	to[key] = v
+}
+
+// start follows a kind, once. change is called with mu held, with nil for an object that has gone. The caller holds mu.
+func start[T any, P interface {
+	*T
+	metav1.Object
+}](ctx context.Context, w *Watch, running *sync.WaitGroup, kind string, from reflector.Source, change func(svc.Name, *T)) {
+	if w.started[kind] {
+		return
+	}
+	w.started[kind] = true
+	w.pending++
+	locked := func(do func()) {
+		w.mu.Lock()
+		do()
+		w.mu.Unlock()
+		w.o.Changed()
+	}
+	known, listed := map[svc.Name]bool{}, false
+	sink := reflector.Sink[P]{
+		Replace: func(list []P) {
+			locked(func() {
+				next := make(map[svc.Name]bool, len(list))
+				for _, o := range list {
+					next[svc.NameOf(o)] = true
+					change(svc.NameOf(o), (*T)(o))
+				}
+				for n := range known {
+					if !next[n] {
+						change(n, nil)
+					}
+				}
+				if known = next; !listed {
+					listed = true
+					w.pending--
+				}
+			})
+		},
+		Set: func(o P) {
+			locked(func() {
+				known[svc.NameOf(o)] = true
+				change(svc.NameOf(o), (*T)(o))
+			})
+		},
+		Delete: func(o P) {
+			locked(func() {
+				delete(known, svc.NameOf(o))
+				change(svc.NameOf(o), nil)
+			})
+		},
+	}
+	running.Go(func() { reflector.Run(reflector.Quiet(ctx), "gateway/"+kind, from, sink) })
+}

@@ -1,0 +1,118 @@
+package watch
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+
+	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/reflector"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// secret is a Secret that a listener names. It is followed by its name: a node has no right to list others.
+type secret struct {
+	stop   context.CancelFunc
+	cert   *tls.Certificate // nil if it cannot be used
+	listed bool
+}
+
+// followSecrets follows the Secrets that fronts name, and no others. The caller holds mu.
+func (w *Watch) followSecrets(ctx context.Context, running *sync.WaitGroup) {
+	named := map[svc.Name]bool{}
+	for _, f := range w.fronts {
+		for _, n := range f.Secrets {
+			named[n] = true
+		}
+	}
+	if w.ingress != nil {
+		for _, n := range w.ingress.Secrets {
+			named[n] = true
+		}
+	}
+	for n, t := range w.secrets {
+		if !named[n] {
+			t.stop()
+			if !t.listed {
+				w.pending--
+			}
+			delete(w.secrets, n)
+			delete(w.objects.Secrets, n)
+		}
+	}
+	for n := range named {
+		if w.secrets[n] == nil {
+			w.followSecret(ctx, running, n)
+		}
+	}
+}
+
+func (w *Watch) followSecret(ctx context.Context, running *sync.WaitGroup, n svc.Name) {
+	t := &secret{}
+	w.secrets[n] = t
+	w.pending++
+	ctx, t.stop = context.WithCancel(reflector.Quiet(ctx))
+	change := func(s *corev1.Secret) {
+		w.mu.Lock()
+		if w.secrets[n] == t {
+			if !t.listed {
+				t.listed = true
+				w.pending--
+			}
+			t.cert = nil
+			delete(w.objects.Secrets, n)
+			if s != nil {
+				cert, problem := readTLS(s)
+				t.cert, w.objects.Secrets[n] = cert, gateway.Secret{Problem: problem}
+			}
+			w.dirtyAll, w.dirtyIngress = true, true
+		}
+		w.mu.Unlock()
+		w.o.Changed()
+	}
+	sink := reflector.Sink[*corev1.Secret]{
+		Replace: func(list []*corev1.Secret) {
+			if len(list) == 0 {
+				change(nil)
+				return
+			}
+			change(list[0])
+		},
+		Set:    change,
+		Delete: func(*corev1.Secret) { change(nil) },
+	}
+	selects := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, n.Name).String()}
+	from := reflector.From(w.o.Client.CoreV1().Secrets(n.Namespace), selects).Observed(func(err error) {
+		w.mu.Lock()
+		unread := err != nil && !t.listed
+		w.mu.Unlock()
+		if unread { // the others do not wait for it
+			change(nil)
+		}
+	})
+	running.Go(func() { reflector.Run(ctx, "gateway/secret", from, sink) })
+}
+
+// readTLS returns the certificate of a Secret, or why there is none.
+func readTLS(s *corev1.Secret) (cert *tls.Certificate, problem string) {
+	if s.Type != corev1.SecretTypeTLS {
+		return nil, fmt.Sprintf("it is of type %s, not %s", s.Type, corev1.SecretTypeTLS)
+	}
+	c, err := tls.X509KeyPair(s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey])
+	if err != nil { // the text of err might have parts of a key
+		return nil, fmt.Sprintf("its entries %s and %s are not a certificate and its key", corev1.TLSCertKey, corev1.TLSPrivateKeyKey)
+	}
+	if c.Leaf == nil {
+		if c.Leaf, err = x509.ParseCertificate(slices.Clone(c.Certificate[0])); err != nil {
+			return nil, "its certificate cannot be parsed"
+		}
+	}
+	return &c, ""
+}

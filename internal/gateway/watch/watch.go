@@ -1,0 +1,205 @@
+package watch
+
+import (
+	"context"
+	"crypto/tls"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/api"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// Options are the options of a Watch.
+type Options struct {
+	Client  kubernetes.Interface
+	Gateway *api.Client
+	Log     *slog.Logger
+	// Changed is called after an object has changed, without a lock held. It must not block.
+	Changed func()
+}
+
+// Watch keeps fronts. Its methods are safe for concurrent use. Each Follow and Update starts goroutines that end with the
+// context, counted by the WaitGroup.
+type Watch struct {
+	o Options
+
+	mu             sync.Mutex
+	started        map[string]bool // kinds that are followed
+	pending        int             // of them, not listed yet
+	objects        gateway.Objects
+	classes        map[string]*gwv1.GatewayClass // ours
+	gateways       map[svc.Name]*gwv1.Gateway    // of every class
+	ingressClasses map[string]*networkingv1.IngressClass
+	ingresses      map[svc.Name]*networkingv1.Ingress // of every class
+	secrets        map[svc.Name]*secret
+
+	// What was built, and what must be built again.
+	fronts       map[svc.Name]*gateway.Front
+	ingress      *gateway.IngressFront
+	dirty        map[svc.Name]bool
+	dirtyAll     bool
+	dirtyIngress bool
+}
+
+// New returns a Watch that follows nothing.
+func New(o Options) *Watch {
+	return &Watch{
+		o: o, started: map[string]bool{}, classes: map[string]*gwv1.GatewayClass{}, gateways: map[svc.Name]*gwv1.Gateway{},
+		ingressClasses: map[string]*networkingv1.IngressClass{}, ingresses: map[svc.Name]*networkingv1.Ingress{},
+		secrets: map[svc.Name]*secret{}, fronts: map[svc.Name]*gateway.Front{}, dirty: map[svc.Name]bool{},
+		objects: gateway.Objects{
+			Gateways: map[svc.Name]*gwv1.Gateway{}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Grants: map[svc.Name]*gwv1.ReferenceGrant{},
+			Namespaces: map[string]map[string]string{}, Services: map[svc.Name]*gateway.Service{}, Secrets: map[svc.Name]gateway.Secret{},
+			Ingresses: map[svc.Name]*networkingv1.Ingress{},
+		},
+	}
+}
+
+// State is what a Watch has at a moment. It belongs to the caller, what is in it does not change.
+type State struct {
+	// Listed is false while a kind has not been read yet: then the rest may lack objects.
+	Listed  bool
+	Classes []*gwv1.GatewayClass
+	// Gateways are ours, with their fronts; Ingresses are ours, and Ingress is their front, nil if there are none.
+	Gateways  map[svc.Name]*gwv1.Gateway
+	Fronts    map[svc.Name]*gateway.Front
+	Routes    map[svc.Name]*gwv1.HTTPRoute
+	Ingresses map[svc.Name]*networkingv1.Ingress
+	Ingress   *gateway.IngressFront
+	// Certificates are from the Secrets that can be used.
+	Certificates map[svc.Name]*tls.Certificate
+}
+
+// Update follows what has become necessary, builds the fronts whose objects have changed, and returns the state.
+func (w *Watch) Update(ctx context.Context, running *sync.WaitGroup) *State {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.classify()
+	w.followMore(ctx, running)
+	s := &State{Listed: w.pending == 0, Certificates: map[svc.Name]*tls.Certificate{}}
+	if !s.Listed {
+		return s
+	}
+	w.build()
+	w.followSecrets(ctx, running)
+	s.Listed = w.pending == 0
+	s.Classes = slices.SortedFunc(maps.Values(w.classes), func(a, b *gwv1.GatewayClass) int {
+		return svc.NameOf(a).Compare(svc.NameOf(b))
+	})
+	s.Gateways, s.Fronts, s.Routes = maps.Clone(w.objects.Gateways), maps.Clone(w.fronts), maps.Clone(w.objects.Routes)
+	s.Ingresses, s.Ingress = maps.Clone(w.objects.Ingresses), w.ingress
+	for n, t := range w.secrets {
+		if t.cert != nil {
+			s.Certificates[n] = t.cert
+		}
+	}
+	return s
+}
+
+// classify finds out which Gateways and Ingresses are ours.
+func (w *Watch) classify() {
+	for n, g := range w.gateways {
+		ours := w.classes[string(g.Spec.GatewayClassName)] != nil
+		if have := w.objects.Gateways[n]; ours && have != g {
+			w.objects.Gateways[n] = g
+			w.dirty[n] = w.dirty[n] || have == nil || !sameSpec(have, g)
+		} else if !ours && have != nil {
+			delete(w.objects.Gateways, n)
+			delete(w.fronts, n)
+		}
+	}
+	for n := range w.objects.Gateways {
+		if w.gateways[n] == nil {
+			delete(w.objects.Gateways, n)
+			delete(w.fronts, n)
+		}
+	}
+	byDefault := ""
+	for n, c := range w.ingressClasses {
+		if c.Annotations[networkingv1.AnnotationIsDefaultIngressClass] == "true" {
+			byDefault = n
+		}
+	}
+	for n, in := range w.ingresses {
+		c := w.ingressClasses[gateway.ClassOf(in, byDefault)]
+		ours := c != nil && c.Spec.Controller == gateway.IngressController
+		if have := w.objects.Ingresses[n]; ours && have != in {
+			w.objects.Ingresses[n] = in
+			w.dirtyIngress = w.dirtyIngress || have == nil || !sameSpec(have, in)
+		} else if !ours && have != nil {
+			delete(w.objects.Ingresses, n)
+			w.dirtyIngress = true
+		}
+	}
+	for n := range w.objects.Ingresses {
+		if w.ingresses[n] == nil {
+			delete(w.objects.Ingresses, n)
+			w.dirtyIngress = true
+		}
+	}
+}
+
+// build builds the fronts whose objects have changed.
+func (w *Watch) build() {
+	for n := range w.objects.Gateways {
+		if w.dirtyAll || w.dirty[n] || w.fronts[n] == nil {
+			w.fronts[n] = gateway.BuildGateway(&w.objects, n, w.fronts[n])
+		}
+	}
+	if w.dirtyAll || w.dirtyIngress {
+		before := w.ingress
+		if w.ingress = nil; len(w.objects.Ingresses) > 0 {
+			w.ingress = gateway.BuildIngress(&w.objects, before)
+		}
+	}
+	clear(w.dirty)
+	w.dirtyAll, w.dirtyIngress = false, false
+}
+
+// setRoute takes a route over, nil if it has gone. The Gateways that it names, or has named before, are built again.
+func (w *Watch) setRoute(n svc.Name, r *gwv1.HTTPRoute) {
+	have := w.objects.Routes[n]
+	for _, o := range []*gwv1.HTTPRoute{have, r} {
+		if o != nil && !sameSpec(have, r) {
+			for _, g := range gateway.ParentsOf(o) {
+				w.dirty[g] = true
+			}
+		}
+	}
+	if r == nil {
+		delete(w.objects.Routes, n)
+		return
+	}
+	w.objects.Routes[n] = r
+}
+
+// sameSpec reports whether only the status or the metadata of an object has changed, which fronts do not depend on.
+func sameSpec[T any, P interface {
+	*T
+	metav1.Object
+}](a, b P) bool {
+	return a != nil && b != nil && a.GetUID() == b.GetUID() && a.GetGeneration() == b.GetGeneration()
+}
+
+// setService takes over what routes ask of a Service, nil if it has gone.
+func (w *Watch) setService(n svc.Name, s *corev1.Service) {
+	if s == nil {
+		w.dirtyAll = w.dirtyAll || w.objects.Services[n] != nil
+		delete(w.objects.Services, n)
+		return
+	}
+	next := gateway.ServiceOf(s)
+	if have := w.objects.Services[n]; have == nil || !have.Equal(next) {
+		w.objects.Services[n], w.dirtyAll = next, true
+	}
+}

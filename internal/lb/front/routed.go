@@ -1,0 +1,212 @@
+package front
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/watch"
+	"github.com/fairlead/fairlead/internal/lb/proxied"
+	"github.com/fairlead/fairlead/internal/reflector"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// routing is what the Services of fronts of the Gateway API and of Ingresses are built from. The Front's mu guards it.
+type routing struct {
+	watch    *watch.Watch // nil if they are not served
+	client   kubernetes.Interface
+	changed  func(func()) // Front.changed
+	mu       *sync.Mutex  // the Front's
+	services map[svc.Name]*service
+	state    *watch.State // the last one that was whole, nil before
+	// backends are the Services that rules lead to.
+	backends map[svc.Name]*target
+}
+
+// target is a Service that rules lead to.
+type target struct {
+	stop   context.CancelFunc
+	slices map[string]*discoveryv1.EndpointSlice
+	listed bool
+	addrs  map[string][]netip.AddrPort // by the name of the port, for as long as nothing changes
+}
+
+func (t *target) end() { t.stop() }
+
+// isRouted reports whether a Service is a front.
+func isRouted(o *corev1.Service) bool { return o.Labels[gateway.FrontLabel] != "" }
+
+// frontOf returns the table of the front that a Service serves, with its targets. A Service only serves the Gateway whose name
+// and namespace it has, whatever its labels are.
+func (r *routing) frontOf(o *corev1.Service) (t *gateway.Table, targets []gateway.Target, ok bool) {
+	if r.state == nil {
+		return nil, nil, false
+	}
+	n := svc.NameOf(o)
+	if n == gateway.IngressService() {
+		if f := r.state.Ingress; f != nil {
+			return f.Table, f.Targets, true
+		}
+		return nil, nil, false
+	}
+	g := svc.Name{Namespace: n.Namespace, Name: o.Labels[gateway.NameLabel]}
+	if f := r.state.Fronts[g]; f != nil && gateway.ServiceOfGateway(g) == n {
+		return f.Table, f.Targets, true
+	}
+	return nil, nil, false
+}
+
+// follow follows what fronts depend on, once there is one, and has fronts that have changed built again.
+func (r *routing) follow(ctx context.Context, running *sync.WaitGroup) {
+	if r.watch == nil {
+		return
+	}
+	gateways, ingresses := false, false
+	r.mu.Lock()
+	for _, s := range r.services {
+		gateways = gateways || s.object.Labels[gateway.FrontLabel] == gateway.FrontGateway
+		ingresses = ingresses || s.object.Labels[gateway.FrontLabel] == gateway.FrontIngress
+	}
+	r.mu.Unlock()
+	if gateways {
+		r.watch.FollowGateways(ctx, running)
+	}
+	if ingresses {
+		r.watch.FollowIngresses(ctx, running)
+	}
+	next := r.watch.Update(ctx, running)
+	if !next.Listed {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before := r.state
+	r.state = next
+	named := map[svc.Name]bool{}
+	for _, s := range r.services {
+		if !isRouted(s.object) {
+			continue
+		}
+		table, targets, ok := r.frontOf(s.object)
+		if !ok {
+			s.built, s.last = nil, nil
+			continue
+		}
+		for _, t := range targets {
+			named[t.Name] = true
+		}
+		if s.table != table || before == nil || !maps.Equal(before.Certificates, next.Certificates) {
+			s.table, s.built = table, nil
+		}
+	}
+	followNamed(r.backends, named, func(n svc.Name) *target { return r.followTarget(ctx, running, n) })
+}
+
+// followTarget follows the EndpointSlices of a Service that rules lead to.
+func (r *routing) followTarget(ctx context.Context, running *sync.WaitGroup, n svc.Name) *target {
+	t := &target{slices: map[string]*discoveryv1.EndpointSlice{}}
+	ctx, t.stop = context.WithCancel(reflector.Quiet(ctx))
+	change := func(do func()) {
+		r.changed(func() {
+			do()
+			t.addrs = nil
+			for _, s := range r.services {
+				if isRouted(s.object) {
+					s.built = nil
+				}
+			}
+		})
+	}
+	sink := reflector.Sink[*discoveryv1.EndpointSlice]{
+		Replace: func(list []*discoveryv1.EndpointSlice) {
+			change(func() {
+				clear(t.slices)
+				for _, o := range list {
+					t.slices[o.Name] = o
+				}
+				t.listed = true
+			})
+		},
+		Set:    func(o *discoveryv1.EndpointSlice) { change(func() { t.slices[o.Name] = o }) },
+		Delete: func(o *discoveryv1.EndpointSlice) { change(func() { delete(t.slices, o.Name) }) },
+	}
+	from := reflector.From(r.client.DiscoveryV1().EndpointSlices(n.Namespace),
+		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + n.Name})
+	running.Go(func() { reflector.Run(ctx, "lb-speaker/routed", from, sink) })
+	return t
+}
+
+// endpoints returns the endpoints of a port that package table chooses for this node, of IPv4 if there are any.
+func (t *target) endpoints(b gateway.Backend, node, zone string) []netip.AddrPort {
+	if out, known := t.addrs[b.PortName]; known {
+		return out
+	}
+	var out []netip.AddrPort
+	for _, family := range []svc.Family{svc.IPv4, svc.IPv6} {
+		key := table.Key{ID: svc.PortName{Name: b.Name, Port: b.PortName}, Family: family}
+		var all []table.Candidate
+		for _, name := range slices.Sorted(maps.Keys(t.slices)) {
+			all = table.AppendCandidates(all, t.slices[name], key, svc.TCP, node)
+		}
+		all = table.Unique(all)
+		chosen := table.ForCluster(all, node, zone)
+		for i := range all {
+			if chosen(&all[i]) {
+				out = append(out, all[i].Addr)
+			}
+		}
+		if len(out) > 0 {
+			break
+		}
+	}
+	if t.addrs == nil {
+		t.addrs = map[string][]netip.AddrPort{}
+	}
+	t.addrs[b.PortName] = out
+	return out
+}
+
+// route takes the table of a front over, with the endpoints of its targets.
+func (d *draft) route() reason {
+	if !isRouted(d.from.object) {
+		return reason{}
+	}
+	t, targets, ok := d.routing.frontOf(d.from.object)
+	switch {
+	case d.routing.watch == nil:
+		return because("this node serves no Gateways and Ingresses")
+	case !ok:
+		return waitFor("its routes")
+	}
+	routes := &proxied.Routes{Ports: t.Ports, Targets: map[gateway.Target][]netip.AddrPort{}, Certificates: d.routing.state.Certificates}
+	for _, to := range targets {
+		back := d.routing.backends[to.Name]
+		if back == nil || !back.listed {
+			return waitFor("the EndpointSlices of " + to.Name.String())
+		}
+		routes.Targets[to] = back.endpoints(to.Backend, d.node, d.zone)
+	}
+	d.to.Routes = routes
+	d.to.Spec.Listeners = nil // a port without a listener that serves is closed
+	for _, l := range d.from.spec.Listeners {
+		p := t.Ports[l.Port]
+		if p == nil {
+			continue
+		}
+		if l.Protocol, l.Backend = dialect.HTTP, dialect.HTTP; p.TLS {
+			l.Protocol = dialect.HTTPS
+		}
+		d.to.Spec.Listeners = append(d.to.Spec.Listeners, l)
+	}
+	return reason{}
+}

@@ -1,0 +1,149 @@
+package proxied
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
+)
+
+// router is the Router of a port of a front. It does not change.
+type router struct {
+	port    *gateway.Port
+	targets map[gateway.Target]*Config
+}
+
+func reply(status int) Route { return Route{Reply: &Reply{Status: status}} }
+
+// Route returns where a request goes.
+func (o *router) Route(r *http1.Request, from Origin) Route {
+	target := string(r.Target)
+	path, query, asked := strings.Cut(target, "?")
+	canonical, ok := gateway.CanonicalPath(path)
+	if !ok {
+		return reply(http.StatusBadRequest)
+	}
+	host := gateway.CanonicalHost(string(r.Host))
+	if from.Secure && !o.port.Admits(host, gateway.CanonicalHost(from.ServerName)) {
+		return reply(http.StatusMisdirectedRequest)
+	}
+	rule, prefix, verdict := o.port.Find(&gateway.Request{Host: host, Path: canonical, Method: string(r.Method), Fields: &head{r, query}})
+	switch verdict {
+	case gateway.NoRoute:
+		return reply(http.StatusNotFound)
+	case gateway.Disputed:
+		return reply(http.StatusBadRequest)
+	case gateway.Routed:
+	}
+	if d := rule.Redirect; d != nil {
+		return redirect(d, host, canonical, query, prefix, from)
+	}
+	w := rule.Pick(rand.Uint64())
+	if w == nil || !w.Valid {
+		return reply(http.StatusInternalServerError)
+	}
+	to := o.targets[gateway.Target{Backend: w.Backend, Timeout: rule.Timeout}]
+	if to == nil {
+		return reply(http.StatusServiceUnavailable) // its endpoints have not been read yet
+	}
+	changed := rule.Filters.Rewrite.Path.Apply(canonical, prefix)
+	if changed != path {
+		if asked {
+			changed += "?" + query
+		}
+		r.Target = []byte(changed)
+	}
+	if h := rule.Filters.Rewrite.Host; h != "" {
+		r.Host = []byte(h)
+	}
+	for _, m := range []*gateway.Modifier{&rule.Filters.Request, &w.Filters.Request} {
+		r.Fields = modify(r.Fields, m)
+	}
+	out := Route{To: to}
+	if !rule.Filters.Response.Empty() || !w.Filters.Response.Empty() {
+		out.Edit = func(answer *http1.Response) {
+			answer.Fields = modify(modify(answer.Fields, &w.Filters.Response), &rule.Filters.Response)
+		}
+	}
+	return out
+}
+
+// redirect answers with another place, at the port by which the client came unless that is changed.
+func redirect(d *gateway.Redirect, host, path, query, prefix string, from Origin) Route {
+	scheme := "http"
+	if from.Secure {
+		scheme = "https"
+	}
+	to := d.Location(scheme, host, from.At.Port(), path, query, prefix)
+	return Route{Reply: &Reply{Status: d.Status, Fields: []http1.Field{{Name: []byte("Location"), Value: []byte(to)}}}}
+}
+
+// modify changes fields as a modifier asks for.
+func modify(fields []http1.Field, m *gateway.Modifier) []http1.Field {
+	if m.Empty() {
+		return fields
+	}
+	remove := func(name string) {
+		kept := fields[:0]
+		for _, f := range fields {
+			if !bytes.EqualFold(f.Name, []byte(name)) {
+				kept = append(kept, f)
+			}
+		}
+		fields = kept
+	}
+	for _, name := range m.Remove {
+		remove(name)
+	}
+	for _, f := range m.Set {
+		remove(f.Name)
+		fields = append(fields, http1.Field{Name: []byte(f.Name), Value: []byte(f.Value)})
+	}
+	for _, f := range m.Add {
+		fields = append(fields, http1.Field{Name: []byte(f.Name), Value: []byte(f.Value)})
+	}
+	return fields
+}
+
+// head is the head of a request as rules look at it.
+type head struct {
+	r     *http1.Request
+	query string
+}
+
+// Header returns the value of a field; several are joined by commas.
+func (h *head) Header(name string) (value string, ok bool) {
+	if name == "host" {
+		return string(h.r.Host), true
+	}
+	for i := range h.r.Fields {
+		f := &h.r.Fields[i]
+		if !bytes.EqualFold(f.Name, []byte(name)) {
+			continue
+		}
+		if ok {
+			value += "," + string(f.Value)
+		} else {
+			value, ok = string(f.Value), true
+		}
+	}
+	return value, ok
+}
+
+// Query returns the first value of a parameter.
+func (h *head) Query(name string) (value string, ok bool) {
+	for part := range strings.SplitSeq(h.query, "&") {
+		key, v, _ := strings.Cut(part, "=")
+		if key, err := url.QueryUnescape(key); err != nil || key != name {
+			continue
+		}
+		if v, err := url.QueryUnescape(v); err == nil {
+			return v, true
+		}
+	}
+	return "", false
+}

@@ -1,0 +1,277 @@
+package lb
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/fairlead/fairlead/internal/events"
+	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/api"
+	gatewaycontroller "github.com/fairlead/fairlead/internal/gateway/controller"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/testbed"
+)
+
+// frontDoor is a bed with the controller of Gateways and Ingresses.
+type frontDoor struct {
+	*bed
+	dynamic dynamic.Interface
+	api     *api.Client
+	browser *testbed.Host
+	ca      string // a file
+}
+
+func newFrontDoor(t *testing.T, nodes int) *frontDoor {
+	t.Helper()
+	b := newBed(t, nodes)
+	f := &frontDoor{bed: b, browser: b.net.Outside("browser"), ca: filepath.Join(t.TempDir(), "ca.pem")}
+	local := rest.CopyConfig(b.local)
+	var err error
+	f.dynamic, err = dynamic.NewForConfig(local)
+	b.must(err)
+	f.api, err = api.NewClient(local)
+	b.must(err)
+	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
+		recorder := events.NewRecorder(b.client, corev1.EventSource{Component: svc.LoadBalancer}, log)
+		if err := gatewaycontroller.Run(ctx, gatewaycontroller.Options{Config: local, Log: log, Events: recorder, Gateway: true}); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+	})
+	return f
+}
+
+// resources are the names of the kinds in documents.
+var resources = map[string]string{
+	"Service": "services", "Gateway": "gateways", "HTTPRoute": "httproutes", "Ingress": "ingresses", "ReferenceGrant": "referencegrants",
+}
+
+// apply applies manifests.
+func (f *frontDoor) apply(text string) {
+	f.Helper()
+	for doc := range strings.SplitSeq(text, "\n---\n") {
+		object := map[string]any{}
+		f.must(yaml.Unmarshal([]byte(doc), &object))
+		o := unstructured.Unstructured{Object: object}
+		gv, err := schema.ParseGroupVersion(o.GetAPIVersion())
+		f.must(err)
+		kind := f.dynamic.Resource(gv.WithResource(resources[o.GetKind()])).Namespace("default")
+		_, err = kind.Apply(f.Context(), o.GetName(), &o, metav1.ApplyOptions{FieldManager: "test", Force: true})
+		f.must(err)
+	}
+}
+
+// pod serves a Service of the documents: it answers with its name and the request line.
+func (f *frontDoor) pod(name string, port uint16) {
+	f.Helper()
+	host := f.net.Host(name)
+	var l net.Listener
+	host.Do(func() { l = host.ListenTCP(netip.AddrPortFrom(host.Addr4(), port)) })
+	testbed.Serve(f, l, func(c net.Conn) {
+		r, err := http.ReadRequest(bufio.NewReader(c))
+		if err != nil {
+			return
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+		body := fmt.Sprintf("%s: %s %s %s\n", name, r.Method, r.RequestURI, r.Proto)
+		_, _ = fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(body), body)
+	})
+	_, err := f.client.DiscoveryV1().EndpointSlices("default").Create(f.Context(), &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(port)), Protocol: new(corev1.ProtocolTCP)}},
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{host.Addr4().String()}}},
+	}, metav1.CreateOptions{})
+	f.must(err)
+}
+
+// secret makes a TLS Secret, whose certificate curl trusts.
+func (f *frontDoor) secret(name, host string) {
+	f.Helper()
+	cert, key := f.keyPair(host)
+	_, err := f.client.CoreV1().Secrets("default").Create(f.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Type: corev1.SecretTypeTLS,
+		Data: map[string][]byte{corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key},
+	}, metav1.CreateOptions{})
+	f.must(err)
+	file, err := os.OpenFile(f.ca, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	f.must(err)
+	_, err = file.Write(cert)
+	f.must(err)
+	f.must(file.Close())
+}
+
+var (
+	docManifest = regexp.MustCompile("(?s)<!-- run by test/lb/frontdoor_test.go -->\n```yaml\n(.*?)```")
+	docCommands = regexp.MustCompile("(?s)<!-- run by test/lb/frontdoor_test.go -->\n```console\n(.*?)```")
+)
+
+// document returns the manifests of a document, and its commands with what they print.
+func (f *frontDoor) document(name string) (manifests string, commands [][2]string) {
+	f.Helper()
+	text, err := os.ReadFile("../../docs/" + name)
+	f.must(err)
+	manifest, console := docManifest.FindSubmatch(text), docCommands.FindSubmatch(text)
+	if manifest == nil || console == nil {
+		f.Fatalf("docs/%s has no marked blocks", name)
+	}
+	for _, part := range strings.Split(string(console[1]), "$ curl ")[1:] {
+		command, out, _ := strings.Cut(part, "\n")
+		commands = append(commands, [2]string{command, strings.TrimSpace(out)})
+	}
+	return string(manifest[1]), commands
+}
+
+// curl runs a command of a document at an address.
+func (f *frontDoor) curl(command string, vip string) (string, error) {
+	ctx, cancel := context.WithTimeout(f.Context(), 10*time.Second)
+	defer cancel()
+	args := strings.Fields(strings.NewReplacer("192.0.2.100", vip, "ca.pem", f.ca).Replace(command))
+	out, err := f.browser.Command(ctx, "curl", append([]string{"--noproxy", "*"}, args...)...).Output()
+	return strings.TrimSpace(string(out)), err
+}
+
+// answers checks that the commands of a document print what stands below them.
+func (f *frontDoor) answers(vip string, commands [][2]string) {
+	f.Helper()
+	for _, c := range commands {
+		testbed.Until(f, c[0], func() error {
+			out, err := f.curl(c[0], vip)
+			if err != nil || out != c[1] {
+				return fmt.Errorf("curl %s: %q, %v; want %q", c[0], out, err, c[1])
+			}
+			return nil
+		})
+	}
+}
+
+// docs/gateway.md and docs/ingress.md are true: what they apply is served to an outside client, the statuses report it, and
+// what is deleted is closed (behaviours 90, 188, 189).
+func TestFrontDoor(t *testing.T) {
+	inParallel(t)
+	f := newFrontDoor(t, 1)
+	f.pod("web", 8080)
+	f.pod("cart", 8081)
+	f.secret("shop-tls", "shop.example.com")
+	f.secret("books-tls", "books.example.com")
+	testbed.Until(f, "the GatewayClass", func() error {
+		c, err := f.api.Classes().Get(t.Context(), gateway.ClassName, metav1.GetOptions{})
+		if err == nil && (len(c.Status.Conditions) == 0 || c.Status.Conditions[0].Status != metav1.ConditionTrue) {
+			err = fmt.Errorf("conditions %v", c.Status.Conditions)
+		}
+		return err
+	})
+	manifests, commands := f.document("gateway.md")
+	f.apply(manifests)
+	var g *gwv1.Gateway
+	testbed.Until(f, "the Gateway's address", func() (err error) {
+		if g, err = f.api.Gateways("default").Get(t.Context(), "shop", metav1.GetOptions{}); err != nil {
+			return err
+		}
+		for _, c := range g.Status.Conditions {
+			if c.Type == "Programmed" && c.Status == metav1.ConditionTrue && len(g.Status.Addresses) > 0 {
+				return nil
+			}
+		}
+		text, _ := json.Marshal(g.Status)
+		return fmt.Errorf("status %s", text)
+	})
+	vip := g.Status.Addresses[0].Value
+	f.answers(vip, commands)
+	f.attack(vip)
+	f.statuses()
+
+	manifests, commands = f.document("ingress.md")
+	f.apply(manifests)
+	shared := ""
+	testbed.Until(f, "the Ingress's address", func() error {
+		in, err := f.client.NetworkingV1().Ingresses("default").Get(t.Context(), "books", metav1.GetOptions{})
+		if err == nil && len(in.Status.LoadBalancer.Ingress) == 0 {
+			err = fmt.Errorf("status %+v", in.Status)
+		}
+		if err == nil {
+			shared = in.Status.LoadBalancer.Ingress[0].IP
+		}
+		return err
+	})
+	f.answers(shared, commands)
+
+	f.must(f.api.Routes("default").Delete(t.Context(), "shop", metav1.DeleteOptions{}))
+	f.answers(vip, [][2]string{{
+		"-s --resolve shop.example.com:80:192.0.2.100 -o /dev/null -w %{http_code} http://shop.example.com/", "404",
+	}})
+	f.must(f.api.Gateways("default").Delete(t.Context(), "shop", metav1.DeleteOptions{}))
+	testbed.Until(f, "the end of the Gateway's Service", func() error {
+		n := gateway.ServiceOfGateway(svc.Name{Namespace: "default", Name: "shop"})
+		_, err := f.client.CoreV1().Services(n.Namespace).Get(t.Context(), n.Name, metav1.GetOptions{})
+		if err == nil {
+			return fmt.Errorf("Service %s is still there", n)
+		}
+		return nil
+	})
+}
+
+// attack asks for paths around the rule for /cart, and by TLS of one host for another one.
+func (f *frontDoor) attack(vip string) {
+	f.Helper()
+	get := "-s --path-as-is --resolve shop.example.com:80:192.0.2.100 http://shop.example.com"
+	code := "-s --path-as-is -o /dev/null -w %{http_code} --resolve shop.example.com:80:192.0.2.100 http://shop.example.com"
+	f.answers(vip, [][2]string{
+		{get + "//cart/7", "cart: GET /7 HTTP/1.1"},
+		{get + "/x/../cart/7", "cart: GET /7 HTTP/1.1"},
+		{get + "/%63art/7?q=/../x", "cart: GET /7?q=/../x HTTP/1.1"},
+		{code + "/x/..;/cart/7", "400"},
+		{code + "/x%2f..%2fcart", "400"},
+		{code + "/cart%2f7", "400"},
+		{"-s -o /dev/null -w %{http_code} --resolve shop.example.com:443:192.0.2.100 --cacert ca.pem -H Host:other.example.com " +
+			"https://shop.example.com/", "421"},
+	})
+}
+
+// statuses checks what the route and the listeners report.
+func (f *frontDoor) statuses() {
+	f.Helper()
+	r, err := f.api.Routes("default").Get(f.Context(), "shop", metav1.GetOptions{})
+	f.must(err)
+	p := r.Status.Parents
+	if len(p) != 1 || p[0].Conditions[0].Status != metav1.ConditionTrue || p[0].ControllerName != gateway.ControllerName {
+		f.Errorf("parents %+v", p)
+	}
+	g, err := f.api.Gateways("default").Get(f.Context(), "shop", metav1.GetOptions{})
+	f.must(err)
+	for _, l := range g.Status.Listeners {
+		if l.AttachedRoutes != 1 {
+			f.Errorf("listener %s has %d routes", l.Name, l.AttachedRoutes)
+		}
+	}
+}
