@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -102,11 +103,16 @@ func (r *rig) serveGateway() {
 // kubectl runs kubectl as an administrator.
 func (r *rig) kubectl(args ...string) string {
 	r.Helper()
+	return process.Output(r.T, r.kubectlCommand(args...))
+}
+
+func (r *rig) kubectlCommand(args ...string) *exec.Cmd {
+	r.Helper()
 	file := r.kubeconfig(r.config.Host, func(c *clientcmdapi.Cluster, u *clientcmdapi.AuthInfo) {
 		c.CertificateAuthorityData = r.config.CAData
 		u.ClientCertificateData, u.ClientKeyData = r.config.CertData, r.config.KeyData
 	})
-	return process.Output(r.T, exec.Command(kubectlProgram(r.T), append([]string{"--kubeconfig", file}, args...)...))
+	return exec.Command(kubectlProgram(r.T), append([]string{"--kubeconfig", file}, args...)...)
 }
 
 func kubectlProgram(t *testing.T) string {
@@ -205,8 +211,8 @@ func (r *rig) mount(spec corev1.PodSpec) (paths []string) {
 	return paths
 }
 
-// The manifests, applied as they are beside kubeadm's Corefile, run each component with no right too few: endpoints are kept, names resolve, and
-// a Service gets an address that the node announces.
+// The manifests, applied as they are beside kubeadm's Corefile, run each component with no right too few: endpoints are
+// kept, names resolve, and a Service, an Ingress and a Gateway get addresses.
 func TestManifests(t *testing.T) {
 	r := newRig(t)
 	r.kubectl("create", "configmap", "coredns", "-n", "kube-system", "--from-file=Corefile=../../internal/corefile/testdata/kubeadm.Corefile")
@@ -235,6 +241,7 @@ func TestManifests(t *testing.T) {
 	r.checkEndpoints()
 	r.checkName(service.Spec.ClusterIP)
 	r.checkAddress()
+	r.checkFronts()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, request := range r.rejected {
@@ -319,6 +326,49 @@ func (r *rig) checkAddress() {
 		if !strings.Contains(leases, name) {
 			r.Errorf("%s elects no leader: %s", name, leases)
 		}
+	}
+}
+
+// fronts are an Ingress and a Gateway.
+const fronts = `
+apiVersion: networking.k8s.io/v1
+kind: Ingress
+metadata: {name: shop}
+spec: {ingressClassName: fairlead, defaultBackend: {service: {name: web, port: {number: 80}}}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: shop}
+spec: {gatewayClassName: fairlead, listeners: [{name: http, port: 80, protocol: HTTP}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: shop}
+spec: {parentRefs: [{name: shop}], rules: [{backendRefs: [{name: web, port: 80}]}]}
+`
+
+func (r *rig) checkFronts() {
+	r.Helper()
+	file := filepath.Join(r.TempDir(), "fronts.yaml")
+	if err := os.WriteFile(file, []byte(fronts), 0o600); err != nil {
+		r.Fatal(err)
+	}
+	testbed.Until(r.T, "the definitions of the Gateway API", func() error {
+		_, err := process.Try(r.kubectlCommand("apply", "-f", file))
+		return err
+	})
+	for _, field := range []string{
+		"ingress/shop {.status.loadBalancer.ingress[0].ip}", "gateway/shop {.status.addresses[0].value}",
+		"httproute/shop {.status.parents[0].controllerName}",
+	} {
+		object, path, _ := strings.Cut(field, " ")
+		testbed.Until(r.T, field, func() error {
+			out, err := process.Try(r.kubectlCommand("get", object, "-o", "jsonpath="+path))
+			if err == nil && out == "" {
+				err = errors.New("it is empty")
+			}
+			return err
+		})
 	}
 }
 

@@ -160,7 +160,8 @@ func newMetrics(mode string, families []svc.Family) *metrics {
 func (m *metrics) addConntrack(mk *maker) {
 	m.conntrack.removed = mk.counter("fairlead_conntrack_removed_total",
 		"Stale connection tracking entries removed, but for those that the kernel found itself.")
-	passes := mk.counterVec("fairlead_conntrack_passes_total", "Passes over connection tracking for stale entries, by how they are found.", "how")
+	passes := mk.counterVec("fairlead_conntrack_passes_total",
+		"Passes over connection tracking for stale entries, by how they are found.", "how")
 	m.conntrack.filtered, m.conntrack.read = passes.WithLabelValues("filter"), passes.WithLabelValues("read")
 	m.conntrack.took = mk.histograms("kubeproxy_conntrack_reconciler_sync_duration_seconds",
 		"Time one look for stale connection tracking entries took, in seconds.", prometheus.ExponentialBuckets(0.001, 2, 15))

@@ -48,7 +48,6 @@ const (
 	// retryPeriod is how long after a failure it tries again.
 	retryPeriod = time.Second
 	// writeTimeout bounds a write.
-	// writeTimeout bounds a write.
 	writeTimeout = 10 * time.Second
 	// installTimeout bounds the installation of all definitions.
 	installTimeout = time.Minute

@@ -28,7 +28,7 @@ type Routes struct {
 // routedProtocols are offered to clients of HTTPS (ALPN).
 //
 //nolint:gochecknoglobals // constant
-var routedProtocols = []string{"http/1.1"}
+var routedProtocols = []string{"h2", "http/1.1"}
 
 var errNoListener = errors.New("no listener is for this name")
 
