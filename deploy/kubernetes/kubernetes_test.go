@@ -33,7 +33,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead/fairlead/internal/testbed"

@@ -215,7 +215,7 @@ func (b *ruleCompiler) resolve(ref *gwv1.BackendObjectReference, at string) (out
 		return miss(gwv1.RouteReasonInvalidKind, "objects of kind %s are no backends; want a Service", kind)
 	}
 	from := gwv1.ReferenceGrantFrom{Group: gwv1.GroupName, Kind: kindHTTPRoute, Namespace: gwv1.Namespace(own)}
-	if !b.objects.permitted(from, "", "Service", name) {
+	if !b.objects.permitted(from, "Service", name) {
 		return miss(gwv1.RouteReasonRefNotPermitted, "no ReferenceGrant of namespace %s permits it", name.Namespace)
 	}
 	service := b.objects.Services[name]

@@ -117,7 +117,7 @@ func (l *listener) readCertificates(o *Objects, gateway svc.Name) {
 		switch {
 		case valueOf(ref.Group, "") != "" || valueOf(ref.Kind, "Secret") != "Secret":
 			l.miss(gwv1.ListenerReasonInvalidCertificateRef, "tls.certificateRefs[%d]: want a Secret", i)
-		case !o.permitted(from, "", "Secret", name):
+		case !o.permitted(from, "Secret", name):
 			l.miss(gwv1.ListenerReasonRefNotPermitted, "tls.certificateRefs[%d]: no ReferenceGrant of namespace %s permits it", i, name.Namespace)
 		case name.Namespace != gateway.Namespace: // docs/design/020-gateway.md
 			l.miss(gwv1.ListenerReasonRefNotPermitted, "tls.certificateRefs[%d]: nodes do not read Secrets of another namespace for a Gateway", i)

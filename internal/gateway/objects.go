@@ -89,8 +89,8 @@ type Secret struct {
 	Problem string
 }
 
-// permitted reports whether a ReferenceGrant lets objects of a kind and a namespace name an object.
-func (o *Objects) permitted(from gwv1.ReferenceGrantFrom, group gwv1.Group, kind gwv1.Kind, to svc.Name) bool {
+// permitted reports whether a ReferenceGrant lets objects of a kind and a namespace name an object of the core group.
+func (o *Objects) permitted(from gwv1.ReferenceGrantFrom, kind gwv1.Kind, to svc.Name) bool {
 	if string(from.Namespace) == to.Namespace {
 		return true
 	}
@@ -103,7 +103,7 @@ func (o *Objects) permitted(from gwv1.ReferenceGrantFrom, group gwv1.Group, kind
 			lets = lets || f == from
 		}
 		for _, t := range g.Spec.To {
-			if lets && t.Group == group && t.Kind == kind && (t.Name == nil || *t.Name == "" || string(*t.Name) == to.Name) {
+			if lets && t.Group == corev1.GroupName && t.Kind == kind && (t.Name == nil || *t.Name == "" || string(*t.Name) == to.Name) {
 				return true
 			}
 		}

@@ -138,8 +138,3 @@ func alternative(path string) string {
 	}
 	return other
 }
-
-// hasPathPrefix reports whether a path is prefix or below it, by segments. prefix has no slash at its end.
-func hasPathPrefix(path, prefix string) bool {
-	return strings.HasPrefix(path, prefix) && (len(path) == len(prefix) || path[len(prefix)] == '/')
-}

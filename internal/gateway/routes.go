@@ -203,7 +203,7 @@ func (c *cachedRoute) or(o *Objects, r *gwv1.HTTPRoute) *cachedRoute {
 	for i := range r.Spec.Rules {
 		for _, ref := range r.Spec.Rules[i].BackendRefs {
 			to := svc.Name{Namespace: string(valueOf(ref.Namespace, gwv1.Namespace(r.Namespace))), Name: string(ref.Name)}
-			next.refs = append(next.refs, reference{to, o.Services[to], o.permitted(grantFor(r), "", "Service", to)})
+			next.refs = append(next.refs, reference{to, o.Services[to], o.permitted(grantFor(r), "Service", to)})
 		}
 	}
 	return next
@@ -216,7 +216,7 @@ func grantFor(r *gwv1.HTTPRoute) gwv1.ReferenceGrantFrom {
 // current reports whether the references of a route lead where they did.
 func (c *cachedRoute) current(o *Objects) bool {
 	for _, ref := range c.refs {
-		if o.Services[ref.to] != ref.found || o.permitted(grantFor(c.object), "", "Service", ref.to) != ref.permitted {
+		if o.Services[ref.to] != ref.found || o.permitted(grantFor(c.object), "Service", ref.to) != ref.permitted {
 			return false
 		}
 	}

@@ -2,7 +2,6 @@ package chain
 
 import (
 	"context"
-	"io"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -30,7 +29,7 @@ func BenchmarkService(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	o := Options{Plan: plan, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Client: func(string, string) (kubernetes.Interface, error) {
+	o := Options{Plan: plan, Log: slog.New(slog.DiscardHandler), Client: func(string, string) (kubernetes.Interface, error) {
 		return fake.NewClientset(objects()...), nil
 	}}
 	m := newMetrics("test")

@@ -55,13 +55,13 @@ func Autopath(c *corefile.Autopath, search func(q *Query) []string, next Handler
 // alias makes m an answer for name, which it names as another name of its question's.
 func alias(m *mdns.Msg, name string) {
 	m.Question[0].Name = name
-	for _, rr := range m.Answer {
-		target := rr.Header().Name
-		if strings.EqualFold(target, name) {
-			return
-		}
-		c := &mdns.CNAME{Hdr: header(name, mdns.TypeCNAME, rr.Header().Ttl), Target: target}
-		m.Answer = append([]mdns.RR{c}, m.Answer...)
+	if len(m.Answer) == 0 {
 		return
 	}
+	first := m.Answer[0].Header()
+	if strings.EqualFold(first.Name, name) {
+		return
+	}
+	c := &mdns.CNAME{Hdr: header(name, mdns.TypeCNAME, first.Ttl), Target: first.Name}
+	m.Answer = append([]mdns.RR{c}, m.Answer...)
 }

@@ -20,12 +20,15 @@ func newScheme() *runtime.Scheme {
 	return s
 }
 
-// The clients of the kinds, as typed clients of client-go are.
 type (
-	ClassClient   = gentype.ClientWithList[*gwv1.GatewayClass, *gwv1.GatewayClassList]
+	// ClassClient is a typed client, as those of client-go, for GatewayClasses.
+	ClassClient = gentype.ClientWithList[*gwv1.GatewayClass, *gwv1.GatewayClassList]
+	// GatewayClient is one for Gateways.
 	GatewayClient = gentype.ClientWithList[*gwv1.Gateway, *gwv1.GatewayList]
-	RouteClient   = gentype.ClientWithList[*gwv1.HTTPRoute, *gwv1.HTTPRouteList]
-	GrantClient   = gentype.ClientWithList[*gwv1.ReferenceGrant, *gwv1.ReferenceGrantList]
+	// RouteClient is one for HTTPRoutes.
+	RouteClient = gentype.ClientWithList[*gwv1.HTTPRoute, *gwv1.HTTPRouteList]
+	// GrantClient is one for ReferenceGrants.
+	GrantClient = gentype.ClientWithList[*gwv1.ReferenceGrant, *gwv1.ReferenceGrantList]
 )
 
 // Client is a client of the Gateway API.

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
@@ -71,7 +72,7 @@ func serviceOf(g *gwv1.Gateway, ports map[uint16]bool, secrets []svc.Name) *core
 	setSecrets(s, secrets)
 	s.Labels[gateway.FrontLabel], s.Labels[gateway.NameLabel] = gateway.FrontGateway, labelValue(g.Name)
 	s.Labels[gateway.ClassLabel] = labelValue(string(g.Spec.GatewayClassName))
-	s.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(g, gwv1.SchemeGroupVersion.WithKind("Gateway"))}
+	s.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(g, schema.GroupVersion(gwv1.GroupVersion).WithKind("Gateway"))}
 	return s
 }
 

@@ -166,57 +166,25 @@ func (s *Server) Set(services []*Service) map[svc.Name]error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	failed := map[svc.Name]error{}
-	wanted, wantedUDP := map[netip.AddrPort]bool{}, map[netip.AddrPort]bool{}
-	pools := map[poolKey]bool{}
+	use := inUse{map[netip.AddrPort]bool{}, map[netip.AddrPort]bool{}, map[poolKey]bool{}}
 	done := make(map[svc.Name]*Service, len(services))
 	for _, v := range services {
-		var errs []error
-		if v.Routes != nil && s.services[v.Name] != v {
-			if err := s.needEngine(); err != nil {
-				errs = append(errs, err)
-			} else {
-				s.targets[v.Name] = newTargeting(s, v).all(s.services[v.Name], s.targets[v.Name])
-			}
-		}
-		for t := range s.targets[v.Name] {
-			pools[targetKey(v.Name, t.Backend)] = true
-		}
-		for _, l := range v.Spec.Listeners {
-			at := addressesAt(v, l)
-			if s.services[v.Name] != v {
-				var err error
-				if at, err = s.setListener(v, l); err != nil {
-					errs = append(errs, err)
-				}
-				if err != nil && len(at) == 0 {
-					continue
-				}
-			}
-			pools[keyOf(v, l)] = true
-			for _, at := range at {
-				if l.Protocol == dialect.UDP {
-					wantedUDP[at] = true
-				} else {
-					wanted[at] = true
-				}
-			}
-		}
-		if len(errs) > 0 {
-			failed[v.Name] = errors.Join(errs...)
+		if err := s.setService(v, use); err != nil {
+			failed[v.Name] = err
 			continue
 		}
 		done[v.Name] = v
 	}
 	s.services = done
 	for at, l := range s.listeners {
-		if !wanted[at] {
+		if !use.tcp[at] {
 			s.close(l, false)
 			delete(s.listeners, at)
 			s.drop(at)
 		}
 	}
 	for at, l := range s.udp {
-		if !wantedUDP[at] {
+		if !use.udp[at] {
 			l.close()
 			delete(s.udp, at)
 		}
@@ -232,13 +200,56 @@ func (s *Server) Set(services []*Service) map[svc.Name]error {
 		s.logs.Retain(func(n svc.Name) bool { return failed[n] != nil || done[n] != nil && done[n].Spec.AccessLog.Enabled })
 	}
 	for key, p := range s.pools {
-		if !pools[key] {
+		if !use.pools[key] {
 			p.Close(s.drains[key])
 			delete(s.pools, key)
 			delete(s.drains, key)
 		}
 	}
 	return failed
+}
+
+// inUse are the listeners and pools that Services have.
+type inUse struct {
+	tcp, udp map[netip.AddrPort]bool
+	pools    map[poolKey]bool
+}
+
+// setService makes the Server serve v, and notes what v uses. The caller holds s.mu.
+func (s *Server) setService(v *Service, use inUse) error {
+	var errs []error
+	same := s.services[v.Name] == v
+	if v.Routes != nil && !same {
+		if err := s.needEngine(); err != nil {
+			errs = append(errs, err)
+		} else {
+			s.targets[v.Name] = newTargeting(s, v).all(s.services[v.Name], s.targets[v.Name])
+		}
+	}
+	for t := range s.targets[v.Name] {
+		use.pools[targetKey(v.Name, t.Backend)] = true
+	}
+	for _, l := range v.Spec.Listeners {
+		at := addressesAt(v, l)
+		if !same {
+			var err error
+			if at, err = s.setListener(v, l); err != nil {
+				errs = append(errs, err)
+			}
+			if err != nil && len(at) == 0 {
+				continue
+			}
+		}
+		use.pools[keyOf(v, l)] = true
+		for _, at := range at {
+			if l.Protocol == dialect.UDP {
+				use.udp[at] = true
+			} else {
+				use.tcp[at] = true
+			}
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // addressesAt returns the addresses of a Service with one of its ports.

@@ -157,7 +157,7 @@ func (f *Forward) ask(ctx context.Context, q *plugin.Query) (*mdns.Msg, error) {
 		attempts = 2 * len(f.upstreams)
 	}
 	order := f.order()
-	var last error = errUnhealthy
+	last := errUnhealthy
 	failovers, down := 0, 0
 	for i := 0; attempts > 0 && ctx.Err() == nil; i++ {
 		if i%len(order) == 0 {

@@ -1,13 +1,12 @@
 package pods
 
 import (
+	"log/slog"
 	"net/netip"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"log/slog"
 
 	"github.com/fairlead/fairlead/internal/dialect"
 )

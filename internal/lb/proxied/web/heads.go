@@ -320,12 +320,6 @@ func requestLineOf(r *http1.Request, second bool) requestLine {
 	return l
 }
 
-// lineOf returns what package net/http has read.
-func lineOf(r *http.Request) requestLine {
-	grpc := strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc")
-	return requestLine{r.Method, r.Host, r.URL.RequestURI(), r.Proto, r.UserAgent(), grpc}
-}
-
 // text returns it as a whole, with the port if the host has none.
 func (l requestLine) text(scheme string, port uint16) string {
 	host := l.host

@@ -197,9 +197,7 @@ func (m *muxed) tunnel(u *upstream) error {
 			u.abort()
 			return
 		}
-		if c, is := u.conn.(stream.Conn); is {
-			_ = c.CloseWrite()
-		}
+		_ = u.conn.CloseWrite()
 	})
 	m.into = streamSink{Stream: m.s, timeout: m.limit() + m.grace()}
 	m.down = pump{to: &m.into, from: http1Tail(u), timeout: m.limit() + m.grace(), bytes: &m.sent, of: &m.exchange}
