@@ -169,7 +169,7 @@ func (s *Server) Set(services []*Service) map[svc.Name]error {
 	use := inUse{map[netip.AddrPort]bool{}, map[netip.AddrPort]bool{}, map[poolKey]bool{}}
 	done := make(map[svc.Name]*Service, len(services))
 	for _, v := range services {
-		if err := s.setService(v, use); err != nil {
+		if err := use.take(s, v); err != nil {
 			failed[v.Name] = err
 			continue
 		}
@@ -215,8 +215,8 @@ type inUse struct {
 	pools    map[poolKey]bool
 }
 
-// setService makes the Server serve v, and notes what v uses. The caller holds s.mu.
-func (s *Server) setService(v *Service, use inUse) error {
+// take makes s serve v, and notes what v uses. The caller holds s.mu.
+func (use inUse) take(s *Server, v *Service) error {
 	var errs []error
 	same := s.services[v.Name] == v
 	if v.Routes != nil && !same {

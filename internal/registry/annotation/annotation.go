@@ -38,6 +38,7 @@ type reader struct {
 var readers = map[string]reader{
 	svc.ClaimServicesAnnotation:  {[]string{"IPAddress"}, nil},
 	svc.ClaimPoolAnnotation:      {[]string{"IPAddress", "Service"}, nil},
+	svc.FrontSecretsAnnotation:   {[]string{"Service"}, nil},
 	svc.LBWeightAnnotation:       {[]string{"EndpointSlice", "Endpoints"}, weight},
 	svc.ACMEIssuedAnnotation:     {[]string{"Secret"}, nil},
 	svc.ACMERetryAnnotation:      {[]string{"Secret"}, nil},

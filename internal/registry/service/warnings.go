@@ -84,7 +84,8 @@ func lbWarnings(s *corev1.Service) (out []string) {
 		return nil
 	}
 	for _, f := range claim.Read(s).Findings {
-		if f.Annotation == "" || f.State != dialect.Invalid && f.State != dialect.Unknown || !ours && !dialect.IsOwn(f.Annotation) {
+		if f.Annotation == "" || f.State != dialect.Invalid && f.State != dialect.Unknown ||
+			!ours && (f.State != dialect.Unknown || !dialect.IsOwn(f.Annotation)) {
 			continue
 		}
 		if len(out) == maxLBWarnings {
