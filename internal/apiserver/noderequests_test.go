@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -32,6 +33,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	"github.com/fairlead/fairlead/internal/apiserver/join"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // Machines join by requests that an administrator approves, and a token for that is good for nothing else.
@@ -45,6 +47,7 @@ func TestJoinByApproval(t *testing.T) {
 	t.Run("a name in use", a.nameInUse)
 	t.Run("nothing else", a.nothingElse)
 	t.Run("who approves", a.whoApproves)
+	t.Run("a right that comes later", a.rightComesLater)
 	t.Run("a flood", a.flood) // last: it fills all places
 }
 
@@ -322,6 +325,35 @@ func (a approvals) nothingElse(t *testing.T) {
 }
 
 func second[T any](_ T, err error) error { return err }
+
+// A right that comes after the request counts: a server that has just started may not know all roles and Nodes yet.
+func (a approvals) rightComesLater(t *testing.T) {
+	token := a.token(t)
+	r, err := kubernetes.NewForConfigOrDie(a.config(t, token)).CertificatesV1().CertificateSigningRequests().Create(t.Context(),
+		nodeRequest(t, token.ID, "late"), metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	roles := a.admin.RbacV1()
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "late"}, Rules: []rbacv1.PolicyRule{{
+		Verbs: []string{"create"}, APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"certificatesigningrequests/nodeclient"},
+	}}}
+	_, err1 := roles.ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{})
+	_, err2 := roles.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: role.ObjectMeta, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "late"},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: r.Spec.Username}},
+	}, metav1.CreateOptions{})
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	testbed.Until(t, "the approval", func() error {
+		r, err := a.admin.CertificatesV1().CertificateSigningRequests().Get(t.Context(), r.Name, metav1.GetOptions{})
+		if err == nil && len(r.Status.Certificate) == 0 {
+			err = fmt.Errorf("it is %+v", r.Status)
+		}
+		return err
+	})
+}
 
 // An editor cannot approve; who has the right for the signer can.
 func (a approvals) whoApproves(t *testing.T) {

@@ -41,6 +41,9 @@ const (
 	keepPending   = 24 * time.Hour
 	sweepPeriod   = 10 * time.Minute
 	nameInUseWait = time.Second
+	// noRightWait is when a request is looked at again whose user has no right to an approval: a server that has just
+	// started may not know the user's Node or roles yet.
+	noRightWait = 5 * time.Second
 	// registerWithin is the time from a certificate to its node's first Lease in
 	// which the name is not given to another machine.
 	registerWithin = time.Minute
@@ -156,7 +159,7 @@ func (s *signer) approve(ctx context.Context, c *certificatesv1.CertificateSigni
 		Resource: "certificatesigningrequests", Subresource: right, ResourceRequest: true,
 	})
 	if err != nil || d != authorizer.DecisionAllow {
-		return 0, err
+		return noRightWait, err
 	}
 	if right == "nodeclient" {
 		taken, err := s.nameTaken(ctx, c.Name, node)
