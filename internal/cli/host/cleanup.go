@@ -58,6 +58,10 @@ do that after kube-proxy has been stopped, before or after fairlead is started.`
 					return err
 				}
 				fmt.Fprintln(g.Out, "removed: rules of kube-proxy")
+				if !iptables.Installed() {
+					fmt.Fprintln(g.Out, "not looked at: chains of iptables, which is not installed; "+
+						"if kube-proxy was in mode iptables or ipvs, install it and repeat the command")
+				}
 				return nil
 			}
 			if !root {

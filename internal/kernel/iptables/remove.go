@@ -34,6 +34,13 @@ func Each(f func(*Tool) error) error {
 	return errors.Join(errs...)
 }
 
+// Installed reports whether Each calls f at all.
+func Installed() bool {
+	found := false
+	_ = Each(func(*Tool) error { found = true; return nil })
+	return found
+}
+
 // RemoveChains is Tool.RemoveChains of each variant and family.
 func RemoveChains(ctx context.Context, its func(chain string) bool) error {
 	return Each(func(t *Tool) error { return t.RemoveChains(ctx, its) })
