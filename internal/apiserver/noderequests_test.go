@@ -328,24 +328,30 @@ func second[T any](_ T, err error) error { return err }
 
 // A right that comes after the request counts: a server that has just started may not know all roles and Nodes yet.
 func (a approvals) rightComesLater(t *testing.T) {
-	token := a.token(t)
-	r, err := kubernetes.NewForConfigOrDie(a.config(t, token)).CertificatesV1().CertificateSigningRequests().Create(t.Context(),
-		nodeRequest(t, token.ID, "late"), metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
+	allow := func(name, resource string) {
+		roles := a.admin.RbacV1()
+		role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{{
+			Verbs: []string{"create"}, APIGroups: []string{"certificates.k8s.io"}, Resources: []string{resource},
+		}}}
+		_, err1 := roles.ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{})
+		_, err2 := roles.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+			ObjectMeta: role.ObjectMeta, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+			Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "late"}},
+		}, metav1.CreateOptions{})
+		if err := errors.Join(err1, err2); err != nil {
+			t.Fatal(err)
+		}
 	}
-	roles := a.admin.RbacV1()
-	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "late"}, Rules: []rbacv1.PolicyRule{{
-		Verbs: []string{"create"}, APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"certificatesigningrequests/nodeclient"},
-	}}}
-	_, err1 := roles.ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{})
-	_, err2 := roles.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: role.ObjectMeta, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "late"},
-		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: r.Spec.Username}},
-	}, metav1.CreateOptions{})
-	if err := errors.Join(err1, err2); err != nil {
-		t.Fatal(err)
-	}
+	allow("late-requests", "certificatesigningrequests")
+	config := a.s.LoopbackConfig()
+	config.Impersonate.UserName = "late"
+	var r *certificatesv1.CertificateSigningRequest
+	testbed.Until(t, "the right to request", func() (err error) {
+		r, err = kubernetes.NewForConfigOrDie(config).CertificatesV1().CertificateSigningRequests().Create(t.Context(),
+			nodeRequest(t, "late", "late"), metav1.CreateOptions{})
+		return err
+	})
+	allow("late-approvals", "certificatesigningrequests/nodeclient")
 	testbed.Until(t, "the approval", func() error {
 		r, err := a.admin.CertificatesV1().CertificateSigningRequests().Get(t.Context(), r.Name, metav1.GetOptions{})
 		if err == nil && len(r.Status.Certificate) == 0 {
