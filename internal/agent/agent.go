@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -86,6 +87,9 @@ const (
 	// changed.
 	reportPeriod   = 5 * time.Minute
 	requestTimeout = 10 * time.Second
+	// startHold is how long an agent that has just begun does not report that its machine is not ready if that was Ready
+	// before: an agent that only restarts takes some time to find its Pods, which run.
+	startHold = 30 * time.Second
 )
 
 // DefaultMaxPods is the default of Options.MaxPods, a kubelet's.
@@ -100,6 +104,8 @@ type Registrar struct {
 	reported time.Time // the last time the status was written
 	written  report    // what the Lease reports
 	answered string    // the last suspicion that was answered by a renewal
+	began    time.Time // when Run did
+	known    bool      // this machine has been ready since then
 }
 
 // New returns a Registrar for Run. It has no effect yet.
@@ -112,6 +118,7 @@ func New(opts Options) *Registrar {
 func (r *Registrar) Run(ctx context.Context) error {
 	var renewed time.Time
 	var failing bool
+	r.began = time.Now()
 	for ctx.Err() == nil {
 		err := r.keepNode(ctx)
 		// The Lease does not depend on the status: a status that the API server
@@ -295,6 +302,7 @@ func (r *Registrar) statusDiffers(n *corev1.Node, now time.Time) bool {
 
 func (r *Registrar) fillStatus(n *corev1.Node, now time.Time) {
 	s := &n.Status
+	was := s.DeepCopy()
 	s.Addresses = nil
 	for _, a := range r.opts.Addresses {
 		s.Addresses = append(s.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a.String()})
@@ -315,16 +323,32 @@ func (r *Registrar) fillStatus(n *corev1.Node, now time.Time) {
 	maps.Copy(s.Capacity, capacity)
 	maps.Copy(s.Allocatable, capacity)
 
-	ready := corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "AgentReady", Message: "the agent runs"}
-	if r.opts.Ready != nil {
-		if err := r.opts.Ready(); err != nil {
-			ready.Status, ready.Reason, ready.Message = corev1.ConditionFalse, "AgentNotReady", strings.ReplaceAll(err.Error(), "\n", "; ")
-		}
-	}
-	setCondition(s, ready, now)
+	setCondition(s, r.ready(was, now), now)
 	for _, condition := range r.opts.Conditions {
 		setCondition(s, condition(), now)
 	}
+}
+
+// ready returns the condition Ready. was is the status of the Node before.
+func (r *Registrar) ready(was *corev1.NodeStatus, now time.Time) corev1.NodeCondition {
+	ready := corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "AgentReady", Message: "the agent runs"}
+	if r.opts.Ready == nil {
+		return ready
+	}
+	err := r.opts.Ready()
+	r.known = r.known || err == nil
+	starting := !r.known && now.Sub(r.began) < startHold
+	if err != nil && !(starting && wasReady(was, r.opts.Info.BootID)) {
+		ready.Status, ready.Reason, ready.Message = corev1.ConditionFalse, "AgentNotReady", strings.ReplaceAll(err.Error(), "\n", "; ")
+	}
+	return ready
+}
+
+// wasReady reports whether a status has the condition Ready of the same boot of the machine: no Pod outlives that.
+func wasReady(s *corev1.NodeStatus, boot string) bool {
+	return s.NodeInfo.BootID == boot && slices.ContainsFunc(s.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
 }
 
 func setCondition(s *corev1.NodeStatus, c corev1.NodeCondition, now time.Time) {

@@ -115,6 +115,41 @@ func condition(n *corev1.Node, t corev1.NodeConditionType) corev1.NodeCondition 
 	return corev1.NodeCondition{}
 }
 
+// An agent that restarts does not report its Pods as lost until it has found them; it does not hide for long that they are, nor
+// after the machine restarted, nor once it was ready itself.
+func TestReadyAcrossRestarts(t *testing.T) {
+	down := errors.New("no range yet")
+	var notReady error
+	start := time.Unix(1_000_000, 0)
+	r := New(Options{NodeName: "here", Log: slog.New(slog.DiscardHandler), Info: corev1.NodeSystemInfo{BootID: "1"},
+		Ready: func() error { return notReady }})
+	expect := func(what string, n *corev1.Node, after time.Duration, want corev1.ConditionStatus) {
+		t.Helper()
+		if r.fillStatus(n, start.Add(after)); condition(n, corev1.NodeReady).Status != want {
+			t.Errorf("%s: Ready is %+v, want %s", what, condition(n, corev1.NodeReady), want)
+		}
+	}
+	restart := func() { r.began, r.known, notReady = start, false, down }
+	restart()
+	expect("a new node", &corev1.Node{}, 0, corev1.ConditionFalse)
+	notReady = nil
+	n := &corev1.Node{}
+	expect("the first agent", n, 0, corev1.ConditionTrue)
+	restart()
+	expect("the next agent", n, 3*time.Second, corev1.ConditionTrue)
+	expect("for long", n, startHold, corev1.ConditionFalse)
+	expect("one that was not Ready", n, time.Second, corev1.ConditionFalse)
+	notReady = nil
+	expect("ready", n, time.Second, corev1.ConditionTrue)
+	notReady = down
+	expect("after that", n, 2*time.Second, corev1.ConditionFalse)
+	notReady = nil
+	expect("ready again", n, 3*time.Second, corev1.ConditionTrue)
+	restart()
+	n.Status.NodeInfo.BootID = "0"
+	expect("the machine restarted", n, time.Second, corev1.ConditionFalse)
+}
+
 func TestRegistration(t *testing.T) {
 	var notReady error
 	inBubble(t, Options{

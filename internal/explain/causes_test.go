@@ -241,6 +241,24 @@ func TestCauses(t *testing.T) {
 	}
 }
 
+// An endpoint that the node leaves out because it does not reach the endpoint's node is said to be that.
+func TestUnreachedEndpoint(t *testing.T) {
+	b := newBed()
+	b.facts = func(f *Facts) {
+		f.Unreached = []string{"elsewhere", "there"}
+		p := &f.Ports[0]
+		for i := range p.Frontends {
+			p.Frontends[i].Endpoints = p.Frontends[i].Endpoints[:1]
+			p.Installed[i] = dataplane.Expected(p.ServicePort, &p.Frontends[i])
+		}
+	}
+	v := b.explain()
+	want := Line{"ready, but node here does not reach node there: it is the last choice", "node here"}
+	if len(v.Endpoints) != 2 || !v.Endpoints[0].May || v.Endpoints[1].May || !slices.Contains(v.Endpoints[1].Why, want) {
+		t.Errorf("want %v in\n%s", want, text(v))
+	}
+}
+
 // Every cause has a test above: none can be added without one.
 func TestCausesAreTwelve(t *testing.T) {
 	if n := len(Causes()); n != 12 {

@@ -311,6 +311,8 @@ func (e *explaining) left(l *listed, say func(text, source string)) {
 	local := s != nil && (s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal ||
 		s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal)
 	switch {
+	case slices.Contains(e.facts.Unreached, l.node()):
+		say(fmt.Sprintf("ready, but node %s does not reach node %s: it is the last choice", e.facts.Node, l.node()), "node "+e.facts.Node)
 	case local && !l.state.Is(table.Local):
 		field := "spec.externalTrafficPolicy"
 		if s.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {

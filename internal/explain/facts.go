@@ -25,6 +25,8 @@ type Facts struct {
 	MasqueradeAll bool           `json:"masqueradeAll,omitempty"`
 	// Addresses are the machine's.
 	Addresses []netip.Addr `json:"addresses,omitempty"`
+	// Unreached are the names of the nodes that this one does not reach (docs/design/019-broken-paths.md).
+	Unreached []string `json:"unreached,omitempty"`
 
 	Ports  []Port  `json:"ports,omitempty"`
 	Probes []Probe `json:"probes,omitempty"`

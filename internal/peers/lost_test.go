@@ -100,6 +100,57 @@ func TestNothingLostByItself(t *testing.T) {
 	}
 }
 
+// When this machine's own link comes back, the machines are asked at different times, and answers come only after a step has
+// judged: the first one that answers does not make the others lost. One that stays silent is lost soon.
+func TestNothingLostWhenTheLinkComesBack(t *testing.T) {
+	var l *link
+	step := func(up func(string) bool) []string {
+		l.now += Step
+		asked := l.watch.Tick(l.now)
+		lost := l.watch.Lost(l.now)
+		for _, q := range asked {
+			if up(q.Name) {
+				l.watch.Heard(l.now+Step/8, q.Name)
+			}
+		}
+		return lost
+	}
+	all := func(string) bool { return true }
+	none := func(string) bool { return false }
+	for offset := range 4 {
+		for down := 4; down <= 16; down++ {
+			l = newLink("a")
+			for range 9 + offset {
+				step(all)
+			}
+			l.watch.Set([]string{"a", "b", "c", "d"}) // asked at other times than a
+			for range 20 {
+				step(all)
+			}
+			for range down {
+				if lost := step(none); len(lost) > 0 {
+					t.Fatalf("offset %d: none answers, and lost are %v", offset, lost)
+				}
+			}
+			for i := range 12 {
+				if lost := step(all); len(lost) > 0 {
+					t.Errorf("offset %d: %d steps after a link that was down for %d comes back, lost are %v", offset, i, down, lost)
+				}
+			}
+			for range down {
+				step(none)
+			}
+			var lost []string
+			for range 9 {
+				lost = step(func(name string) bool { return name != "c" })
+			}
+			if !slices.Equal(lost, []string{"c"}) {
+				t.Errorf("offset %d: all but c are back, and lost are %v", offset, lost)
+			}
+		}
+	}
+}
+
 // Every member asks all others of a small cluster, and in a large one so many that the cost is bounded, first those it
 // watches.
 func TestAskedBy(t *testing.T) {

@@ -36,6 +36,7 @@ type Watch struct {
 type target struct {
 	seen  bool          // it has answered ever
 	heard time.Duration // its last answer, or when its silence began to count
+	back  time.Duration // when it began to answer, or answered again after two questions or more
 	asked time.Duration // the last question
 	open  int           // questions since the last answer
 	first time.Duration // the first of these
@@ -75,6 +76,9 @@ func (w *Watch) Heard(now time.Duration, name string) {
 	}
 	if t.open > 0 {
 		t.good++
+	}
+	if !t.seen || t.open > 1 {
+		t.back = now
 	}
 	t.seen, t.heard, t.open = true, now, 0
 }
@@ -129,7 +133,7 @@ func (w *Watch) Lost(now time.Duration) []string {
 	for name, t := range w.targets {
 		switch {
 		case !t.lost:
-			t.lost = t.seen && t.open > missed && w.othersAnswer(t)
+			t.lost = t.seen && t.open > missed && w.othersAnswer(now, t)
 			t.good = 0
 		case t.good >= regained:
 			t.lost = false
@@ -143,14 +147,15 @@ func (w *Watch) Lost(now time.Duration) []string {
 }
 
 // othersAnswer reports whether a machine other than one that is silent has answered since that did not, or that there is no
-// other one.
-func (w *Watch) othersAnswer(silent *target) bool {
+// other one. One that has just begun to answer again is no witness: this machine's own link may have come back, and the silent
+// one was not asked since.
+func (w *Watch) othersAnswer(now time.Duration, silent *target) bool {
 	others := false
 	for _, t := range w.targets {
 		if t == silent || !t.seen {
 			continue
 		}
-		if t.heard >= silent.first+Retry/2 {
+		if t.heard >= silent.first+Retry/2 && now-t.back >= Retry+Step {
 			return true
 		}
 		others = true

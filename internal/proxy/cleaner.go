@@ -43,6 +43,8 @@ type cleaner struct {
 	// everything else must be looked at, too.
 	pending, cleaning map[svc.Frontend]*suspect
 	all               bool
+	// hasty reports that something of pending does not wait for cleanGather.
+	hasty bool
 }
 
 // cleanerMetrics are what a cleaner counts.
@@ -111,6 +113,7 @@ func (c *cleaner) add(fronts map[svc.Frontend]*suspect) {
 	for at, s := range fronts {
 		s.inherit(at, c.pending[at], c.relayed)
 		c.pending[at] = s
+		c.hasty = c.hasty || at.Protocol != svc.TCP
 	}
 	if len(c.pending) > maxStaleFronts {
 		c.all = true
@@ -165,22 +168,14 @@ func (c *cleaner) gather(ctx context.Context) {
 func (c *cleaner) urgent() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.all {
-		return true
-	}
-	for at := range c.pending {
-		if at.Protocol != svc.TCP {
-			return true
-		}
-	}
-	return false
+	return c.all || c.hasty
 }
 
 // clean looks at what is pending once. After an error that is pending again.
 func (c *cleaner) clean(ctx context.Context) error {
 	c.mu.Lock()
-	fronts, all, now := c.pending, c.all, c.table
-	c.pending, c.cleaning, c.all = map[svc.Frontend]*suspect{}, fronts, false
+	fronts, all, hasty, now := c.pending, c.all, c.hasty, c.table
+	c.pending, c.cleaning, c.all, c.hasty = map[svc.Frontend]*suspect{}, fronts, false, false
 	c.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, cleanTimeout)
 	defer cancel()
@@ -198,7 +193,7 @@ func (c *cleaner) clean(ctx context.Context) error {
 	if err == nil {
 		return nil
 	}
-	c.all = c.all || all
+	c.all, c.hasty = c.all || all, c.hasty || hasty
 	newer := c.pending
 	c.pending = fronts
 	c.add(newer)

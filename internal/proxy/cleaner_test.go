@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
@@ -122,6 +123,52 @@ func TestRemovalsAreGathered(t *testing.T) {
 				t.Errorf("with UDP: read %v, asked %v, want one reading of IPv4 at once", scopes, asked)
 			}
 		})
+	}
+}
+
+// Whether something does not wait is known without a look at what is pending, which the Proxy's loop would wait for; also after
+// an error, and not after a look that went well.
+func TestUrgent(t *testing.T) {
+	tracker := &fakeTracker{entries: map[conntrack.Entry]bool{}}
+	o := &Options{Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
+	c := newCleaner(tracker, o, &newMetrics("fake", []svc.Family{svc.IPv4}).conntrack)
+	expect := func(what string, want bool) {
+		t.Helper()
+		if got := c.urgent(); got != want {
+			t.Errorf("%s: urgent is %v", what, got)
+		}
+	}
+	front := func(p svc.Protocol) map[svc.Frontend]*suspect {
+		at := svc.Frontend{Protocol: p, Addr: netip.MustParseAddrPort("10.96.0.2:53")}
+		return map[svc.Frontend]*suspect{at: newSuspect(at, nil, nil, false)}
+	}
+	c.add(front(svc.TCP))
+	expect("TCP", false)
+	c.add(front(svc.UDP))
+	c.add(front(svc.TCP))
+	expect("UDP", true)
+	tracker.fail(1)
+	if c.clean(t.Context()) == nil {
+		t.Error("no error")
+	}
+	expect("after an error", true)
+	if err := c.clean(t.Context()); err != nil {
+		t.Error(err)
+	}
+	c.add(front(svc.TCP))
+	expect("after a look", false)
+	for i := range maxStaleFronts - 1 {
+		at := svc.Frontend{Protocol: svc.TCP, Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 1, 1}), uint16(i))}
+		c.pending[at] = &suspect{}
+	}
+	best := time.Hour
+	for range 100 {
+		start := time.Now()
+		c.urgent()
+		best = min(best, time.Since(start))
+	}
+	if best > 50*time.Microsecond {
+		t.Errorf("with %d pending that takes %s", len(c.pending), best)
 	}
 }
 

@@ -80,20 +80,11 @@ func sizeOf(p *table.ServicePort) int {
 	return n
 }
 
-// of returns the changes of a Service since a time, the oldest first.
+// of returns the changes of a Service since a time, the oldest first. It puts them in words without the lock, for which the
+// Proxy's loop waits: a change has up to historyEndpoints.
 func (h *history) of(n svc.Name, since time.Time) []Past {
-	h.mu.Lock()
-	defer h.mu.Unlock()
 	out := []Past{}
-	for i := range h.list {
-		p := &h.list[i]
-		port := p.after
-		if port == nil {
-			port = p.before
-		}
-		if port.ID.Name != n || p.at.Before(since) {
-			continue
-		}
+	for _, p := range h.matching(n, since) {
 		text := Past{Time: p.at}
 		if p.before != nil {
 			text.Before = p.before.String()
@@ -102,6 +93,23 @@ func (h *history) of(n svc.Name, since time.Time) []Past {
 			text.After = p.after.String()
 		}
 		out = append(out, text)
+	}
+	return out
+}
+
+// matching returns what of has. Its ports are immutable.
+func (h *history) matching(n svc.Name, since time.Time) (out []past) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for i := range h.list {
+		p := &h.list[i]
+		port := p.after
+		if port == nil {
+			port = p.before
+		}
+		if port.ID.Name == n && !p.at.Before(since) {
+			out = append(out, *p)
+		}
 	}
 	return out
 }

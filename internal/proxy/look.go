@@ -18,6 +18,8 @@ type View struct {
 	// Addresses are the machine's.
 	Addresses []netip.Addr
 	Problems  []table.Problem
+	// Unreached are the nodes that this one does not reach, as Options have it.
+	Unreached []string
 }
 
 // ViewedPort is one service port of a View.
@@ -74,6 +76,9 @@ func (l *look) view(p *Proxy) (*View, error) {
 		return nil, errNotProgrammed
 	}
 	v := &View{Table: p.applied, Addresses: p.machine}
+	if p.opts.Unreached != nil {
+		v.Unreached = p.opts.Unreached()
+	}
 	chosen := l.choose(p.wanted)
 	services := map[svc.Name]bool{}
 	var asked []dataplane.Asked

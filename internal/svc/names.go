@@ -139,8 +139,8 @@ const (
 const (
 	// ReasonNodeNotReady is the reason of a Pod's condition Ready while its Node is not Ready, as Kubernetes has it.
 	ReasonNodeNotReady = "NodeNotReady"
-	// NotReadyHold is how long a node is not Ready before its Pods leave the endpoints. An agent that restarts
-	// is not Ready for a moment.
+	// NotReadyHold is how long a node is not Ready before its Pods leave the endpoints: some failures
+	// last only a moment.
 	NotReadyHold = 2 * time.Second
 )
 

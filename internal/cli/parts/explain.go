@@ -90,7 +90,7 @@ func parseExplain(v url.Values) (q explainQuery, err error) {
 }
 
 func factsOf(v *proxy.View, status proxy.Status) *explain.Facts {
-	out := &explain.Facts{Node: status.Node, Mode: status.Mode, Addresses: v.Addresses}
+	out := &explain.Facts{Node: status.Node, Mode: status.Mode, Addresses: v.Addresses, Unreached: v.Unreached}
 	out.SettingsFrom(v.Table)
 	for _, p := range v.Ports {
 		out.Ports = append(out.Ports, explain.Port{ServicePort: p.Port, Rejected: p.Rejected, Installed: p.Installed, Counts: p.Counts})

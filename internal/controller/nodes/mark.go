@@ -69,16 +69,25 @@ func isHealthTaint(t corev1.Taint) bool {
 	return t.Key == corev1.TaintNodeUnreachable || t.Key == corev1.TaintNodeNotReady
 }
 
-func (c *lifecycle) untaint(ctx context.Context, node *corev1.Node) error {
-	if !slices.ContainsFunc(node.Spec.Taints, isHealthTaint) {
+func isUnreachableTaint(t corev1.Taint) bool { return t.Key == corev1.TaintNodeUnreachable }
+
+// untaint removes the taints of a Node for which is returns true.
+func (c *lifecycle) untaint(ctx context.Context, node *corev1.Node, is func(corev1.Taint) bool) error {
+	if !slices.ContainsFunc(node.Spec.Taints, is) {
 		return nil
 	}
-	return c.taint(ctx, node.Name, "")
+	return c.setTaint(ctx, node.Name, "", is)
 }
 
 // taint gives a Node the taint of that key, of unreachable Nodes or of Nodes that are not Ready, in both effects, in place
-// of the other one; "" removes both.
+// of the other one.
 func (c *lifecycle) taint(ctx context.Context, name, key string) error {
+	return c.setTaint(ctx, name, key, isHealthTaint)
+}
+
+// setTaint gives a Node the taint of that key, "" for none, in both effects, in place of the others for which insteadOf returns
+// true.
+func (c *lifecycle) setTaint(ctx context.Context, name, key string, insteadOf func(corev1.Taint) bool) error {
 	node, err := c.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -86,7 +95,7 @@ func (c *lifecycle) taint(ctx context.Context, name, key string) error {
 	if err != nil {
 		return fmt.Errorf("get node %s: %w", name, err)
 	}
-	taints := slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool { return isHealthTaint(t) && t.Key != key })
+	taints := slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool { return insteadOf(t) && t.Key != key })
 	changed := len(taints) < len(node.Spec.Taints)
 	now := metav1.Now()
 	for _, effect := range []corev1.TaintEffect{corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute} {
@@ -103,7 +112,7 @@ func (c *lifecycle) taint(ctx context.Context, name, key string) error {
 		return fmt.Errorf("taints of node %s: %w", name, err)
 	}
 	if key == "" {
-		c.Log.Info("node is reachable and ready again", "node", name)
+		c.Log.Info("removed the health taints of a node", "node", name)
 	}
 	return nil
 }

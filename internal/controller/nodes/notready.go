@@ -31,9 +31,12 @@ func (c *lifecycle) followReady(ctx context.Context, node *corev1.Node) error {
 	left, is, withdrawn := c.live.notReady(node.Name)
 	switch {
 	case readyCondition(node) == nil:
-		return nil // nothing is known
+		if !c.live.state(node.Name).renewed {
+			return nil // tainted by an earlier leader, and no renewal yet
+		}
+		return c.untaint(ctx, node, isUnreachableTaint) // whether it is ready is not known
 	case !is:
-		return c.untaint(ctx, node)
+		return c.untaint(ctx, node, isHealthTaint)
 	case left > 0:
 		c.loop.Queue.AddAfter(node.Name, left)
 		return nil

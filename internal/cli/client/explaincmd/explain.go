@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/netip"
 	"slices"
 	"strings"
@@ -17,10 +18,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/explain"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
 )
 
 // Report is what 'fairlead explain' shows. Its JSON form is meant for programs: fields are only ever added.
@@ -188,13 +191,13 @@ func (c *cluster) facts(ctx context.Context, client kubernetes.Interface, node s
 	if !probe {
 		request.Param("probe", "false")
 	}
-	text, err := request.DoRaw(ctx)
-	var facts explain.Facts
+	text, err := answerOf(ctx, request)
+	facts := &explain.Facts{}
 	if err == nil {
-		err = json.Unmarshal(text, &facts)
+		facts, err = decodeFacts(text, node)
 	}
 	if err == nil {
-		return &facts
+		return facts
 	}
 	why := "its agent does not answer: " + base.OneLine(err)
 	if apierrors.IsForbidden(err) {
@@ -202,6 +205,44 @@ func (c *cluster) facts(ctx context.Context, client kubernetes.Interface, node s
 	}
 	t := c.table(node)
 	return explain.Assumed(node, why, t, explain.Choose(t, target, q.Address, q.Protocol))
+}
+
+// maxAnswer bounds the answer of a node, in bytes: what a machine sends is not trusted.
+const maxAnswer = 32 << 20
+
+// answerOf reads the answer of a node to a question.
+func answerOf(ctx context.Context, request *rest.Request) ([]byte, error) {
+	body, err := request.Stream(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close()
+	text, err := io.ReadAll(io.LimitReader(body, maxAnswer+1))
+	if err == nil && len(text) > maxAnswer {
+		err = fmt.Errorf("its answer is longer than %d MiB", maxAnswer>>20)
+	}
+	return text, err
+}
+
+// decodeFacts reads the Facts that a node sent, which speaks only of itself.
+func decodeFacts(text []byte, node string) (*explain.Facts, error) {
+	f := &explain.Facts{}
+	if err := json.Unmarshal(text, f); err != nil {
+		return nil, err
+	}
+	f.Node = node
+	for i := range f.Ports {
+		switch p := &f.Ports[i]; {
+		case p.ServicePort == nil:
+			return nil, fmt.Errorf("cannot use its answer: ports[%d] is empty", i)
+		case len(p.Installed) > len(p.Frontends):
+			return nil, fmt.Errorf("cannot use its answer: ports[%d] has %d frontends, and %d are installed", i, len(p.Frontends),
+				len(p.Installed))
+		case slices.ContainsFunc(p.Frontends, func(f table.Frontend) bool { return f.Kind > table.NodePort }):
+			return nil, fmt.Errorf("cannot use its answer: ports[%d] has a frontend of an unknown kind", i)
+		}
+	}
+	return f, nil
 }
 
 // client finds out who --from is.

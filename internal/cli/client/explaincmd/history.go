@@ -107,8 +107,8 @@ func past(ctx context.Context, client kubernetes.Interface, q *explain.Question,
 	}
 	for _, n := range nodes {
 		ctx, cancel := context.WithTimeout(ctx, askTimeout)
-		text, err := client.CoreV1().RESTClient().Get().Resource("nodes").Name(n).SubResource("proxy").Suffix("history").
-			Param("service", q.Service.String()).Param("since", since.String()).DoRaw(ctx)
+		text, err := answerOf(ctx, client.CoreV1().RESTClient().Get().Resource("nodes").Name(n).SubResource("proxy").Suffix("history").
+			Param("service", q.Service.String()).Param("since", since.String()))
 		cancel()
 		var list []proxy.Past
 		if err == nil {
@@ -130,7 +130,7 @@ func (r *historyReport) print(out io.Writer) error {
 		fmt.Fprintf(out, "nothing changed for Service %s since %s\n", r.Service, r.Since.Local().Format(time.TimeOnly))
 	}
 	for _, c := range r.Changes {
-		fmt.Fprintf(out, "%s  node %s\n", c.Time.Local().Format("15:04:05.000"), c.Node)
+		fmt.Fprintf(out, "%s  node %s\n", c.Time.Local().Format("15:04:05.000"), base.PlainLine(c.Node))
 		printDifference(out, c.Before, c.After)
 	}
 	for _, p := range r.Problems {

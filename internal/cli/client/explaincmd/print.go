@@ -20,7 +20,7 @@ func (r *Report) print(out io.Writer) error {
 		if i == 1 {
 			fmt.Fprintln(out)
 		}
-		fmt.Fprintf(out, "on node %s: %s\n", v.Node, headline(v))
+		fmt.Fprintf(out, "on node %s: %s\n", base.PlainLine(v.Node), headline(v))
 	}
 	if r.NotAsked > 0 {
 		fmt.Fprintf(out, "%d more nodes were not asked: name one with --node\n", r.NotAsked)
@@ -41,11 +41,11 @@ func headline(v *explain.Verdict) string {
 }
 
 func printVerdict(out io.Writer, question string, v *explain.Verdict) {
-	fmt.Fprintf(out, "%s on node %s: %s\n", base.PlainLine(question), v.Node, headline(v))
+	fmt.Fprintf(out, "%s on node %s: %s\n", base.PlainLine(question), base.PlainLine(v.Node), headline(v))
 	if v.Client.Text != "" {
 		where := "outside of all nodes"
 		if v.Client.Node != "" {
-			where = "on node " + v.Client.Node
+			where = "on node " + base.PlainLine(v.Client.Node)
 		}
 		fmt.Fprintf(out, "client %s, %s\n", base.PlainLine(v.Client.Text), where)
 	}
@@ -56,7 +56,7 @@ func printVerdict(out io.Writer, question string, v *explain.Verdict) {
 		if f.Cause != "" {
 			answer += ", " + string(f.Cause)
 		}
-		fmt.Fprintf(out, "\n%s %s %s: %s\n", f.Kind, f.Protocol, f.Address, answer)
+		fmt.Fprintf(out, "\n%s %s %s: %s\n", base.PlainLine(f.Kind), base.PlainLine(f.Protocol), base.PlainLine(f.Address), answer)
 		printLines(out, "  ", f.Lines)
 		if len(f.Proof) > 0 {
 			fmt.Fprintln(out, "  read back:")
@@ -93,7 +93,8 @@ func printEndpoints(out io.Writer, list []explain.Endpoint) {
 				fmt.Fprintf(w, "\t\t\t\t%s  [%s]\n", base.PlainLine(l.Text), base.PlainLine(l.Source))
 				continue
 			}
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s  [%s]\n", e.Address, cmp.Or(e.Pod, "-"), cmp.Or(e.Node, "-"), may,
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s  [%s]\n", base.PlainLine(e.Address), base.PlainLine(cmp.Or(e.Pod, "-")),
+				base.PlainLine(cmp.Or(e.Node, "-")), may,
 				base.PlainLine(l.Text), base.PlainLine(l.Source))
 		}
 	}

@@ -1,0 +1,106 @@
+package explaincmd
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/explain"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// What a node sends is not trusted: it cannot end the command, speak for another node, send without an end, or write to the
+// terminal. The node is then explained by what the API has.
+func TestHostileAnswers(t *testing.T) {
+	const evil = `\u001b[2J\u001b]0;x\u0007`
+	port := func(more string) string {
+		return `{"ID":{"Namespace":"default","Name":"web","Port":"` + evil + `"},"Protocol":6,"Frontends":[{"Addr":"10.96.0.10:80"}]` + more + `}`
+	}
+	var answer string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/api/v1/nodes/n0/proxy/explain" {
+			t.Errorf("asked for %s", r.URL.Path)
+		}
+		if answer != "long" {
+			_, _ = w.Write([]byte(answer))
+			return
+		}
+		for range maxAnswer>>20 + 1 {
+			if _, err := w.Write(bytes.Repeat([]byte(" "), 1<<20)); err != nil {
+				return
+			}
+		}
+		_, _ = w.Write([]byte("{}"))
+	}))
+	defer server.Close()
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := svc.Name{Namespace: "default", Name: "web"}
+	web := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.ServiceSpec{
+		ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10"}, Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}}}}
+	c := &cluster{nodes: map[string]*corev1.Node{}, names: []string{"n0"}, tables: map[string]*table.Table{}}
+	c.objects.Services = []*corev1.Service{web}
+	q := &explain.Question{Service: name}
+	for what, from := range map[string]struct{ answer, problem string }{
+		"an honest one":       {`{"node":"n0","mode":"nft","ports":[` + port("") + `]}`, ""},
+		"an empty port":       {`{"ports":[{}]}`, "ports[0] is empty"},
+		"an unknown kind":     {`{"ports":[{"Frontends":[{"Kind":200}]}]}`, "unknown kind"},
+		"null":                {`{"ports":[null]}`, "ports[0] is empty"},
+		"more than frontends": {`{"ports":[` + port(`,"installed":[{"present":false},{"present":true}]`) + `]}`, "2 are installed"},
+		"too long":            {"long", "longer than 32 MiB"},
+		"no JSON":             {"<html>", "invalid character"},
+		"of another node":     {`{"node":"other` + evil + `","mode":"` + evil + `","ports":[` + port("") + `]}`, ""},
+		"escapes everywhere": {`{"problem":"` + evil + `","problems":["` + evil + `"],` +
+			`"ports":[` + port(`,"rejected":"`+evil+`"`) + `]}`, evil},
+		"probes of no endpoint": {`{"ports":[` + port("") + `],"probes":[{"endpoint":"10.1.1.1:80","result":"` + evil + `"}]}`, ""},
+	} {
+		answer = from.answer
+		facts := c.facts(t.Context(), client, "n0", q, true)
+		var problem string
+		_ = json.Unmarshal([]byte(`"`+from.problem+`"`), &problem)
+		if facts.Node != "n0" || !strings.Contains(facts.Problem, problem) || problem == "" && facts.Problem != "" {
+			t.Errorf("%s: node %q, problem %q, want n0, %q", what, facts.Node, facts.Problem, problem)
+		}
+		r := &Report{Question: "web", Verdicts: []*explain.Verdict{explain.Explain(q, &c.objects, facts)}}
+		var out bytes.Buffer
+		if err := r.print(&out); err != nil {
+			t.Fatal(err)
+		}
+		if strings.ContainsAny(out.String(), "\x1b\x07") || !strings.Contains(out.String(), "on node n0") {
+			t.Errorf("%s: %q", what, out.String())
+		}
+	}
+}
+
+// Names in the API may be written by others, too.
+func TestPrintedNamesArePlain(t *testing.T) {
+	const evil = "\x1b[2J"
+	v := &explain.Verdict{Node: evil, Mode: evil, Client: explain.Client{Text: evil, Node: evil},
+		Lines:     []explain.Line{{Text: evil, Source: evil}},
+		Frontends: []explain.Frontend{{Kind: evil, Protocol: evil, Address: evil}},
+		Endpoints: []explain.Endpoint{{Address: evil, Pod: evil, Node: evil, Why: []explain.Line{{Text: evil, Source: evil}}}}}
+	var out bytes.Buffer
+	if err := (&Report{Question: evil, Verdicts: []*explain.Verdict{v, v}}).print(&out); err != nil {
+		t.Fatal(err)
+	}
+	h := historyReport{Service: "default/web", Changes: []nodeHistory{{Node: evil}}, Problems: []string{evil}}
+	h.Changes[0].Time, h.Changes[0].After = time.Unix(0, 0), evil
+	if err := h.print(&out); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(out.String(), "\x1b") {
+		t.Errorf("%q", out.String())
+	}
+}
