@@ -1,6 +1,7 @@
 package accounts
 
 import (
+	"bytes"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/go-jose/go-jose/v4/jwt"
+	"golang.org/x/sys/unix"
 	"k8s.io/client-go/util/keyutil"
 )
 
@@ -168,6 +170,54 @@ func TestStagesOutOfTurn(t *testing.T) {
 	}
 	rejected("publish before the end", s.dir.Publish(nil), "finish this rotation")
 	rejected("abort too late", s.dir.Abort(), "no next key")
+}
+
+// Wherever a stage is interrupted, no public key is left without its private one, and the next stage completes it: the tokens of the
+// old key are valid until the end, and then rejected.
+func TestInterruptedPublish(t *testing.T) {
+	t.Parallel()
+	for lost, files := range map[string][]string{"all but the next key": {PublicFile, OldFile}, "the old key": {OldFile}} {
+		s := newServer(t)
+		first := s.token(t)
+		if err := s.dir.Publish(nil); err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			if err := os.Remove(s.dir.file(f)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := s.dir.Sign(); err != nil {
+			t.Fatal(err)
+		}
+		if state, err := s.dir.State(); err != nil || state.Stage != Signing || !s.knows(t, first) {
+			t.Errorf("without %s: %+v, %v; or the old token is rejected too early", lost, state, err)
+		}
+		if err := s.dir.Finish(); err != nil || s.knows(t, first) {
+			t.Errorf("without %s: %v, or the old token is accepted at the end", lost, err)
+		}
+	}
+	s := newServer(t)
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if _, err := unix.InotifyAddWatch(fd, string(s.dir), unix.IN_MOVED_TO); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.dir.Publish(nil); err != nil {
+		t.Fatal(err)
+	}
+	events := make([]byte, 4096)
+	n, err := unix.Read(fd, events)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next, public := bytes.Index(events[:n], []byte(NextFile)), bytes.Index(events[:n], []byte(PublicFile))
+	if next < 0 || public < next {
+		t.Errorf("%s is written at %d of the events, %s at %d", NextFile, next, PublicFile, public)
+	}
 }
 
 // A server follows the files, keeps its keys while they cannot be read, and says so once.
