@@ -25,6 +25,10 @@ const (
 	OldFile  = "sa-old.pub"
 )
 
+// Files are the files with keys of tokens, which all servers of a cluster have alike; also one that joins while the key is replaced.
+// All but KeyFile may be missing.
+func Files() []string { return []string{KeyFile, PublicFile, NextFile, OldFile} }
+
 // Stage is how far the replacement of the key of tokens is at a server.
 type Stage string
 

@@ -2,6 +2,7 @@ package accounts
 
 import (
 	"bytes"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -217,6 +218,53 @@ func TestInterruptedPublish(t *testing.T) {
 	next, public := bytes.Index(events[:n], []byte(NextFile)), bytes.Index(events[:n], []byte(PublicFile))
 	if next < 0 || public < next {
 		t.Errorf("%s is written at %d of the events, %s at %d", NextFile, next, PublicFile, public)
+	}
+}
+
+// A server that joins during a replacement gets all that the others have of it: it takes the next stages too, and rejects the old
+// key's tokens at the end.
+func TestServerJoinsWhileKeyIsReplaced(t *testing.T) {
+	t.Parallel()
+	joins := func(a *server) *server {
+		t.Helper()
+		dir := KeyDir(t.TempDir())
+		for _, name := range Files() {
+			text, err := a.dir.read(name)
+			if err == nil && text != nil {
+				err = dir.write(name, text)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		i, err := NewIssuer(a.Name, nil, dir.file(KeyFile), dir.file(PublicFile))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &server{dir: dir, Issuer: i}
+	}
+	a := newServer(t)
+	old := a.token(t)
+	if err := a.dir.Publish(nil); err != nil {
+		t.Fatal(err)
+	}
+	b := joins(a)
+	if err := errors.Join(a.dir.Sign(), b.dir.Sign()); err != nil {
+		t.Fatal(err)
+	}
+	all := []*server{a, b, joins(a)}
+	for i, s := range all {
+		if !s.knows(t, old) {
+			t.Errorf("server %d rejects the old token too early", i)
+		}
+		if err := s.dir.Finish(); err != nil || s.knows(t, old) {
+			t.Errorf("server %d: %v, or the old token is accepted at the end", i, err)
+		}
+	}
+	for i, s := range all {
+		if !s.knows(t, a.token(t)) {
+			t.Errorf("server %d rejects a new token", i)
+		}
 	}
 }
 
