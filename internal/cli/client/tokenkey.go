@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,20 +12,13 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/apiserver/accounts"
 	"github.com/fairlead/fairlead/internal/cli/base"
-	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // podTokenLife is about how long the token of a Pod is valid: after it no Pod has one of the old key.
 const podTokenLife = time.Hour + 10*time.Minute
-
-// endedServer is how old the report of a server is that does not run any more.
-const endedServer = time.Minute
 
 // tokenKey is 'fairlead certs rotate-token-key'.
 type tokenKey struct {
@@ -161,83 +153,13 @@ func (t *tokenKey) known(ctx context.Context, id string, signs bool) error {
 		"or wait a few seconds for a server that has just begun", id, strings.Join(missing, ", "), accounts.NextFile)
 }
 
-// serverKeys are the keys whose tokens a server accepts; the first one signs.
-type serverKeys struct {
-	at  string
-	ids []string
-	err error
-}
-
-func (s *serverKeys) has(id string, signs bool) bool {
-	for i, k := range s.ids {
-		if k == id && (i == 0 || !signs) {
-			return true
-		}
-	}
-	return false
-}
-
-// ask asks each running server of the cluster for its keys.
+// ask asks each server of the cluster for its keys.
 func (t *tokenKey) ask(ctx context.Context) ([]serverKeys, error) {
 	cfg, _, err := t.Load()
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, base.RequestTimeout)
-	defer cancel()
-	client, err := kubernetes.NewForConfig(cfg)
-	if err != nil {
-		return nil, err
-	}
-	leases, err := client.CoordinationV1().Leases(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, err
-	}
-	var out []serverKeys
-	for i := range leases.Items {
-		l := &leases.Items[i]
-		at, is := l.Annotations[svc.EndpointAnnotation]
-		ended := l.Spec.RenewTime != nil && time.Since(l.Spec.RenewTime.Time) > endedServer
-		if !is || ended || !strings.HasPrefix(l.Name, svc.ServerLeasePrefix) {
-			continue
-		}
-		s := serverKeys{at: at}
-		s.ids, s.err = keysAt(ctx, cfg, at)
-		out = append(out, s)
-	}
-	if len(out) == 0 { // one on a loopback address does not report that
-		s := serverKeys{at: strings.TrimPrefix(cfg.Host, "https://")}
-		s.ids, s.err = keysAt(ctx, cfg, s.at)
-		out = append(out, s)
-	}
-	return out, nil
-}
-
-// keysAt returns the IDs of the keys of the server at an address.
-func keysAt(ctx context.Context, cfg *rest.Config, at string) ([]string, error) {
-	cfg = rest.CopyConfig(cfg)
-	cfg.Host = "https://" + at
-	client, err := kubernetes.NewForConfig(cfg)
-	if err != nil {
-		return nil, err
-	}
-	text, err := client.Discovery().RESTClient().Get().AbsPath(accounts.KeysPath).DoRaw(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var set struct {
-		Keys []struct {
-			ID string `json:"kid"`
-		} `json:"keys"`
-	}
-	if err := json.Unmarshal(text, &set); err != nil {
-		return nil, err
-	}
-	var ids []string
-	for _, k := range set.Keys {
-		ids = append(ids, k.ID)
-	}
-	return ids, nil
+	return keysOfServers(ctx, cfg)
 }
 
 func (t *tokenKey) print(ctx context.Context, out io.Writer, dir accounts.KeyDir, s accounts.KeyState) error {
