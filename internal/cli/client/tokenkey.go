@@ -42,7 +42,7 @@ a few seconds. Run each stage at every server before the next one:
 3. --finish: the tokens of the old key are rejected (401). It first asks whether the new key
    signs at each server, and waits for the tokens of Pods to be new, which takes an hour.
 
---abort goes back before --sign. After a theft of the key, take the three stages one after
+--abort goes back before --sign at any server. After a theft of the key, take the three stages one after
 the other with --force: all old tokens end at once.`,
 		Example: `  fairlead certs rotate-token-key
   fairlead certs rotate-token-key --sign
@@ -57,7 +57,7 @@ the other with --force: all old tokens end at once.`,
 	flags.BoolVar(&t.status, "status", false, "show which key signs, and what each server knows; change nothing")
 	flags.BoolVar(&t.sign, "sign", false, "make the next key the one that signs")
 	flags.BoolVar(&t.finish, "finish", false, "reject the tokens of the old key")
-	flags.BoolVar(&t.abort, "abort", false, "forget the next key, which does not sign yet")
+	flags.BoolVar(&t.abort, "abort", false, "forget the next key, which signs at no server yet")
 	flags.BoolVar(&t.force, "force", false, "ask no server, and wait for no tokens: those of the old key may be rejected")
 	return cmd
 }
@@ -70,7 +70,7 @@ func (t *tokenKey) run(ctx context.Context) error {
 		}
 	}
 	if given > 1 || t.status && t.force {
-		return base.Usagef("give one of --key, --status, --sign, --finish and --abort; --force goes with --sign and --finish")
+		return base.Usagef("give one of --key, --status, --sign, --finish and --abort; --force goes with all but --status")
 	}
 	dir := accounts.KeyDir(filepath.Join(t.DataDir, "pki"))
 	state, err := dir.State()
@@ -96,7 +96,9 @@ func (t *tokenKey) run(ctx context.Context) error {
 			err = dir.Finish()
 		}
 	case t.abort:
-		err = dir.Abort()
+		if err = t.unsigned(ctx, state.Next); err == nil {
+			err = dir.Abort()
+		}
 	default:
 		var key []byte
 		if t.key != "" {
@@ -151,6 +153,38 @@ func (t *tokenKey) known(ctx context.Context, id string, signs bool) error {
 	}
 	return fmt.Errorf("these servers do not know key %s: %s; copy %s there and run 'fairlead certs rotate-token-key --key FILE', "+
 		"or wait a few seconds for a server that has just begun", id, strings.Join(missing, ", "), accounts.NextFile)
+}
+
+// unsigned returns an error unless no server of the cluster signs with the next key: its tokens would be rejected here.
+func (t *tokenKey) unsigned(ctx context.Context, next string) error {
+	if t.force || next == "" {
+		return nil
+	}
+	servers, err := t.ask(ctx)
+	if err != nil {
+		return fmt.Errorf("cannot ask the servers which key signs: %w; --force does not ask", err)
+	}
+	return signsNowhere(servers, next)
+}
+
+func signsNowhere(servers []serverKeys, next string) error {
+	var sign, silent []string
+	for _, s := range servers {
+		switch {
+		case s.err != nil:
+			silent = append(silent, fmt.Sprintf("%s (%s)", s.at, base.OneLine(s.err)))
+		case s.has(next, true):
+			sign = append(sign, s.at)
+		}
+	}
+	switch {
+	case len(sign) > 0:
+		return fmt.Errorf("these servers sign with key %s already: %s; go on with --sign here", next, strings.Join(sign, ", "))
+	case len(silent) > 0:
+		return fmt.Errorf("these servers may sign with key %s, and cannot be asked: %s; start them, or give --force", next,
+			strings.Join(silent, ", "))
+	}
+	return nil
 }
 
 // ask asks each server of the cluster for its keys.

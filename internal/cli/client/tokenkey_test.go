@@ -2,6 +2,7 @@ package client
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -103,5 +104,27 @@ func TestKeysOfServersThatDoNotRun(t *testing.T) {
 				t.Errorf("%s: %+v, want %q", name, s, want)
 			}
 		}
+	}
+}
+
+// An abort is refused while another server may sign with the next key: its tokens would be rejected.
+func TestAbortAsksOtherServers(t *testing.T) {
+	t.Parallel()
+	first, silent := serverKeys{at: "one", ids: []string{"old", "next"}}, serverKeys{at: "two", err: errors.New("refused")}
+	for want, servers := range map[string][]serverKeys{
+		"": {first, {at: "two", ids: []string{"old"}}},
+		"these servers sign with key next already: two": {first, {at: "two", ids: []string{"next", "old"}}},
+		"cannot be asked: two (refused)":                {first, silent},
+	} {
+		err := signsNowhere(servers, "next")
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	asks := &asked{key: "next"}
+	_, cfg := asks.start(t)
+	servers, err := keysOfServers(t.Context(), cfg)
+	if err != nil || signsNowhere(servers, "next") == nil || signsNowhere(servers, "other") != nil {
+		t.Errorf("%+v, %v", servers, err)
 	}
 }
