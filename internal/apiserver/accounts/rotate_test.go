@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -265,6 +267,40 @@ func TestServerJoinsWhileKeyIsReplaced(t *testing.T) {
 		if !s.knows(t, a.token(t)) {
 			t.Errorf("server %d rejects a new token", i)
 		}
+	}
+}
+
+// A server tells since when its key signs: a further key that verifies does not change that, the next one that signs does.
+func TestKeysTellSince(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	told := func() string {
+		if _, err := s.reload(); err != nil {
+			t.Fatal(err)
+		}
+		w := httptest.NewRecorder()
+		s.Discovery("https://server")[KeysPath].ServeHTTP(w, httptest.NewRequest(http.MethodGet, KeysPath, nil))
+		return w.Header().Get("Last-Modified")
+	}
+	wrote := func(at time.Time) string {
+		if err := os.Chtimes(s.dir.file(KeyFile), at, at); err != nil {
+			t.Fatal(err)
+		}
+		return at.UTC().Format(http.TimeFormat)
+	}
+	old := wrote(time.Now().Add(-48 * time.Hour))
+	if err := s.dir.Publish(nil); err != nil {
+		t.Fatal(err)
+	}
+	if since := told(); since != old {
+		t.Errorf("the old key signs since %s, want %s", since, old)
+	}
+	if err := s.dir.Sign(); err != nil {
+		t.Fatal(err)
+	}
+	next := wrote(time.Now().Add(-24 * time.Hour))
+	if since := told(); since != next {
+		t.Errorf("the next key signs since %s, want %s", since, next)
 	}
 }
 

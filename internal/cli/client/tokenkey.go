@@ -85,14 +85,11 @@ func (t *tokenKey) run(ctx context.Context) error {
 	switch {
 	case t.status:
 	case t.sign:
-		if err = t.known(ctx, state.Next, false); err == nil {
+		if err = t.known(ctx, state.Next); err == nil {
 			err = dir.Sign()
 		}
 	case t.finish:
-		if err = t.old(state, time.Now()); err == nil && state.Stage == accounts.Signing {
-			err = t.known(ctx, state.Signs, true)
-		}
-		if err == nil {
+		if err = t.ended(ctx, state); err == nil {
 			err = dir.Finish()
 		}
 	case t.abort:
@@ -117,23 +114,47 @@ func (t *tokenKey) run(ctx context.Context) error {
 	return t.print(ctx, t.Out, dir, state)
 }
 
-// old returns an error while Pods may have tokens of the old key.
-func (t *tokenKey) old(s accounts.KeyState, now time.Time) error {
-	if left := podTokenLife - now.Sub(s.Since); left > 0 && s.Stage == accounts.Signing && !t.force {
-		return fmt.Errorf("the new key signs since %s: Pods may have tokens of the old one for another %s; wait, or give --force",
-			s.Since.Format(time.RFC3339), left.Round(time.Minute))
+// ended returns an error while a server may sign with the old key, or Pods have tokens of it.
+func (t *tokenKey) ended(ctx context.Context, s accounts.KeyState) error {
+	if t.force || s.Stage != accounts.Signing {
+		return nil
+	}
+	servers, err := t.askKnown(ctx, s.Signs, true)
+	if err != nil {
+		return err
+	}
+	return old(s.Since, servers, time.Now())
+}
+
+// old returns an error while Pods may have tokens of the old key, which each server signed with until since.
+func old(since time.Time, servers []serverKeys, now time.Time) error {
+	at := "this server"
+	for _, s := range servers {
+		if s.since.After(since) {
+			at, since = "server "+s.at, s.since
+		}
+	}
+	if left := podTokenLife - now.Sub(since); left > 0 {
+		return fmt.Errorf("the new key signs at %s since %s: Pods may have tokens of the old one for another %s; wait, or give --force",
+			at, since.Format(time.RFC3339), left.Round(time.Minute))
 	}
 	return nil
 }
 
-// known returns an error unless every server of the cluster knows a key, or signs with it.
-func (t *tokenKey) known(ctx context.Context, id string, signs bool) error {
+// known returns an error unless every server of the cluster knows a key.
+func (t *tokenKey) known(ctx context.Context, id string) error {
 	if t.force || id == "" {
 		return nil
 	}
+	_, err := t.askKnown(ctx, id, false)
+	return err
+}
+
+// askKnown asks the servers of the cluster, and returns an error unless every one knows a key, or signs with it.
+func (t *tokenKey) askKnown(ctx context.Context, id string, signs bool) ([]serverKeys, error) {
 	servers, err := t.ask(ctx)
 	if err != nil {
-		return fmt.Errorf("cannot ask the servers which keys they know: %w; --force does not ask", err)
+		return nil, fmt.Errorf("cannot ask the servers which keys they know: %w; --force does not ask", err)
 	}
 	var missing []string
 	for _, s := range servers {
@@ -144,14 +165,14 @@ func (t *tokenKey) known(ctx context.Context, id string, signs bool) error {
 			missing = append(missing, s.at)
 		}
 	}
-	if len(missing) == 0 {
-		return nil
+	switch {
+	case len(missing) == 0:
+		return servers, nil
+	case signs:
+		return nil, fmt.Errorf("these servers do not sign with key %s: %s; run --sign there, or wait a few seconds for a server that has "+
+			"just begun", id, strings.Join(missing, ", "))
 	}
-	if signs {
-		return fmt.Errorf("these servers do not sign with key %s: %s; run --sign there, or wait a few seconds for a server that has just begun",
-			id, strings.Join(missing, ", "))
-	}
-	return fmt.Errorf("these servers do not know key %s: %s; copy %s there and run 'fairlead certs rotate-token-key --key FILE', "+
+	return nil, fmt.Errorf("these servers do not know key %s: %s; copy %s there and run 'fairlead certs rotate-token-key --key FILE', "+
 		"or wait a few seconds for a server that has just begun", id, strings.Join(missing, ", "), accounts.NextFile)
 }
 

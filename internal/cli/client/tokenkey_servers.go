@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"strings"
 	"sync"
 	"time"
@@ -23,11 +25,13 @@ import (
 // endedServer is how old the report of a server is that does not run any more.
 const endedServer = time.Minute
 
-// serverKeys are the keys whose tokens a server accepts; the first one signs. err is why they are not known.
+// serverKeys are the keys whose tokens a server accepts; the first one signs, since that time (zero if the server does not tell). err
+// is why they are not known.
 type serverKeys struct {
-	at  string
-	ids []string
-	err error
+	at    string
+	ids   []string
+	since time.Time
+	err   error
 }
 
 func (s *serverKeys) has(id string, signs bool) bool {
@@ -54,7 +58,7 @@ func keysOfServers(ctx context.Context, cfg *rest.Config) ([]serverKeys, error) 
 	var wg sync.WaitGroup
 	for i := range out {
 		if s := &out[i]; s.err == nil {
-			wg.Go(func() { s.ids, s.err = keysAt(ctx, cfg, s.at) })
+			wg.Go(func() { s.ids, s.since, s.err = keysAt(ctx, cfg, s.at) })
 		}
 	}
 	wg.Wait()
@@ -112,29 +116,40 @@ func serversByLeases(ctx context.Context, cfg *rest.Config, now time.Time) ([]se
 	return out, nil
 }
 
-// keysAt returns the IDs of the keys of the server at an address.
-func keysAt(ctx context.Context, cfg *rest.Config, at string) ([]string, error) {
-	cfg = rest.CopyConfig(cfg)
-	cfg.Host = "https://" + at
-	client, err := kubernetes.NewForConfig(cfg)
+// maxKeys bounds the answer of a server with its keys, in bytes.
+const maxKeys = 1 << 20
+
+// keysAt returns the IDs of the keys of the server at an address, and since when the first one signs.
+func keysAt(ctx context.Context, cfg *rest.Config, at string) (ids []string, since time.Time, err error) {
+	client, err := rest.HTTPClientFor(cfg)
 	if err != nil {
-		return nil, err
+		return nil, since, err
 	}
-	text, err := client.Discovery().RESTClient().Get().AbsPath(accounts.KeysPath).DoRaw(ctx)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+at+accounts.KeysPath, nil)
 	if err != nil {
-		return nil, err
+		return nil, since, err
+	}
+	answer, err := client.Do(r)
+	if err != nil {
+		return nil, since, err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		return nil, since, fmt.Errorf("it answers %s at %s", answer.Status, accounts.KeysPath)
 	}
 	var set struct {
 		Keys []struct {
 			ID string `json:"kid"`
 		} `json:"keys"`
 	}
-	if err := json.Unmarshal(text, &set); err != nil {
-		return nil, err
+	if err := json.NewDecoder(io.LimitReader(answer.Body, maxKeys)).Decode(&set); err != nil {
+		return nil, since, err
 	}
-	var ids []string
 	for _, k := range set.Keys {
 		ids = append(ids, k.ID)
 	}
-	return ids, nil
+	if text := answer.Header.Get("Last-Modified"); text != "" { // a server of an earlier version does not tell
+		since, err = http.ParseTime(text)
+	}
+	return ids, since, err
 }

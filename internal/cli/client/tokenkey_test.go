@@ -128,3 +128,24 @@ func TestAbortAsksOtherServers(t *testing.T) {
 		t.Errorf("%+v, %v", servers, err)
 	}
 }
+
+// The tokens of the old key end an hour after the last server has begun to sign with the new one, not this one.
+func TestFinishWaitsForTheLastServer(t *testing.T) {
+	t.Parallel()
+	now := time.Now().Truncate(time.Second)
+	here, late := now.Add(-3*time.Hour), &asked{key: "new", since: now.Add(-30 * time.Minute)}
+	_, cfg := late.start(t)
+	servers, err := keysOfServers(t.Context(), cfg)
+	if err != nil || len(servers) != 1 || !servers[0].since.Equal(late.since) {
+		t.Fatalf("%+v, %v", servers, err)
+	}
+	if err := old(here, servers, now); err == nil || !strings.Contains(err.Error(), servers[0].at) || !strings.Contains(err.Error(), "40m") {
+		t.Errorf("half an hour after another server: %v", err)
+	}
+	if err := old(here, servers, late.since.Add(podTokenLife)); err != nil {
+		t.Errorf("later: %v", err)
+	}
+	if err := old(now, nil, now); err == nil || !strings.Contains(err.Error(), "this server") {
+		t.Errorf("at once after this server: %v", err)
+	}
+}
