@@ -17,6 +17,7 @@ import (
 
 	"k8s.io/apiserver/pkg/server/healthz"
 
+	"github.com/fairlead/fairlead/internal/apiserver/accounts"
 	"github.com/fairlead/fairlead/internal/apiserver/join"
 	"github.com/fairlead/fairlead/internal/apiserver/listen"
 	"github.com/fairlead/fairlead/internal/apiserver/members"
@@ -34,7 +35,9 @@ type JoinOptions struct {
 
 // sharedFiles are the files of pki/ that all servers of a cluster have alike. The others are
 // made with them.
-func sharedFiles() []string { return []string{"ca.crt", "ca.key", "ca-cross.crt", "sa.key", "sa.pub"} }
+func sharedFiles() []string {
+	return append([]string{"ca.crt", "ca.key", "ca-cross.crt"}, accounts.Files()...)
+}
 
 // Join prepares the data directory of a server that joins a cluster: it fetches the keys that all
 // servers have alike. It does nothing in the directory of a server that has joined. Run does the rest.

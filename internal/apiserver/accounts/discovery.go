@@ -15,11 +15,15 @@ const (
 )
 
 // Discovery returns the documents by path: the issuer's configuration and the keys
-// that verify its tokens, the one that signs first. base is the URL of this server for others.
+// that verify its tokens, the one that signs first, with the time of that key as Last-Modified. base is the URL of this server for others.
 func (i *Issuer) Discovery(base string) map[string]http.Handler {
+	keySet := document("application/jwk-set+json", func() (any, error) { return i.keySet() })
 	return map[string]http.Handler{
 		ConfigurationPath: document("application/json", func() (any, error) { return i.configuration(base), nil }),
-		KeysPath:          document("application/jwk-set+json", func() (any, error) { return i.keySet() }),
+		KeysPath: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Last-Modified", i.keys.Load().since.UTC().Format(http.TimeFormat))
+			keySet.ServeHTTP(w, r)
+		}),
 	}
 }
 

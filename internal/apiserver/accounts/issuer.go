@@ -43,6 +43,8 @@ type Issuer struct {
 type keys struct {
 	signer jose.Signer
 	public []crypto.PublicKey
+	// since is when the key of signer was written; it signs since followPeriod later at most.
+	since time.Time
 	// text is that of the files they were read from.
 	text [2]string
 }
@@ -122,7 +124,11 @@ func (i *Issuer) reload() (changed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	next := &keys{text: text, public: []crypto.PublicKey{key.Public()}}
+	info, err := os.Stat(i.keyFile) // after it was read: of two writes it is the later one
+	if err != nil {
+		return false, err
+	}
+	next := &keys{text: text, public: []crypto.PublicKey{key.Public()}, since: info.ModTime()}
 	next.signer, err = jose.NewSigner(jose.SigningKey{Algorithm: algorithm, Key: jose.JSONWebKey{Key: key, KeyID: id}}, nil)
 	if err != nil {
 		return false, fmt.Errorf("%s: %w", i.keyFile, err)

@@ -20,10 +20,14 @@ import (
 const (
 	KeyFile    = "sa.key" // signs
 	PublicFile = "sa.pub" // further keys whose tokens are valid
-	// NextFile is the key that will sign, and is given to all servers; oldFile the public key of the one before.
+	// NextFile is the key that will sign, and is given to all servers; OldFile the public key of the one before.
 	NextFile = "sa-next.key"
-	oldFile  = "sa-old.pub"
+	OldFile  = "sa-old.pub"
 )
+
+// Files are the files with keys of tokens, which all servers of a cluster have alike; also one that joins while the key is replaced.
+// All but KeyFile may be missing.
+func Files() []string { return []string{KeyFile, PublicFile, NextFile, OldFile} }
 
 // Stage is how far the replacement of the key of tokens is at a server.
 type Stage string
@@ -62,12 +66,12 @@ func (d KeyDir) State() (s KeyState, err error) {
 	if s.Signs, err = d.private(KeyFile); err != nil {
 		return s, err
 	}
-	if old, err := d.read(oldFile); err != nil {
+	if old, err := d.read(OldFile); err != nil {
 		return s, err
 	} else if old != nil {
-		keys, err := publicKeys(d.file(oldFile), old)
+		keys, err := publicKeys(d.file(OldFile), old)
 		if err != nil || len(keys) == 0 {
-			return s, errors.Join(fmt.Errorf("%s has no key", d.file(oldFile)), err)
+			return s, errors.Join(fmt.Errorf("%s has no key", d.file(OldFile)), err)
 		}
 		if s.Old, err = keyID(keys[0]); err != nil {
 			return s, err
@@ -144,7 +148,7 @@ func (d KeyDir) Publish(next []byte) error {
 	for _, f := range []struct {
 		name string
 		text []byte
-	}{{PublicFile, further}, {NextFile, next}, {oldFile, signs}} { // the last one marks the stage, with NextFile
+	}{{NextFile, next}, {PublicFile, further}, {OldFile, signs}} { // no public key without its private one, if this is interrupted
 		if err := d.write(f.name, f.text); err != nil {
 			return err
 		}
@@ -169,6 +173,9 @@ func (d KeyDir) Sign() error {
 		return nil // taken before
 	case s.Next == "":
 		return errors.New("there is no next key: publish one first")
+	}
+	if err := d.Publish(nil); err != nil { // it may have been interrupted
+		return err
 	}
 	next, err := d.read(NextFile)
 	if err != nil {
@@ -245,7 +252,7 @@ func (d KeyDir) drop(ids ...string) error {
 	if err != nil {
 		return err
 	}
-	return d.remove(oldFile)
+	return d.remove(OldFile)
 }
 
 // remove removes a file, which may not exist.

@@ -1,7 +1,11 @@
 package accounts
 
 import (
+	"bytes"
+	"errors"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +14,7 @@ import (
 	"time"
 
 	"github.com/go-jose/go-jose/v4/jwt"
+	"golang.org/x/sys/unix"
 	"k8s.io/client-go/util/keyutil"
 )
 
@@ -168,6 +173,135 @@ func TestStagesOutOfTurn(t *testing.T) {
 	}
 	rejected("publish before the end", s.dir.Publish(nil), "finish this rotation")
 	rejected("abort too late", s.dir.Abort(), "no next key")
+}
+
+// Wherever a stage is interrupted, no public key is left without its private one, and the next stage completes it: the tokens of the
+// old key are valid until the end, and then rejected.
+func TestInterruptedPublish(t *testing.T) {
+	t.Parallel()
+	for lost, files := range map[string][]string{"all but the next key": {PublicFile, OldFile}, "the old key": {OldFile}} {
+		s := newServer(t)
+		first := s.token(t)
+		if err := s.dir.Publish(nil); err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			if err := os.Remove(s.dir.file(f)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := s.dir.Sign(); err != nil {
+			t.Fatal(err)
+		}
+		if state, err := s.dir.State(); err != nil || state.Stage != Signing || !s.knows(t, first) {
+			t.Errorf("without %s: %+v, %v; or the old token is rejected too early", lost, state, err)
+		}
+		if err := s.dir.Finish(); err != nil || s.knows(t, first) {
+			t.Errorf("without %s: %v, or the old token is accepted at the end", lost, err)
+		}
+	}
+	s := newServer(t)
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if _, err := unix.InotifyAddWatch(fd, string(s.dir), unix.IN_MOVED_TO); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.dir.Publish(nil); err != nil {
+		t.Fatal(err)
+	}
+	events := make([]byte, 4096)
+	n, err := unix.Read(fd, events)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next, public := bytes.Index(events[:n], []byte(NextFile)), bytes.Index(events[:n], []byte(PublicFile))
+	if next < 0 || public < next {
+		t.Errorf("%s is written at %d of the events, %s at %d", NextFile, next, PublicFile, public)
+	}
+}
+
+// A server that joins during a replacement gets all that the others have of it: it takes the next stages too, and rejects the old
+// key's tokens at the end.
+func TestServerJoinsWhileKeyIsReplaced(t *testing.T) {
+	t.Parallel()
+	joins := func(a *server) *server {
+		t.Helper()
+		dir := KeyDir(t.TempDir())
+		for _, name := range Files() {
+			text, err := a.dir.read(name)
+			if err == nil && text != nil {
+				err = dir.write(name, text)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		i, err := NewIssuer(a.Name, nil, dir.file(KeyFile), dir.file(PublicFile))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &server{dir: dir, Issuer: i}
+	}
+	a := newServer(t)
+	old := a.token(t)
+	if err := a.dir.Publish(nil); err != nil {
+		t.Fatal(err)
+	}
+	b := joins(a)
+	if err := errors.Join(a.dir.Sign(), b.dir.Sign()); err != nil {
+		t.Fatal(err)
+	}
+	all := []*server{a, b, joins(a)}
+	for i, s := range all {
+		if !s.knows(t, old) {
+			t.Errorf("server %d rejects the old token too early", i)
+		}
+		if err := s.dir.Finish(); err != nil || s.knows(t, old) {
+			t.Errorf("server %d: %v, or the old token is accepted at the end", i, err)
+		}
+	}
+	for i, s := range all {
+		if !s.knows(t, a.token(t)) {
+			t.Errorf("server %d rejects a new token", i)
+		}
+	}
+}
+
+// A server tells since when its key signs: a further key that verifies does not change that, the next one that signs does.
+func TestKeysTellSince(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	told := func() string {
+		if _, err := s.reload(); err != nil {
+			t.Fatal(err)
+		}
+		w := httptest.NewRecorder()
+		s.Discovery("https://server")[KeysPath].ServeHTTP(w, httptest.NewRequest(http.MethodGet, KeysPath, nil))
+		return w.Header().Get("Last-Modified")
+	}
+	wrote := func(at time.Time) string {
+		if err := os.Chtimes(s.dir.file(KeyFile), at, at); err != nil {
+			t.Fatal(err)
+		}
+		return at.UTC().Format(http.TimeFormat)
+	}
+	old := wrote(time.Now().Add(-48 * time.Hour))
+	if err := s.dir.Publish(nil); err != nil {
+		t.Fatal(err)
+	}
+	if since := told(); since != old {
+		t.Errorf("the old key signs since %s, want %s", since, old)
+	}
+	if err := s.dir.Sign(); err != nil {
+		t.Fatal(err)
+	}
+	next := wrote(time.Now().Add(-24 * time.Hour))
+	if since := told(); since != next {
+		t.Errorf("the next key signs since %s, want %s", since, next)
+	}
 }
 
 // A server follows the files, keeps its keys while they cannot be read, and says so once.

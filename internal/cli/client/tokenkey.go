@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,20 +12,13 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/apiserver/accounts"
 	"github.com/fairlead/fairlead/internal/cli/base"
-	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // podTokenLife is about how long the token of a Pod is valid: after it no Pod has one of the old key.
 const podTokenLife = time.Hour + 10*time.Minute
-
-// endedServer is how old the report of a server is that does not run any more.
-const endedServer = time.Minute
 
 // tokenKey is 'fairlead certs rotate-token-key'.
 type tokenKey struct {
@@ -50,7 +42,7 @@ a few seconds. Run each stage at every server before the next one:
 3. --finish: the tokens of the old key are rejected (401). It first asks whether the new key
    signs at each server, and waits for the tokens of Pods to be new, which takes an hour.
 
---abort goes back before --sign. After a theft of the key, take the three stages one after
+--abort goes back before --sign at any server. After a theft of the key, take the three stages one after
 the other with --force: all old tokens end at once.`,
 		Example: `  fairlead certs rotate-token-key
   fairlead certs rotate-token-key --sign
@@ -65,7 +57,7 @@ the other with --force: all old tokens end at once.`,
 	flags.BoolVar(&t.status, "status", false, "show which key signs, and what each server knows; change nothing")
 	flags.BoolVar(&t.sign, "sign", false, "make the next key the one that signs")
 	flags.BoolVar(&t.finish, "finish", false, "reject the tokens of the old key")
-	flags.BoolVar(&t.abort, "abort", false, "forget the next key, which does not sign yet")
+	flags.BoolVar(&t.abort, "abort", false, "forget the next key, which signs at no server yet")
 	flags.BoolVar(&t.force, "force", false, "ask no server, and wait for no tokens: those of the old key may be rejected")
 	return cmd
 }
@@ -78,7 +70,7 @@ func (t *tokenKey) run(ctx context.Context) error {
 		}
 	}
 	if given > 1 || t.status && t.force {
-		return base.Usagef("give one of --key, --status, --sign, --finish and --abort; --force goes with --sign and --finish")
+		return base.Usagef("give one of --key, --status, --sign, --finish and --abort; --force goes with all but --status")
 	}
 	dir := accounts.KeyDir(filepath.Join(t.DataDir, "pki"))
 	state, err := dir.State()
@@ -93,18 +85,17 @@ func (t *tokenKey) run(ctx context.Context) error {
 	switch {
 	case t.status:
 	case t.sign:
-		if err = t.known(ctx, state.Next, false); err == nil {
+		if err = t.known(ctx, state.Next); err == nil {
 			err = dir.Sign()
 		}
 	case t.finish:
-		if err = t.old(state, time.Now()); err == nil && state.Stage == accounts.Signing {
-			err = t.known(ctx, state.Signs, true)
-		}
-		if err == nil {
+		if err = t.ended(ctx, state); err == nil {
 			err = dir.Finish()
 		}
 	case t.abort:
-		err = dir.Abort()
+		if err = t.unsigned(ctx, state.Next); err == nil {
+			err = dir.Abort()
+		}
 	default:
 		var key []byte
 		if t.key != "" {
@@ -123,23 +114,47 @@ func (t *tokenKey) run(ctx context.Context) error {
 	return t.print(ctx, t.Out, dir, state)
 }
 
-// old returns an error while Pods may have tokens of the old key.
-func (t *tokenKey) old(s accounts.KeyState, now time.Time) error {
-	if left := podTokenLife - now.Sub(s.Since); left > 0 && s.Stage == accounts.Signing && !t.force {
-		return fmt.Errorf("the new key signs since %s: Pods may have tokens of the old one for another %s; wait, or give --force",
-			s.Since.Format(time.RFC3339), left.Round(time.Minute))
+// ended returns an error while a server may sign with the old key, or Pods have tokens of it.
+func (t *tokenKey) ended(ctx context.Context, s accounts.KeyState) error {
+	if t.force || s.Stage != accounts.Signing {
+		return nil
+	}
+	servers, err := t.askKnown(ctx, s.Signs, true)
+	if err != nil {
+		return err
+	}
+	return old(s.Since, servers, time.Now())
+}
+
+// old returns an error while Pods may have tokens of the old key, which each server signed with until since.
+func old(since time.Time, servers []serverKeys, now time.Time) error {
+	at := "this server"
+	for _, s := range servers {
+		if s.since.After(since) {
+			at, since = "server "+s.at, s.since
+		}
+	}
+	if left := podTokenLife - now.Sub(since); left > 0 {
+		return fmt.Errorf("the new key signs at %s since %s: Pods may have tokens of the old one for another %s; wait, or give --force",
+			at, since.Format(time.RFC3339), left.Round(time.Minute))
 	}
 	return nil
 }
 
-// known returns an error unless every server of the cluster knows a key, or signs with it.
-func (t *tokenKey) known(ctx context.Context, id string, signs bool) error {
+// known returns an error unless every server of the cluster knows a key.
+func (t *tokenKey) known(ctx context.Context, id string) error {
 	if t.force || id == "" {
 		return nil
 	}
+	_, err := t.askKnown(ctx, id, false)
+	return err
+}
+
+// askKnown asks the servers of the cluster, and returns an error unless every one knows a key, or signs with it.
+func (t *tokenKey) askKnown(ctx context.Context, id string, signs bool) ([]serverKeys, error) {
 	servers, err := t.ask(ctx)
 	if err != nil {
-		return fmt.Errorf("cannot ask the servers which keys they know: %w; --force does not ask", err)
+		return nil, fmt.Errorf("cannot ask the servers which keys they know: %w; --force does not ask", err)
 	}
 	var missing []string
 	for _, s := range servers {
@@ -150,94 +165,56 @@ func (t *tokenKey) known(ctx context.Context, id string, signs bool) error {
 			missing = append(missing, s.at)
 		}
 	}
-	if len(missing) == 0 {
-		return nil
+	switch {
+	case len(missing) == 0:
+		return servers, nil
+	case signs:
+		return nil, fmt.Errorf("these servers do not sign with key %s: %s; run --sign there, or wait a few seconds for a server that has "+
+			"just begun", id, strings.Join(missing, ", "))
 	}
-	if signs {
-		return fmt.Errorf("these servers do not sign with key %s: %s; run --sign there, or wait a few seconds for a server that has just begun",
-			id, strings.Join(missing, ", "))
-	}
-	return fmt.Errorf("these servers do not know key %s: %s; copy %s there and run 'fairlead certs rotate-token-key --key FILE', "+
+	return nil, fmt.Errorf("these servers do not know key %s: %s; copy %s there and run 'fairlead certs rotate-token-key --key FILE', "+
 		"or wait a few seconds for a server that has just begun", id, strings.Join(missing, ", "), accounts.NextFile)
 }
 
-// serverKeys are the keys whose tokens a server accepts; the first one signs.
-type serverKeys struct {
-	at  string
-	ids []string
-	err error
+// unsigned returns an error unless no server of the cluster signs with the next key: its tokens would be rejected here.
+func (t *tokenKey) unsigned(ctx context.Context, next string) error {
+	if t.force || next == "" {
+		return nil
+	}
+	servers, err := t.ask(ctx)
+	if err != nil {
+		return fmt.Errorf("cannot ask the servers which key signs: %w; --force does not ask", err)
+	}
+	return signsNowhere(servers, next)
 }
 
-func (s *serverKeys) has(id string, signs bool) bool {
-	for i, k := range s.ids {
-		if k == id && (i == 0 || !signs) {
-			return true
+func signsNowhere(servers []serverKeys, next string) error {
+	var sign, silent []string
+	for _, s := range servers {
+		switch {
+		case s.err != nil:
+			silent = append(silent, fmt.Sprintf("%s (%s)", s.at, base.OneLine(s.err)))
+		case s.has(next, true):
+			sign = append(sign, s.at)
 		}
 	}
-	return false
+	switch {
+	case len(sign) > 0:
+		return fmt.Errorf("these servers sign with key %s already: %s; go on with --sign here", next, strings.Join(sign, ", "))
+	case len(silent) > 0:
+		return fmt.Errorf("these servers may sign with key %s, and cannot be asked: %s; start them, or give --force", next,
+			strings.Join(silent, ", "))
+	}
+	return nil
 }
 
-// ask asks each running server of the cluster for its keys.
+// ask asks each server of the cluster for its keys.
 func (t *tokenKey) ask(ctx context.Context) ([]serverKeys, error) {
 	cfg, _, err := t.Load()
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, base.RequestTimeout)
-	defer cancel()
-	client, err := kubernetes.NewForConfig(cfg)
-	if err != nil {
-		return nil, err
-	}
-	leases, err := client.CoordinationV1().Leases(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, err
-	}
-	var out []serverKeys
-	for i := range leases.Items {
-		l := &leases.Items[i]
-		at, is := l.Annotations[svc.EndpointAnnotation]
-		ended := l.Spec.RenewTime != nil && time.Since(l.Spec.RenewTime.Time) > endedServer
-		if !is || ended || !strings.HasPrefix(l.Name, svc.ServerLeasePrefix) {
-			continue
-		}
-		s := serverKeys{at: at}
-		s.ids, s.err = keysAt(ctx, cfg, at)
-		out = append(out, s)
-	}
-	if len(out) == 0 { // one on a loopback address does not report that
-		s := serverKeys{at: strings.TrimPrefix(cfg.Host, "https://")}
-		s.ids, s.err = keysAt(ctx, cfg, s.at)
-		out = append(out, s)
-	}
-	return out, nil
-}
-
-// keysAt returns the IDs of the keys of the server at an address.
-func keysAt(ctx context.Context, cfg *rest.Config, at string) ([]string, error) {
-	cfg = rest.CopyConfig(cfg)
-	cfg.Host = "https://" + at
-	client, err := kubernetes.NewForConfig(cfg)
-	if err != nil {
-		return nil, err
-	}
-	text, err := client.Discovery().RESTClient().Get().AbsPath(accounts.KeysPath).DoRaw(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var set struct {
-		Keys []struct {
-			ID string `json:"kid"`
-		} `json:"keys"`
-	}
-	if err := json.Unmarshal(text, &set); err != nil {
-		return nil, err
-	}
-	var ids []string
-	for _, k := range set.Keys {
-		ids = append(ids, k.ID)
-	}
-	return ids, nil
+	return keysOfServers(ctx, cfg)
 }
 
 func (t *tokenKey) print(ctx context.Context, out io.Writer, dir accounts.KeyDir, s accounts.KeyState) error {

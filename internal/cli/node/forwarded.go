@@ -41,20 +41,25 @@ type forwarded struct {
 	// moved is set after the kernel reported a change, changed when condition differs.
 	moved, changed loop.Signal
 
-	mu       sync.Mutex
-	at       time.Time
-	took     time.Duration // by the last look
-	repairAt time.Time     // of the last repair that was logged
-	last     corev1.NodeCondition
+	// looked and repairAt belong to the one goroutine that looks: whether it has looked before, and when it last logged a repair.
+	looked   bool
+	repairAt time.Time
+
+	mu   sync.Mutex
+	took time.Duration // by the last look
+	last corev1.NodeCondition
 }
 
 // newForwarded watches the packets of Pods and Services, whose ranges are given.
 func newForwarded(log *slog.Logger, ranges []netip.Prefix) *forwarded {
 	look := func() (string, string, error) { return preflight.DropsForwarded(ranges) }
-	return &forwarded{log: log, look: look, moved: loop.NewSignal(), changed: loop.NewSignal()}
+	first := corev1.NodeCondition{
+		Type: svc.PacketsForwarded, Status: corev1.ConditionUnknown, Reason: "Unknown", Message: "the node has not looked yet",
+	}
+	return &forwarded{log: log, look: look, moved: loop.NewSignal(), changed: loop.NewSignal(), last: first}
 }
 
-// run looks again as soon as the kernel reports a change, until ctx ends.
+// run looks at once, again as soon as the kernel reports a change, and periodically, until ctx ends.
 func (f *forwarded) run(ctx context.Context) error {
 	if stop, err := link.WatchForwarding(f.moved.Set); err != nil {
 		f.log.Warn("cannot watch the machine's forwarding; looking at it periodically", "err", err, "period", forwardedPeriod)
@@ -67,16 +72,18 @@ func (f *forwarded) run(ctx context.Context) error {
 		defer stop()
 	}
 	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-f.moved:
-		}
 		f.refresh()
+		began := time.Now()
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-time.After(f.rest(forwardedPause, changeShare)):
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-f.moved:
+		case <-time.After(f.rest(forwardedPeriod, lookShare) - time.Since(began)):
 		}
 	}
 }
@@ -85,10 +92,6 @@ func (f *forwarded) run(ctx context.Context) error {
 func (f *forwarded) rest(least time.Duration, share int) time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.restLocked(least, share)
-}
-
-func (f *forwarded) restLocked(least time.Duration, share int) time.Duration {
 	return max(least, min(f.took*time.Duration(share), maxRest))
 }
 
@@ -105,49 +108,47 @@ func watchPolicies(changed func()) (stop func(), err error) {
 	return func() { _ = c.Close() }, nil
 }
 
-// refresh looks now, and sets changed if the condition is another one.
+// refresh looks now, and sets changed if the condition is another one. The look may take seconds, in which condition answers.
 func (f *forwarded) refresh() {
+	began := time.Now()
+	next := f.now()
+	f.looked = true
 	f.mu.Lock()
-	defer f.mu.Unlock()
 	before := f.last
-	f.update()
-	if before.Status != f.last.Status || before.Message != f.last.Message {
-		f.changed.Set()
+	f.last, f.took = next, time.Since(began)
+	f.mu.Unlock()
+	if before.Status == next.Status && before.Message == next.Message {
+		return
 	}
+	if next.Status == corev1.ConditionFalse {
+		f.log.Error("packets of Pods are dropped", "reason", next.Message)
+	}
+	f.changed.Set()
 }
 
-// condition is the Node condition PacketsForwarded.
+// condition is the Node condition PacketsForwarded, as the last look found it: a Lease is renewed after it.
 func (f *forwarded) condition() corev1.NodeCondition {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if time.Since(f.at) >= f.restLocked(forwardedPeriod, lookShare) {
-		f.update()
-	}
 	return f.last
 }
 
-// update looks, and repairs what it may. It is called with mu held.
-func (f *forwarded) update() {
-	before := f.last.Message
-	f.last = corev1.NodeCondition{
+// now looks, and repairs what it may.
+func (f *forwarded) now() corev1.NodeCondition {
+	c := corev1.NodeCondition{
 		Type: svc.PacketsForwarded, Status: corev1.ConditionTrue, Reason: "Forwarded", Message: "the machine forwards packets of Pods",
 	}
-	began := time.Now()
 	reason, drops, err := f.look()
-	f.took = time.Since(began)
 	switch {
 	case !f.repaired():
-		f.last.Status, f.last.Reason, f.last.Message = corev1.ConditionFalse, "ForwardingOff",
+		c.Status, c.Reason, c.Message = corev1.ConditionFalse, "ForwardingOff",
 			"the machine forwards no packets: run 'sysctl -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1'"
 	case err != nil:
-		f.last.Status, f.last.Reason, f.last.Message = corev1.ConditionUnknown, "Unknown", err.Error()
+		c.Status, c.Reason, c.Message = corev1.ConditionUnknown, "Unknown", err.Error()
 	case reason != "":
-		f.last.Status, f.last.Reason, f.last.Message = corev1.ConditionFalse, reason, drops
+		c.Status, c.Reason, c.Message = corev1.ConditionFalse, reason, drops
 	}
-	if f.last.Status == corev1.ConditionFalse && f.last.Message != before {
-		f.log.Error("packets of Pods are dropped", "reason", f.last.Message)
-	}
-	f.at = time.Now()
+	return c
 }
 
 // repaired reports whether the machine forwards, after it was told to if another program had switched that off.
@@ -159,7 +160,7 @@ func (f *forwarded) repaired() bool {
 		return false
 	}
 	// The first time an agent switches it on.
-	if now := time.Now(); !f.at.IsZero() && now.Sub(f.repairAt) >= forwardedPeriod {
+	if now := time.Now(); f.looked && now.Sub(f.repairAt) >= forwardedPeriod {
 		f.repairAt = now
 		f.log.Warn("another program has switched forwarding off; it is on again")
 	}

@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
@@ -31,7 +32,7 @@ func TestForwarded(t *testing.T) {
 		var log bytes.Buffer
 		f := newForwarded(slog.New(slog.NewTextHandler(&log, nil)), []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")})
 		again := func() corev1.NodeCondition {
-			f.at = f.at.Add(-2 * maxRest)
+			f.refresh()
 			return f.condition()
 		}
 		if c := again(); c.Status != corev1.ConditionTrue || !link.Forwards() {
@@ -60,6 +61,49 @@ func TestForwarded(t *testing.T) {
 	})
 }
 
+// The heartbeat asks for the condition before it renews the Lease: it waits for no look.
+func TestForwardedDoesNotHoldTheHeartbeat(t *testing.T) {
+	h := testbed.NewNetwork(t).Outside("host")
+	f := newForwarded(slog.New(slog.DiscardHandler), nil)
+	looks, found := make(chan struct{}), make(chan string)
+	f.look = func() (string, string, error) {
+		looks <- struct{}{}
+		return "RuleDrop", <-found, nil
+	}
+	last := f.condition()
+	if last.Status != corev1.ConditionUnknown || last.Type != svc.PacketsForwarded {
+		t.Errorf("before the first look: %+v", last)
+	}
+	for _, message := range []string{"a rule drops", "another one drops"} {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			h.Do(f.refresh)
+		}()
+		<-looks
+		asked := make(chan corev1.NodeCondition, 1)
+		go func() { asked <- f.condition() }()
+		select {
+		case c := <-asked:
+			if c != last {
+				t.Errorf("during a look: %+v, want %+v", c, last)
+			}
+		case <-time.After(10 * time.Second):
+			t.Error("the condition waits for a look")
+		}
+		found <- message
+		<-done
+		if last = f.condition(); last.Message != message {
+			t.Errorf("after a look: %+v", last)
+		}
+		select {
+		case <-f.changed:
+		default:
+			t.Error("the change is not reported")
+		}
+	}
+}
+
 // What another program changes is repaired, or named, within a second.
 func TestForwardedIsWatched(t *testing.T) {
 	h := testbed.NewNetwork(t).Outside("host")
@@ -68,10 +112,7 @@ func TestForwardedIsWatched(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		h.Do(func() {
-			f.refresh()
-			_ = f.run(ctx)
-		})
+		h.Do(func() { _ = f.run(ctx) })
 	}()
 	defer func() { stop(); <-ended }()
 	sh := func(script string) time.Time {

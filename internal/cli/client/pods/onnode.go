@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/cli/base"
@@ -251,6 +253,13 @@ func deregisterByAgent(cmd *cobra.Command, out io.Writer, why error, f *base.Cli
 }
 
 func (a *agent) deregister(ctx context.Context, namespace, name string) error {
+	// Both become the name of a file.
+	if errs := validation.IsDNS1123Label(name); len(errs) > 0 {
+		return fmt.Errorf("not the name of a program: %s", strings.Join(errs, "; "))
+	}
+	if errs := validation.IsDNS1123Label(namespace); len(errs) > 0 {
+		return fmt.Errorf("%s is not a namespace: %s", namespace, strings.Join(errs, "; "))
+	}
 	path := a.file(namespace, name)
 	have, old, err := a.read(path)
 	switch {

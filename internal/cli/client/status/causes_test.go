@@ -1,6 +1,8 @@
 package status
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +14,8 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/apiserver/certs"
 	"github.com/fairlead/fairlead/internal/apiserver/members"
@@ -227,8 +231,38 @@ func TestStatusNamesServers(t *testing.T) {
 		"no leader": {of(lost, lost, lost), false, "the servers have no leader: 3 of 3 answer; look at the network between them"},
 	} {
 		r := &Report{}
-		if quorum := r.judgeMembers(c.list); quorum != c.quorum || strings.Join(r.Problems, "\n") != c.want {
+		if quorum := r.judgeMembers(c.list, func() bool { return false }); quorum != c.quorum || strings.Join(r.Problems, "\n") != c.want {
 			t.Errorf("%s: %v, %q; want %v, %q", name, quorum, r.Problems, c.quorum, c.want)
+		}
+	}
+}
+
+// A machine that reaches one of three servers believes its check of the quorum.
+func TestStatusBehindOneAddress(t *testing.T) {
+	t.Parallel()
+	status := http.StatusOK
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/readyz/etcd-quorum" {
+			status = http.StatusNotFound
+		}
+		w.WriteHeader(status)
+	}))
+	defer s.Close()
+	client := kubernetes.NewForConfigOrDie(&rest.Config{Host: s.URL})
+	list := []members.Member{{Name: "a", Status: &members.Status{Leader: "1"}}, {Name: "b"}, {Name: "c"}}
+	for _, c := range []struct {
+		status int
+		quorum bool
+		want   string
+	}{
+		{http.StatusOK, true, "some servers could not be asked from this machine, but they have a quorum: b, c"},
+		{http.StatusInternalServerError, false, "no quorum: 1 of 3 servers answer"},
+	} {
+		status = c.status
+		r := &Report{}
+		quorum := r.judgeMembers(list, func() bool { return hasQuorum(t.Context(), client) })
+		if quorum != c.quorum || len(r.Problems) != 1 || !strings.HasPrefix(r.Problems[0], c.want) {
+			t.Errorf("%d: %v, %q; want %v, %q", c.status, quorum, r.Problems, c.quorum, c.want)
 		}
 	}
 }

@@ -50,7 +50,7 @@ func reportOfCluster(ctx context.Context, cfg *rest.Config, probe *prober, want 
 	short, cancel := context.WithTimeout(ctx, membersTimeout)
 	list, _ := members.Ask(short, cfg) // one server, another cluster, and a user who may not ask have no list
 	cancel()
-	if !servers.judgeMembers(list) {
+	if !servers.judgeMembers(list, func() bool { return hasQuorum(ctx, client) }) {
 		return servers, nil
 	}
 	r, err := collect(ctx, client, "", probe, want)

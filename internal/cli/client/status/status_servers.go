@@ -17,9 +17,10 @@ import (
 // authorityNotice is how long before its end an authority counts as a problem: nothing replaces it by itself, and that takes time.
 const authorityNotice = 90 * 24 * time.Hour
 
-// judgeMembers adds servers of the cluster that do not answer, and reports whether enough answer for a quorum. list is empty where
-// the cluster has one server, or an etcd that is not fairlead's.
-func (r *Report) judgeMembers(list []members.Member) (quorum bool) {
+// judgeMembers adds servers of the cluster that do not answer, and reports whether they have a quorum. list is empty where the cluster
+// has one server, or an etcd that is not fairlead's. has asks the server that was reached for a quorum: this machine may reach no
+// other one, for example behind a virtual address.
+func (r *Report) judgeMembers(list []members.Member, has func() bool) (quorum bool) {
 	var silent, all []string
 	leader := false
 	for _, m := range list {
@@ -38,6 +39,11 @@ func (r *Report) judgeMembers(list []members.Member) (quorum bool) {
 	switch {
 	case len(all) == 0:
 		return true
+	case (answer < most || !leader) && has():
+		if len(silent) > 0 {
+			r.problem("some servers could not be asked from this machine, but they have a quorum: %s", strings.Join(silent, ", "))
+		}
+		return true
 	case answer < most:
 		r.problem("no quorum: %d of %d servers answer, %d have to: nothing can be read or written; start %s again, or see "+
 			"docs/reliability.md for servers that are lost", answer, len(all), most, strings.Join(silent, ", "))
@@ -50,6 +56,14 @@ func (r *Report) judgeMembers(list []members.Member) (quorum bool) {
 		r.problem("server %s does not answer: %d of %d do, and nothing is written when fewer than %d do", name, answer, len(all), most)
 	}
 	return true
+}
+
+// hasQuorum reports whether the server that client reaches has a quorum, as its own check says.
+func hasQuorum(ctx context.Context, client kubernetes.Interface) bool {
+	ctx, cancel := context.WithTimeout(ctx, membersTimeout)
+	defer cancel()
+	_, err := client.CoreV1().RESTClient().Get().AbsPath("/readyz/etcd-quorum").MaxRetries(0).DoRaw(ctx)
+	return err == nil
 }
 
 // askCertificates gets the certificates of the cluster, which only fairlead's server tells.
