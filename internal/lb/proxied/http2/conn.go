@@ -18,8 +18,8 @@ import (
 const (
 	streamWindow = 256 << 10
 	connWindow   = 1 << 20
-	// maxOut is how much may wait to be written before bodies wait, and mostOut before the connection ends: frames that
-	// answer the peer's wait for nothing.
+	// maxOut is how much may wait to be written before bodies wait, and mostOut before no further stream is opened and the
+	// connection of a client ends: heads, and frames that answer the peer's, wait for nothing.
 	maxOut  = 64 << 10
 	mostOut = 1 << 20
 )

@@ -2,6 +2,7 @@ package http2
 
 import (
 	"bytes"
+	"errors"
 	"net"
 	"strings"
 	"sync"
@@ -134,4 +135,55 @@ func FuzzConn(f *testing.F) {
 			}
 		}
 	})
+}
+
+// stuck is a connection of a client that sends a text, and never reads: a write waits for the end.
+type stuck struct {
+	fed
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (s *stuck) Write([]byte) (int, error) {
+	<-s.closed
+	return 0, net.ErrClosed
+}
+
+func (s *stuck) Close() error {
+	s.once.Do(func() { close(s.closed) })
+	return nil
+}
+
+// A client that asks and never reads costs no more memory than mostOut, though each request has its answer.
+func TestAnswersThatAreNotRead(t *testing.T) {
+	const requests, size = 3000, 2 << 10
+	var e, answer Encoder
+	e.Pseudo(":method", "HEAD")
+	e.Pseudo(":scheme", "http")
+	e.Pseudo(":path", "/")
+	answer.Status(308)
+	Field(&answer, []byte("location"), strings.Repeat("l", size))
+	b := appendHeader([]byte(Preface), 0, frameSettings, 0, 0)
+	for i := range uint32(requests) {
+		b = appendBlock(b, e.Block, 2*i+1, true, maxFrame)
+	}
+	var wg sync.WaitGroup
+	o := Options{Go: func(f func()) { wg.Go(f) }, MaxHead: 64 << 10, MaxStreams: 100, HeadTimeout: time.Second, IdleTimeout: time.Second,
+		WriteTimeout: time.Second}
+	most := 0
+	o.Accept = func(s *Stream) {
+		_ = s.Head(&Encoder{Block: answer.Block}, true)
+		s.c.mu.Lock()
+		most = max(most, len(s.c.out))
+		s.c.mu.Unlock()
+		s.Close(NoError)
+	}
+	in := &stuck{fed: fed{Reader: bytes.NewReader(b)}, closed: make(chan struct{})}
+	if err := NewServer(in, nil, o).Run(); !errors.Is(err, errFlood) {
+		t.Error(err)
+	}
+	wg.Wait()
+	if most < mostOut || most > mostOut+600*size { // what one read can ask for is answered
+		t.Errorf("%d bytes wait", most)
+	}
 }

@@ -13,16 +13,16 @@ func (c *reader) frame(h header, p []byte) error {
 	if c.block.stream != 0 && (h.kind != frameContinuation || h.stream != c.block.stream) {
 		return connError{ProtocolError, "a header block is interrupted"}
 	}
-	if h.kind == frameData {
-		return c.beginData(h, p)
-	}
 	c.mu.Lock()
-	enough := c.client || c.empty.spend(emptyEach, &c.carries)
+	enough := c.client || h.kind == frameData || c.empty.spend(emptyEach, &c.carries)
+	full := len(c.out) > c.mostOut()
 	c.mu.Unlock()
-	if !enough {
+	if !enough || full {
 		return errFlood
 	}
 	switch h.kind {
+	case frameData:
+		return c.beginData(h, p)
 	case frameHeaders:
 		return c.headers(h, p)
 	case frameContinuation:
@@ -35,9 +35,6 @@ func (c *reader) frame(h header, p []byte) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.out) > mostOut {
-		return errFlood
-	}
 	switch h.kind {
 	case framePriority:
 		return c.priority(h, p)
@@ -56,7 +53,16 @@ func (c *reader) frame(h header, p []byte) error {
 	return nil
 }
 
-var errFlood = connError{EnhanceYourCalm, "too many frames that carry nothing"}
+var errFlood = connError{EnhanceYourCalm, "too many frames that carry nothing, or whose answers are not read"}
+
+// mostOut returns how much may wait to be written when a frame comes. To a Pod that is more: heads of many clients wait for it at
+// the same time, and Open has no further ones wait.
+func (c *Conn) mostOut() int {
+	if c.client {
+		return 4 * mostOut
+	}
+	return mostOut
+}
 
 // priority ignores priorities, which RFC 9113 has abolished.
 func (c *Conn) priority(h header, p []byte) error {

@@ -77,7 +77,8 @@ func drain(c chan struct{}) {
 func (c *Conn) Open(isHead bool) *Stream {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.err != nil || c.leaving || c.goneAway || int64(len(c.streams)+c.reserved) >= c.peer.streams || c.next > maxWindow/2 {
+	if c.err != nil || c.leaving || c.goneAway || int64(len(c.streams)+c.reserved) >= c.peer.streams || c.next > maxWindow/2 ||
+		len(c.out) > mostOut {
 		return nil
 	}
 	s := newStream(c, 0)
