@@ -164,7 +164,7 @@ func (s *Stream) takeAnswer(b *block) bool {
 	}
 	if s.answered = r.Status >= 200; s.answered {
 		if s.length = r.Length; s.isHead || http1.Bodyless(r.Status) {
-			s.length = -1
+			s.length = 0
 		}
 	} else if b.end {
 		return false

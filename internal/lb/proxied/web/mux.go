@@ -187,11 +187,14 @@ func (m *muxStream) answer(r *http1.Response, poll time.Duration) error {
 
 func (m *muxStream) source(x *exchange) source {
 	r := &x.res
+	if x.isHead || http1.Bodyless(r.Status) {
+		return nothing // what still comes is no body, and is reset
+	}
 	if r.Announced {
 		r.Length = -1 // to a client of HTTP/1.1 trailers go behind chunks
 	}
 	m.from = streamSource{Stream: m.Stream, length: r.Length}
-	if m.Ended() && r.Length < 0 && !x.isHead && !http1.Bodyless(r.Status) && len(m.Trailers()) == 0 {
+	if m.Ended() && r.Length < 0 && len(m.Trailers()) == 0 {
 		r.Length = 0
 	}
 	return &m.from
