@@ -399,7 +399,9 @@ func (c *Conn) Leave() {
 		return
 	}
 	c.leaving = true
-	c.out = appendGoAway(c.out, c.last, NoError)
+	if !c.client { // a server would ignore a stream of Open that has no number yet
+		c.out = appendGoAway(c.out, c.last, NoError)
+	}
 	c.kick()
 }
 
