@@ -52,6 +52,7 @@ type Conn struct {
 	streams           map[uint32]*Stream
 	reserved          int    // streams of Open that have no number yet
 	last, next        uint32 // the highest stream of the peer's, and the next of our own
+	refused           uint32 // the highest one that began after GOAWAY
 	resets            [64]uint32
 	nextReset         int
 	out, spare        []byte
@@ -126,10 +127,7 @@ func (c *Conn) greet() {
 
 // Run reads until the connection ends, and returns why. It closes the connection, and all streams have an end then.
 func (c *Conn) Run() (err error) {
-	r := &reader{Conn: c, in: c.text, w: len(c.text)}
-	r.decoder = hpack.NewDecoder(4096, r.emit)
-	r.decoder.SetMaxStringLength(4 * c.o.MaxHead)
-	c.text = nil
+	r := c.reader()
 	err = panics.Err // if there is one
 	defer func() {
 		c.end(err)
@@ -141,6 +139,14 @@ func (c *Conn) Run() (err error) {
 	c.mu.Unlock()
 	err = r.run()
 	return err
+}
+
+func (c *Conn) reader() *reader {
+	r := &reader{Conn: c, in: c.text, w: len(c.text)}
+	r.decoder = hpack.NewDecoder(4096, r.emit)
+	r.decoder.SetMaxStringLength(4 * c.o.MaxHead)
+	c.text = nil
+	return r
 }
 
 func (c *reader) run() error {
@@ -199,8 +205,8 @@ func (c *reader) note(done bool) {
 
 // fill reads more.
 func (c *reader) fill() error {
-	c.room()
 	for {
+		c.room() // a smaller buffer once the streams have ended
 		by, err := c.deadline()
 		if err != nil {
 			return err

@@ -3,6 +3,7 @@ package http2
 import (
 	"bytes"
 	"errors"
+	"io"
 	"net"
 	"strings"
 	"sync"
@@ -185,5 +186,104 @@ func TestAnswersThatAreNotRead(t *testing.T) {
 	wg.Wait()
 	if most < mostOut || most > mostOut+600*size { // what one read can ask for is answered
 		t.Errorf("%d bytes wait", most)
+	}
+}
+
+// parts is a connection on which texts have come, one by one.
+type parts struct {
+	fed
+	texts [][]byte
+}
+
+func (p *parts) Read(b []byte) (int, error) {
+	if len(p.texts) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(b, p.texts[0])
+	p.texts = p.texts[1:]
+	return n, nil
+}
+
+func requestBlock() []byte {
+	var e Encoder
+	e.Pseudo(":method", "GET")
+	e.Pseudo(":scheme", "http")
+	e.Pseudo(":path", "/")
+	return e.Block
+}
+
+func testOptions(wg *sync.WaitGroup, accept func(*Stream)) Options {
+	return Options{Go: func(f func()) { wg.Go(f) }, MaxHead: 64 << 10, MaxStreams: 100, HeadTimeout: time.Second, IdleTimeout: time.Second,
+		WriteTimeout: time.Second, Accept: accept}
+}
+
+// A request that was on its way when the connection began to leave is refused, and nothing that follows on its stream ends the others.
+func TestRequestsAfterGoAway(t *testing.T) {
+	settings := appendHeader([]byte(Preface), 0, frameSettings, 0, 0)
+	late := appendBlock(nil, requestBlock(), 3, false, maxFrame)
+	late = append(appendHeader(late, 3, frameData, 0, 3), "abc"...)
+	late = appendReset(appendWindowUpdate(late, 3, 5), 3, Cancel)
+	in := &parts{texts: [][]byte{appendBlock(settings, requestBlock(), 1, true, maxFrame), late}}
+	var wg sync.WaitGroup
+	var c *Conn
+	var first *Stream
+	c = NewServer(in, nil, testOptions(&wg, func(s *Stream) {
+		first = s
+		c.Leave()
+	}))
+	if err := c.Run(); !errors.Is(err, io.EOF) {
+		t.Error(err)
+	}
+	if c.last != 1 || !c.was(3) {
+		t.Errorf("the last stream is %d, the late one was refused: %t", c.last, c.was(3))
+	}
+	first.Close(Cancel)
+	wg.Wait()
+}
+
+// A Pod that sends large interim heads has no more memory than two heads may have.
+func TestInterimHeadsAreBounded(t *testing.T) {
+	var e Encoder
+	e.Status(103)
+	Field(&e, []byte("link"), strings.Repeat("l", 30<<10))
+	b := appendHeader(nil, 0, frameSettings, 0, 0)
+	for range maxAnswers {
+		b = appendBlock(b, e.Block, 1, false, maxFrame)
+	}
+	var wg sync.WaitGroup
+	c := NewClient(&fed{Reader: bytes.NewReader(b)}, testOptions(&wg, nil))
+	s := c.Open(false)
+	_ = s.Head(&Encoder{Block: requestBlock()}, true)
+	_ = c.Run()
+	var r http1.Response
+	n := 0
+	for ; s.Answer(&r, time.Second) == nil; n++ {
+	}
+	if n == 0 || n > 4 {
+		t.Errorf("%d heads are in memory", n)
+	}
+	s.Close(Cancel)
+	wg.Wait()
+}
+
+// Nothing of a large head is kept with a connection.
+func TestLargeHeadsAreNotKept(t *testing.T) {
+	e := Encoder{Block: requestBlock()}
+	for range 500 {
+		Field(&e, []byte("x-large"), strings.Repeat("l", 60))
+	}
+	var wg sync.WaitGroup
+	c := NewServer(&fed{Reader: bytes.NewReader(nil)}, appendBlock(nil, e.Block, 1, true, maxFrame), testOptions(&wg, nil))
+	r := c.reader()
+	r.greeted = true
+	if _, err := r.consume(); err != nil || len(r.fresh) != 1 || len(r.fresh[0].Request.Fields) != 500 {
+		t.Fatal(err, len(r.fresh))
+	}
+	if text, fields := cap(r.block.text), cap(r.block.fields); text > keptText || fields > keptFields {
+		t.Errorf("%d bytes and %d fields are kept", text, fields)
+	}
+	s := r.fresh[0]
+	if s.Close(NoError); cap(s.arena) > 4*keptText || cap(s.Request.Fields) > 4*keptFields {
+		t.Errorf("%d bytes and %d fields are kept for another stream", cap(s.arena), cap(s.Request.Fields))
 	}
 }

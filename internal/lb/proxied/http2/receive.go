@@ -82,7 +82,7 @@ func (c *Conn) idleStream(id uint32) bool {
 	if own := id%2 == 1 == c.client; own {
 		return id >= c.next
 	}
-	return id > c.last
+	return id > max(c.last, c.refused)
 }
 
 func (c *Conn) peerReset(h header, p []byte) error {
@@ -265,7 +265,7 @@ func (c *reader) deliver(p []byte) {
 	if c.data.stream == 0 {
 		return // all of the frame was given back
 	}
-	if s := c.streams[c.data.stream]; s != nil && s.err == nil && !s.unwanted {
+	if s := c.streams[c.data.stream]; s != nil && s.err == nil {
 		s.put(p)
 	} else {
 		c.credit(len(p))
@@ -351,9 +351,17 @@ func (c *reader) fragment(h header, p []byte) error {
 	}
 	id := b.stream
 	err := c.endBlock(id)
-	b.stream = 0
+	if b.stream = 0; cap(b.text) > keptText || cap(b.fields) > keptFields { // of a connection that may be idle for long
+		b.text, b.fields = nil, nil
+	}
 	return err
 }
+
+// keptText and keptFields bound what is kept of a head for the next one.
+const (
+	keptText   = 4 << 10
+	keptFields = 64
+)
 
 // emit has a field of a block.
 func (c *reader) emit(f hpack.HeaderField) {
@@ -390,7 +398,9 @@ func (c *reader) endBlock(id uint32) error {
 		return nil
 	case s != nil, id <= c.last:
 		return connError{StreamClosed, "HEADERS of a stream that has ended"}
-	case c.leaving:
+	case c.leaving: // the peer has not read the GOAWAY yet; what it still sends on the stream is no error
+		c.refused = max(c.refused, id)
+		c.reset(id, RefusedStream)
 		return nil
 	}
 	c.last = id

@@ -22,6 +22,7 @@ type Stream struct {
 	Socket bool
 
 	arena []byte // of the fields
+	heads int    // the sizes of all heads, as SETTINGS_MAX_HEADER_LIST_SIZE counts them
 
 	// What follows is guarded by c.mu.
 
@@ -36,7 +37,6 @@ type Stream struct {
 	length      int64 // of the body to come, -1 if that is not known
 	ended, sent bool  // the peer's message is whole, and ours
 	stopped     bool  // the peer does not want the rest of our message
-	unwanted    bool  // the rest of the peer's is not wanted
 	woken       bool
 	answered    bool // a final answer has come
 	isHead      bool
@@ -61,6 +61,13 @@ func (s *Stream) recycle() {
 	drain(s.recv)
 	drain(s.send)
 	s.Request.Reset()
+	if cap(s.Request.Fields) > 4*keptFields {
+		s.Request.Fields = nil
+	}
+	if cap(s.arena) > 4*keptText {
+		s.arena = nil
+	}
+	clear(s.answers)
 	*s = Stream{recv: s.recv, send: s.send, Request: s.Request, arena: s.arena[:0], answers: s.answers[:0], readTimer: s.readTimer,
 		sendTimer: s.sendTimer}
 	streams.Put(s)
@@ -207,9 +214,6 @@ func (s *Stream) Take(n int) {
 	if s.read += n; s.read == len(s.in) {
 		s.in, s.read = s.in[:0], 0
 	}
-	if s.unwanted {
-		return // Discard has given it back
-	}
 	c.taken += int64(n)
 	c.carried()
 	s.credit(n)
@@ -280,7 +284,7 @@ func (s *Stream) Answer(r *http1.Response, timeout time.Duration) error {
 		s.c.mu.Lock()
 		err := s.err
 		if len(s.answers) > 0 {
-			*r = s.answers[0]
+			*r, s.answers[0] = s.answers[0], http1.Response{}
 			s.answers = s.answers[1:]
 			s.c.mu.Unlock()
 			return nil
@@ -422,25 +426,11 @@ func (s *Stream) Abort(code Code) {
 	}
 }
 
-// Discard has what comes of the body be dropped.
-func (s *Stream) Discard() {
-	c := s.c
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !s.unwanted {
-		s.unwanted = true
-		c.credit(len(s.in) - s.read)
-		s.read = len(s.in)
-	}
-}
-
 // Close ends the stream: whose messages are not whole is reset, by a code unless all was sent. Nobody uses it afterwards.
 func (s *Stream) Close(code Code) {
 	c := s.c
 	c.mu.Lock()
-	if !s.unwanted {
-		c.credit(len(s.in) - s.read)
-	}
+	c.credit(len(s.in) - s.read)
 	switch {
 	case s.id == 0:
 		c.reserved--
