@@ -287,3 +287,81 @@ func TestLargeHeadsAreNotKept(t *testing.T) {
 		t.Errorf("%d bytes and %d fields are kept for another stream", cap(s.arena), cap(s.Request.Fields))
 	}
 }
+
+// While a connection has streams it is not idle, however long they wait for a Pod.
+func TestStreamsAreNotIdle(t *testing.T) {
+	var wg sync.WaitGroup
+	r := NewServer(&fed{Reader: bytes.NewReader(nil)}, nil, testOptions(&wg, nil)).reader()
+	r.idleSince = time.Now().Add(-time.Hour)
+	r.streams[1] = newStream(r.Conn, 1)
+	if by, err := r.deadline(); err != nil || time.Until(by) > r.o.IdleTimeout/4 {
+		t.Error(by, err)
+	}
+	delete(r.streams, 1)
+	if by, err := r.deadline(); err == nil {
+		t.Error("an idle connection stays until", by)
+	}
+	r.since = time.Now().Add(-r.o.HeadTimeout)
+	if by, err := r.deadline(); err == nil {
+		t.Error("a head may take until", by)
+	}
+}
+
+// ending is a connection that tells when its end was sent.
+type ending struct {
+	*net.TCPConn
+	sent chan struct{}
+	once sync.Once
+}
+
+func (e *ending) CloseWrite() error {
+	err := e.TCPConn.CloseWrite()
+	e.once.Do(func() { close(e.sent) })
+	return err
+}
+
+// A client that still sends has the last answer as a whole: a connection that is closed with bytes unread is reset.
+func TestLastAnswerIsWhole(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	client, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const size = 60_000
+	in := &ending{TCPConn: conn.(*net.TCPConn), sent: make(chan struct{})}
+	var wg sync.WaitGroup
+	var c *Conn
+	o := testOptions(&wg, func(s *Stream) {
+		c.Leave()
+		wg.Go(func() {
+			var e Encoder
+			e.Status(200)
+			_ = s.Head(&e, false)
+			_ = s.Write(make([]byte, size), true, time.Second)
+			s.Close(NoError)
+		})
+	})
+	o.IdleTimeout, o.WriteTimeout = time.Minute, time.Minute
+	c = NewServer(in, nil, o)
+	wg.Go(func() { _ = c.Run() })
+	_, _ = client.Write(appendBlock(appendHeader([]byte(Preface), 0, frameSettings, 0, 0), requestBlock(), 1, false, maxFrame))
+	<-in.sent
+	for range 4 {
+		_, _ = client.Write(append(appendHeader(nil, 8<<10, frameData, 0, 1), make([]byte, 8<<10)...))
+	}
+	_ = client.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if all, err := io.ReadAll(client); err != nil || len(all) < size {
+		t.Errorf("%d bytes of an answer of %d: %v", len(all), size, err)
+	}
+	_ = client.Close()
+	wg.Wait()
+}

@@ -215,7 +215,6 @@ func (s *Stream) Take(n int) {
 		s.in, s.read = s.in[:0], 0
 	}
 	c.taken += int64(n)
-	c.carried()
 	s.credit(n)
 	c.credit(n)
 }
@@ -316,7 +315,6 @@ func (s *Stream) Head(e *Encoder, end bool) error {
 	c.out = c.appendHead(c.out, e, s.id, end)
 	s.sent = end
 	c.carries++
-	c.carried()
 	return nil
 }
 
@@ -328,9 +326,6 @@ func (c *Conn) appendHead(to []byte, e *Encoder, id uint32, end bool) []byte {
 	}
 	return appendBlock(to, e.Block, id, end, int(c.peer.frame))
 }
-
-// carried makes the connection count as not idle. The caller holds mu.
-func (c *Conn) carried() { c.progress = time.Now() }
 
 // Write sends a part of the body, the last one with end. It waits until the peer's windows allow for it, and fails with
 // os.ErrDeadlineExceeded when they have not moved for timeout. What it returns nil for is written by Flush.
@@ -357,7 +352,6 @@ func (s *Stream) Write(p []byte, end bool, timeout time.Duration) error {
 			c.window -= int64(n)
 			p = p[n:]
 			c.carries++
-			c.carried()
 			c.mu.Unlock()
 			if len(p) == 0 {
 				return nil
@@ -402,7 +396,6 @@ func (s *Stream) End(e *Encoder) error {
 	} else {
 		c.out = appendHeader(c.out, 0, frameData, flagEndStream, s.id)
 	}
-	c.carried()
 	c.kick()
 	return nil
 }
