@@ -1,5 +1,7 @@
 package http1
 
+import "bytes"
+
 // Classify sets the kind of a field of HTTP/2, and takes the blanks around its value away. It fails if the field is none.
 func (f *Field) Classify() error {
 	f.Value = trim(f.Value)
@@ -51,25 +53,14 @@ func (r *Request) Assemble(body bool) error {
 	for i := range r.Fields {
 		r.note(&r.Fields[i])
 	}
-	if r.hosts > 1 || r.hosts == 1 && authority != nil && !equalFoldBytes(authority, r.Host) || !all(r.Host, hostByte) {
+	if r.hosts > 1 || r.hosts == 1 && authority != nil && !bytes.EqualFold(authority, r.Host) || !all(r.Host, hostByte) ||
+		!all(authority, hostByte) {
 		return ErrMalformed
 	}
 	if authority != nil {
 		r.Host = authority
 	}
 	return r.target()
-}
-
-func equalFoldBytes(a, b []byte) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if lower(a[i]) != lower(b[i]) {
-			return false
-		}
-	}
-	return true
 }
 
 // Assemble completes an answer of HTTP/2, of which Status and Fields are set.

@@ -18,8 +18,8 @@ import (
 const (
 	streamWindow = 256 << 10
 	connWindow   = 1 << 20
-	// maxOut is how much may wait to be written before bodies wait, and mostOut before the connection ends: frames that
-	// answer the peer's wait for nothing.
+	// maxOut is how much may wait to be written before bodies wait, and mostOut before no further stream is opened and the
+	// connection of a client ends: heads, and frames that answer the peer's, wait for nothing.
 	maxOut  = 64 << 10
 	mostOut = 1 << 20
 )
@@ -33,9 +33,8 @@ type Options struct {
 	// MaxHead bounds the fields of a head, as SETTINGS_MAX_HEADER_LIST_SIZE counts them, and MaxStreams the requests at a time.
 	MaxHead, MaxStreams int
 	// HeadTimeout is how long a head, or another frame, may take from its first byte. IdleTimeout is how long the connection
-	// stays when nothing is carried; of a client's only while it has no stream. Grace is how much longer that is while there
-	// is a stream. WriteTimeout is how long a write may take.
-	HeadTimeout, IdleTimeout, Grace, WriteTimeout time.Duration
+	// stays without a stream: streams have deadlines of their users. WriteTimeout is how long a write may take.
+	HeadTimeout, IdleTimeout, WriteTimeout time.Duration
 }
 
 // Conn is a connection.
@@ -52,6 +51,7 @@ type Conn struct {
 	streams           map[uint32]*Stream
 	reserved          int    // streams of Open that have no number yet
 	last, next        uint32 // the highest stream of the peer's, and the next of our own
+	refused           uint32 // the highest one that began after GOAWAY
 	resets            [64]uint32
 	nextReset         int
 	out, spare        []byte
@@ -63,7 +63,6 @@ type Conn struct {
 	stalled           []*Stream
 	err               error
 	leaving, goneAway bool // no stream begins here any more, or at the peer
-	progress          time.Time
 	sized             bool // the peer knows that its dynamic table is not used
 	idleSince         time.Time
 }
@@ -97,9 +96,8 @@ func NewServer(conn stream.Conn, text []byte, o Options) *Conn { return newConn(
 func NewClient(conn stream.Conn, o Options) *Conn { return newConn(conn, nil, o, true) }
 
 func newConn(conn stream.Conn, text []byte, o Options, client bool) *Conn {
-	now := time.Now()
 	c := &Conn{conn: conn, o: o, client: client, text: text, streams: map[uint32]*Stream{}, next: 1,
-		window: defaultWindow, peer: settings{defaultWindow, maxFrame, 1 << 30, false}, progress: now, idleSince: now}
+		window: defaultWindow, peer: settings{defaultWindow, maxFrame, 1 << 30, false}, idleSince: time.Now()}
 	c.empty.left, c.frames.left = EmptyBurst, EmptyBurst
 	c.writer = c.write
 	c.greet()
@@ -126,10 +124,7 @@ func (c *Conn) greet() {
 
 // Run reads until the connection ends, and returns why. It closes the connection, and all streams have an end then.
 func (c *Conn) Run() (err error) {
-	r := &reader{Conn: c, in: c.text, w: len(c.text)}
-	r.decoder = hpack.NewDecoder(4096, r.emit)
-	r.decoder.SetMaxStringLength(4 * c.o.MaxHead)
-	c.text = nil
+	r := c.reader()
 	err = panics.Err // if there is one
 	defer func() {
 		c.end(err)
@@ -141,6 +136,14 @@ func (c *Conn) Run() (err error) {
 	c.mu.Unlock()
 	err = r.run()
 	return err
+}
+
+func (c *Conn) reader() *reader {
+	r := &reader{Conn: c, in: c.text, w: len(c.text)}
+	r.decoder = hpack.NewDecoder(4096, r.emit)
+	r.decoder.SetMaxStringLength(4 * c.o.MaxHead)
+	c.text = nil
+	return r
 }
 
 func (c *reader) run() error {
@@ -199,17 +202,10 @@ func (c *reader) note(done bool) {
 
 // fill reads more.
 func (c *reader) fill() error {
-	c.room()
 	for {
-		by, err := c.deadline()
-		if err != nil {
+		c.room() // a smaller buffer once the streams have ended
+		if err := c.setDeadline(); err != nil {
 			return err
-		}
-		if !by.Equal(c.readBy) {
-			c.readBy = by
-			if err := c.conn.SetReadDeadline(by); err != nil {
-				return err
-			}
 		}
 		n, err := c.conn.Read(c.in[c.w:])
 		if c.w += n; n > 0 {
@@ -217,9 +213,6 @@ func (c *reader) fill() error {
 		}
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return err
-		}
-		if !c.since.IsZero() {
-			return connError{EnhanceYourCalm, "a frame or head takes too long"}
 		}
 	}
 }
@@ -253,27 +246,38 @@ func (c *reader) room() {
 	c.in = larger
 }
 
-// deadline returns until when the next bytes must come, or why the connection ends.
-func (c *reader) deadline() (time.Time, error) {
-	if !c.since.IsZero() {
-		return c.since.Add(c.o.HeadTimeout), nil
-	}
+// setDeadline sets the deadline of the next read, unless the connection has ended: then who has ended it has set one that has passed.
+func (c *reader) setDeadline() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now, since := time.Now(), c.progress
-	if c.client {
-		if len(c.streams)+c.reserved > 0 {
-			if c.readBy.After(now) {
-				return c.readBy, nil
-			}
-			return now.Add(c.o.IdleTimeout / 4), nil // a look whether they are still there, which have their own deadlines
+	if c.err != nil {
+		return c.err
+	}
+	by, err := c.deadline()
+	if err != nil || by.Equal(c.readBy) {
+		return err
+	}
+	c.readBy = by
+	return c.conn.SetReadDeadline(by)
+}
+
+// deadline returns until when the next bytes must come, or why the connection ends. The caller holds mu.
+func (c *reader) deadline() (time.Time, error) {
+	now := time.Now()
+	if !c.since.IsZero() {
+		by := c.since.Add(c.o.HeadTimeout)
+		if !now.Before(by) {
+			return time.Time{}, connError{EnhanceYourCalm, "a frame or head takes too long"}
 		}
-		since = c.idleSince
+		return by, nil
 	}
-	left := c.o.IdleTimeout - now.Sub(since)
-	if len(c.streams) > 0 {
-		left += c.o.Grace
+	if len(c.streams)+c.reserved > 0 {
+		if c.readBy.After(now) {
+			return c.readBy, nil
+		}
+		return now.Add(c.o.IdleTimeout / 4), nil // a look whether they are still there
 	}
+	left := c.o.IdleTimeout - now.Sub(c.idleSince)
 	switch {
 	case left <= 0:
 		return time.Time{}, connError{NoError, "idle"}
@@ -350,8 +354,10 @@ func (c *Conn) end(err error) {
 	if c.err == nil {
 		c.out = appendGoAway(c.out, c.last, code)
 	}
-	writing := c.writing
-	c.err = errors.Join(c.err, err)
+	writing, finished := c.writing, c.err == errLast //nolint:errorlint // it is set nowhere else
+	if !errors.Is(c.err, err) {
+		c.err = errors.Join(c.err, err)
+	}
 	if c.err == nil {
 		c.err = io.EOF
 	}
@@ -361,9 +367,11 @@ func (c *Conn) end(err error) {
 	last := c.out
 	c.out = nil
 	c.mu.Unlock()
-	if !writing && len(last) < maxOut && c.conn.SetWriteDeadline(time.Now().Add(lastWrite)) == nil {
+	if finished {
+		c.linger(lastAnswers)
+	} else if !writing && len(last) < maxOut && c.conn.SetWriteDeadline(time.Now().Add(lastWrite)) == nil {
 		if _, err := c.conn.Write(last); err == nil && code != NoError && code != EnhanceYourCalm {
-			c.linger()
+			c.linger(lastRead)
 		}
 	}
 	_ = c.conn.Close()
@@ -371,8 +379,8 @@ func (c *Conn) end(err error) {
 
 // linger sends the end, and reads what the peer still sends, so that it gets the last frame: what is closed with bytes unread
 // is reset.
-func (c *Conn) linger() {
-	if c.conn.CloseWrite() != nil || c.conn.SetReadDeadline(time.Now().Add(lastRead)) != nil {
+func (c *Conn) linger(most time.Duration) {
+	if c.conn.CloseWrite() != nil || c.conn.SetReadDeadline(time.Now().Add(most)) != nil {
 		return
 	}
 	buf := stream.GetSmallBuffer()
@@ -385,11 +393,16 @@ func (c *Conn) linger() {
 	}
 }
 
-// lastWrite is how long the last frame may take, and lastRead how long the peer has to read it.
+// lastWrite is how long the last frame may take, and lastRead how long the peer has to read it, or lastAnswers those of the last
+// streams.
 const (
-	lastWrite = 100 * time.Millisecond
-	lastRead  = 500 * time.Millisecond
+	lastWrite   = 100 * time.Millisecond
+	lastRead    = 500 * time.Millisecond
+	lastAnswers = 2 * time.Second
 )
+
+// errLast means that the last stream has ended of a connection that takes no further one.
+var errLast error = connError{NoError, "the last stream has ended"}
 
 // Leave has no further stream begin; the connection ends with the last one. It can be called often.
 func (c *Conn) Leave() {
@@ -399,7 +412,9 @@ func (c *Conn) Leave() {
 		return
 	}
 	c.leaving = true
-	c.out = appendGoAway(c.out, c.last, NoError)
+	if !c.client { // a server would ignore a stream of Open that has no number yet
+		c.out = appendGoAway(c.out, c.last, NoError)
+	}
 	c.kick()
 }
 

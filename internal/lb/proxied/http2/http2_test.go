@@ -2,9 +2,12 @@ package http2
 
 import (
 	"bytes"
+	"errors"
+	"io"
 	"net"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -134,4 +137,235 @@ func FuzzConn(f *testing.F) {
 			}
 		}
 	})
+}
+
+// stuck is a connection of a client that sends a text, and never reads: a write waits for the end.
+type stuck struct {
+	fed
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (s *stuck) Write([]byte) (int, error) {
+	<-s.closed
+	return 0, net.ErrClosed
+}
+
+func (s *stuck) Close() error {
+	s.once.Do(func() { close(s.closed) })
+	return nil
+}
+
+// A client that asks and never reads costs no more memory than mostOut, though each request has its answer.
+func TestAnswersThatAreNotRead(t *testing.T) {
+	const requests, size = 3000, 2 << 10
+	var e, answer Encoder
+	e.Pseudo(":method", "HEAD")
+	e.Pseudo(":scheme", "http")
+	e.Pseudo(":path", "/")
+	answer.Status(308)
+	Field(&answer, []byte("location"), strings.Repeat("l", size))
+	b := appendHeader([]byte(Preface), 0, frameSettings, 0, 0)
+	for i := range uint32(requests) {
+		b = appendBlock(b, e.Block, 2*i+1, true, maxFrame)
+	}
+	var wg sync.WaitGroup
+	o := Options{Go: func(f func()) { wg.Go(f) }, MaxHead: 64 << 10, MaxStreams: 100, HeadTimeout: time.Second, IdleTimeout: time.Second,
+		WriteTimeout: time.Second}
+	most := 0
+	o.Accept = func(s *Stream) {
+		_ = s.Head(&Encoder{Block: answer.Block}, true)
+		s.c.mu.Lock()
+		most = max(most, len(s.c.out))
+		s.c.mu.Unlock()
+		s.Close(NoError)
+	}
+	in := &stuck{fed: fed{Reader: bytes.NewReader(b)}, closed: make(chan struct{})}
+	if err := NewServer(in, nil, o).Run(); !errors.Is(err, errFlood) {
+		t.Error(err)
+	}
+	wg.Wait()
+	if most < mostOut || most > mostOut+600*size { // what one read can ask for is answered
+		t.Errorf("%d bytes wait", most)
+	}
+}
+
+// parts is a connection on which texts have come, one by one.
+type parts struct {
+	fed
+	texts [][]byte
+}
+
+func (p *parts) Read(b []byte) (int, error) {
+	if len(p.texts) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(b, p.texts[0])
+	p.texts = p.texts[1:]
+	return n, nil
+}
+
+func requestBlock() []byte {
+	var e Encoder
+	e.Pseudo(":method", "GET")
+	e.Pseudo(":scheme", "http")
+	e.Pseudo(":path", "/")
+	return e.Block
+}
+
+func testOptions(wg *sync.WaitGroup, accept func(*Stream)) Options {
+	return Options{Go: func(f func()) { wg.Go(f) }, MaxHead: 64 << 10, MaxStreams: 100, HeadTimeout: time.Second, IdleTimeout: time.Second,
+		WriteTimeout: time.Second, Accept: accept}
+}
+
+// A request that was on its way when the connection began to leave is refused, and nothing that follows on its stream ends the others.
+func TestRequestsAfterGoAway(t *testing.T) {
+	settings := appendHeader([]byte(Preface), 0, frameSettings, 0, 0)
+	late := appendBlock(nil, requestBlock(), 3, false, maxFrame)
+	late = append(appendHeader(late, 3, frameData, 0, 3), "abc"...)
+	late = appendReset(appendWindowUpdate(late, 3, 5), 3, Cancel)
+	in := &parts{texts: [][]byte{appendBlock(settings, requestBlock(), 1, true, maxFrame), late}}
+	var wg sync.WaitGroup
+	var c *Conn
+	var first *Stream
+	c = NewServer(in, nil, testOptions(&wg, func(s *Stream) {
+		first = s
+		c.Leave()
+	}))
+	if err := c.Run(); !errors.Is(err, io.EOF) {
+		t.Error(err)
+	}
+	if c.last != 1 || !c.was(3) {
+		t.Errorf("the last stream is %d, the late one was refused: %t", c.last, c.was(3))
+	}
+	first.Close(Cancel)
+	wg.Wait()
+}
+
+// A Pod that sends large interim heads has no more memory than two heads may have.
+func TestInterimHeadsAreBounded(t *testing.T) {
+	var e Encoder
+	e.Status(103)
+	Field(&e, []byte("link"), strings.Repeat("l", 30<<10))
+	b := appendHeader(nil, 0, frameSettings, 0, 0)
+	for range maxAnswers {
+		b = appendBlock(b, e.Block, 1, false, maxFrame)
+	}
+	var wg sync.WaitGroup
+	c := NewClient(&fed{Reader: bytes.NewReader(b)}, testOptions(&wg, nil))
+	s := c.Open(false)
+	_ = s.Head(&Encoder{Block: requestBlock()}, true)
+	_ = c.Run()
+	var r http1.Response
+	n := 0
+	for ; s.Answer(&r, time.Second) == nil; n++ {
+	}
+	if n == 0 || n > 4 {
+		t.Errorf("%d heads are in memory", n)
+	}
+	s.Close(Cancel)
+	wg.Wait()
+}
+
+// Nothing of a large head is kept with a connection.
+func TestLargeHeadsAreNotKept(t *testing.T) {
+	e := Encoder{Block: requestBlock()}
+	for range 500 {
+		Field(&e, []byte("x-large"), strings.Repeat("l", 60))
+	}
+	var wg sync.WaitGroup
+	c := NewServer(&fed{Reader: bytes.NewReader(nil)}, appendBlock(nil, e.Block, 1, true, maxFrame), testOptions(&wg, nil))
+	r := c.reader()
+	r.greeted = true
+	if _, err := r.consume(); err != nil || len(r.fresh) != 1 || len(r.fresh[0].Request.Fields) != 500 {
+		t.Fatal(err, len(r.fresh))
+	}
+	if text, fields := cap(r.block.text), cap(r.block.fields); text > keptText || fields > keptFields {
+		t.Errorf("%d bytes and %d fields are kept", text, fields)
+	}
+	s := r.fresh[0]
+	if s.Close(NoError); cap(s.arena) > 4*keptText || cap(s.Request.Fields) > 4*keptFields {
+		t.Errorf("%d bytes and %d fields are kept for another stream", cap(s.arena), cap(s.Request.Fields))
+	}
+}
+
+// While a connection has streams it is not idle, however long they wait for a Pod.
+func TestStreamsAreNotIdle(t *testing.T) {
+	var wg sync.WaitGroup
+	r := NewServer(&fed{Reader: bytes.NewReader(nil)}, nil, testOptions(&wg, nil)).reader()
+	r.idleSince = time.Now().Add(-time.Hour)
+	r.streams[1] = newStream(r.Conn, 1)
+	if by, err := r.deadline(); err != nil || time.Until(by) > r.o.IdleTimeout/4 {
+		t.Error(by, err)
+	}
+	delete(r.streams, 1)
+	if by, err := r.deadline(); err == nil {
+		t.Error("an idle connection stays until", by)
+	}
+	r.since = time.Now().Add(-r.o.HeadTimeout)
+	if by, err := r.deadline(); err == nil {
+		t.Error("a head may take until", by)
+	}
+}
+
+// ending is a connection that tells when its end was sent.
+type ending struct {
+	*net.TCPConn
+	sent chan struct{}
+	once sync.Once
+}
+
+func (e *ending) CloseWrite() error {
+	err := e.TCPConn.CloseWrite()
+	e.once.Do(func() { close(e.sent) })
+	return err
+}
+
+// A client that still sends has the last answer as a whole: a connection that is closed with bytes unread is reset.
+func TestLastAnswerIsWhole(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	slow := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error { // the answer waits to be sent
+		return c.Control(func(fd uintptr) { _ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4<<10) })
+	}}
+	client, err := slow.DialContext(t.Context(), "tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const size = 60_000
+	in := &ending{TCPConn: conn.(*net.TCPConn), sent: make(chan struct{})}
+	var wg sync.WaitGroup
+	var c *Conn
+	o := testOptions(&wg, func(s *Stream) {
+		c.Leave()
+		wg.Go(func() {
+			var e Encoder
+			e.Status(200)
+			_ = s.Head(&e, false)
+			_ = s.Write(make([]byte, size), true, time.Second)
+			s.Close(NoError)
+		})
+	})
+	o.IdleTimeout, o.WriteTimeout = time.Minute, time.Minute
+	c = NewServer(in, nil, o)
+	wg.Go(func() { _ = c.Run() })
+	_, _ = client.Write(appendBlock(appendHeader([]byte(Preface), 0, frameSettings, 0, 0), requestBlock(), 1, false, maxFrame))
+	<-in.sent
+	for range 4 {
+		_, _ = client.Write(append(appendHeader(nil, 8<<10, frameData, 0, 1), make([]byte, 8<<10)...))
+	}
+	_ = client.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if all, err := io.ReadAll(client); err != nil || len(all) < size {
+		t.Errorf("%d bytes of an answer of %d: %v", len(all), size, err)
+	}
+	_ = client.Close()
+	wg.Wait()
 }

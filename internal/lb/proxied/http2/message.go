@@ -75,6 +75,7 @@ func (s *Stream) takeRequest(b *block) bool {
 	if s.TooLarge = b.tooLong; s.TooLarge {
 		return true
 	}
+	s.heads = b.size
 	s.keep(b)
 	p, fields, ok := split(b.fields)
 	if !ok || p.status != nil || p.method == nil {
@@ -139,9 +140,15 @@ func (s *Stream) crumbs(to, fields []http1.Field) []http1.Field {
 // maxAnswers bounds the heads of interim answers that wait.
 const maxAnswers = 33
 
+// tooMuch reports whether a block is too long, or all of the stream's are: interim heads stay in memory until it ends.
+func (s *Stream) tooMuch(b *block) bool {
+	s.heads += b.size
+	return b.tooLong || s.heads > 2*s.c.o.MaxHead
+}
+
 // takeAnswer makes an answer of a block. It reports false if that is malformed. The caller holds mu.
 func (s *Stream) takeAnswer(b *block) bool {
-	if b.tooLong || len(s.answers) >= maxAnswers {
+	if s.tooMuch(b) || len(s.answers) >= maxAnswers {
 		return false
 	}
 	s.keep(b)
@@ -164,7 +171,7 @@ func (s *Stream) takeAnswer(b *block) bool {
 	}
 	if s.answered = r.Status >= 200; s.answered {
 		if s.length = r.Length; s.isHead || http1.Bodyless(r.Status) {
-			s.length = -1
+			s.length = 0
 		}
 	} else if b.end {
 		return false
@@ -175,7 +182,7 @@ func (s *Stream) takeAnswer(b *block) bool {
 
 // takeTrailers takes the fields behind a body. It reports false if they are malformed. The caller holds mu.
 func (s *Stream) takeTrailers(b *block) bool {
-	if b.tooLong {
+	if s.tooMuch(b) {
 		return false
 	}
 	s.keep(b)

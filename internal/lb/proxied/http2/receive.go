@@ -13,16 +13,16 @@ func (c *reader) frame(h header, p []byte) error {
 	if c.block.stream != 0 && (h.kind != frameContinuation || h.stream != c.block.stream) {
 		return connError{ProtocolError, "a header block is interrupted"}
 	}
-	if h.kind == frameData {
-		return c.beginData(h, p)
-	}
 	c.mu.Lock()
-	enough := c.client || c.empty.spend(emptyEach, &c.carries)
+	enough := c.client || h.kind == frameData || c.empty.spend(emptyEach, &c.carries)
+	full := len(c.out) > c.mostOut()
 	c.mu.Unlock()
-	if !enough {
+	if !enough || full {
 		return errFlood
 	}
 	switch h.kind {
+	case frameData:
+		return c.beginData(h, p)
 	case frameHeaders:
 		return c.headers(h, p)
 	case frameContinuation:
@@ -35,9 +35,6 @@ func (c *reader) frame(h header, p []byte) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.out) > mostOut {
-		return errFlood
-	}
 	switch h.kind {
 	case framePriority:
 		return c.priority(h, p)
@@ -56,7 +53,16 @@ func (c *reader) frame(h header, p []byte) error {
 	return nil
 }
 
-var errFlood = connError{EnhanceYourCalm, "too many frames that carry nothing"}
+var errFlood = connError{EnhanceYourCalm, "too many frames that carry nothing, or whose answers are not read"}
+
+// mostOut returns how much may wait to be written when a frame comes. To a Pod that is more: heads of many clients wait for it at
+// the same time, and Open has no further ones wait.
+func (c *Conn) mostOut() int {
+	if c.client {
+		return 4 * mostOut
+	}
+	return mostOut
+}
 
 // priority ignores priorities, which RFC 9113 has abolished.
 func (c *Conn) priority(h header, p []byte) error {
@@ -76,7 +82,7 @@ func (c *Conn) idleStream(id uint32) bool {
 	if own := id%2 == 1 == c.client; own {
 		return id >= c.next
 	}
-	return id > c.last
+	return id > max(c.last, c.refused)
 }
 
 func (c *Conn) peerReset(h header, p []byte) error {
@@ -259,7 +265,7 @@ func (c *reader) deliver(p []byte) {
 	if c.data.stream == 0 {
 		return // all of the frame was given back
 	}
-	if s := c.streams[c.data.stream]; s != nil && s.err == nil && !s.unwanted {
+	if s := c.streams[c.data.stream]; s != nil && s.err == nil {
 		s.put(p)
 	} else {
 		c.credit(len(p))
@@ -345,9 +351,17 @@ func (c *reader) fragment(h header, p []byte) error {
 	}
 	id := b.stream
 	err := c.endBlock(id)
-	b.stream = 0
+	if b.stream = 0; cap(b.text) > keptText || cap(b.fields) > keptFields { // of a connection that may be idle for long
+		b.text, b.fields = nil, nil
+	}
 	return err
 }
+
+// keptText and keptFields bound what is kept of a head for the next one.
+const (
+	keptText   = 4 << 10
+	keptFields = 64
+)
 
 // emit has a field of a block.
 func (c *reader) emit(f hpack.HeaderField) {
@@ -384,7 +398,9 @@ func (c *reader) endBlock(id uint32) error {
 		return nil
 	case s != nil, id <= c.last:
 		return connError{StreamClosed, "HEADERS of a stream that has ended"}
-	case c.leaving:
+	case c.leaving: // the peer has not read the GOAWAY yet; what it still sends on the stream is no error
+		c.refused = max(c.refused, id)
+		c.reset(id, RefusedStream)
 		return nil
 	}
 	c.last = id

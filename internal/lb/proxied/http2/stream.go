@@ -22,6 +22,7 @@ type Stream struct {
 	Socket bool
 
 	arena []byte // of the fields
+	heads int    // the sizes of all heads, as SETTINGS_MAX_HEADER_LIST_SIZE counts them
 
 	// What follows is guarded by c.mu.
 
@@ -36,7 +37,6 @@ type Stream struct {
 	length      int64 // of the body to come, -1 if that is not known
 	ended, sent bool  // the peer's message is whole, and ours
 	stopped     bool  // the peer does not want the rest of our message
-	unwanted    bool  // the rest of the peer's is not wanted
 	woken       bool
 	answered    bool // a final answer has come
 	isHead      bool
@@ -61,6 +61,13 @@ func (s *Stream) recycle() {
 	drain(s.recv)
 	drain(s.send)
 	s.Request.Reset()
+	if cap(s.Request.Fields) > 4*keptFields {
+		s.Request.Fields = nil
+	}
+	if cap(s.arena) > 4*keptText {
+		s.arena = nil
+	}
+	clear(s.answers)
 	*s = Stream{recv: s.recv, send: s.send, Request: s.Request, arena: s.arena[:0], answers: s.answers[:0], readTimer: s.readTimer,
 		sendTimer: s.sendTimer}
 	streams.Put(s)
@@ -77,7 +84,8 @@ func drain(c chan struct{}) {
 func (c *Conn) Open(isHead bool) *Stream {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.err != nil || c.leaving || c.goneAway || int64(len(c.streams)+c.reserved) >= c.peer.streams || c.next > maxWindow/2 {
+	if c.err != nil || c.leaving || c.goneAway || int64(len(c.streams)+c.reserved) >= c.peer.streams || c.next > maxWindow/2 ||
+		len(c.out) > mostOut {
 		return nil
 	}
 	s := newStream(c, 0)
@@ -206,11 +214,7 @@ func (s *Stream) Take(n int) {
 	if s.read += n; s.read == len(s.in) {
 		s.in, s.read = s.in[:0], 0
 	}
-	if s.unwanted {
-		return // Discard has given it back
-	}
 	c.taken += int64(n)
-	c.carried()
 	s.credit(n)
 	c.credit(n)
 }
@@ -279,7 +283,7 @@ func (s *Stream) Answer(r *http1.Response, timeout time.Duration) error {
 		s.c.mu.Lock()
 		err := s.err
 		if len(s.answers) > 0 {
-			*r = s.answers[0]
+			*r, s.answers[0] = s.answers[0], http1.Response{}
 			s.answers = s.answers[1:]
 			s.c.mu.Unlock()
 			return nil
@@ -311,7 +315,6 @@ func (s *Stream) Head(e *Encoder, end bool) error {
 	c.out = c.appendHead(c.out, e, s.id, end)
 	s.sent = end
 	c.carries++
-	c.carried()
 	return nil
 }
 
@@ -323,9 +326,6 @@ func (c *Conn) appendHead(to []byte, e *Encoder, id uint32, end bool) []byte {
 	}
 	return appendBlock(to, e.Block, id, end, int(c.peer.frame))
 }
-
-// carried makes the connection count as not idle. The caller holds mu.
-func (c *Conn) carried() { c.progress = time.Now() }
 
 // Write sends a part of the body, the last one with end. It waits until the peer's windows allow for it, and fails with
 // os.ErrDeadlineExceeded when they have not moved for timeout. What it returns nil for is written by Flush.
@@ -352,7 +352,6 @@ func (s *Stream) Write(p []byte, end bool, timeout time.Duration) error {
 			c.window -= int64(n)
 			p = p[n:]
 			c.carries++
-			c.carried()
 			c.mu.Unlock()
 			if len(p) == 0 {
 				return nil
@@ -397,7 +396,6 @@ func (s *Stream) End(e *Encoder) error {
 	} else {
 		c.out = appendHeader(c.out, 0, frameData, flagEndStream, s.id)
 	}
-	c.carried()
 	c.kick()
 	return nil
 }
@@ -421,25 +419,11 @@ func (s *Stream) Abort(code Code) {
 	}
 }
 
-// Discard has what comes of the body be dropped.
-func (s *Stream) Discard() {
-	c := s.c
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !s.unwanted {
-		s.unwanted = true
-		c.credit(len(s.in) - s.read)
-		s.read = len(s.in)
-	}
-}
-
 // Close ends the stream: whose messages are not whole is reset, by a code unless all was sent. Nobody uses it afterwards.
 func (s *Stream) Close(code Code) {
 	c := s.c
 	c.mu.Lock()
-	if !s.unwanted {
-		c.credit(len(s.in) - s.read)
-	}
+	c.credit(len(s.in) - s.read)
 	switch {
 	case s.id == 0:
 		c.reserved--

@@ -33,9 +33,11 @@ func (c *Conn) write() {
 		c.wakeStalled()
 	}
 	if c.writing = false; c.err == nil && c.finished() {
-		_ = c.conn.CloseWrite()
-		c.err = connError{NoError, "the last stream has ended"}
-		_ = c.conn.Close()
+		c.err = errLast
+		if c.client || c.conn.SetReadDeadline(time.Unix(1, 0)) != nil { // Run sends the end, and lingers
+			_ = c.conn.CloseWrite()
+			_ = c.conn.Close()
+		}
 	}
 	if len(c.out) == 0 && len(c.streams) == 0 {
 		stream.PutBuffer(c.out)

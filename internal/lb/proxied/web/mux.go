@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http2"
+	"github.com/fairlead/fairlead/internal/lb/proxied/panics"
 	"github.com/fairlead/fairlead/internal/lb/proxied/stream"
 )
 
@@ -22,8 +24,80 @@ type muxes struct {
 // mux is the connections to a Pod.
 type mux struct {
 	conns   []*http2.Conn
-	dialing chan struct{} // closed when the connection that is being made is there, or has failed; nil if none is
-	first   bool          // the Pod has chosen HTTP/1.1
+	dialing *attempt // nil if no connection is being made
+	first   bool     // the Pod has chosen HTTP/1.1
+}
+
+// attempt is a connection that is being made for all requests that wait for it. err is why it has failed, once done is closed.
+type attempt struct {
+	done chan struct{}
+	err  error
+}
+
+// begin returns the attempt to reach a Pod, and whether it is the caller's to make and to end.
+func (p *muxes) begin(addr netip.AddrPort) (a *attempt, m *mux, own bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if m = p.pods[addr]; m == nil {
+		m = &mux{}
+		if p.pods == nil {
+			p.pods = map[netip.AddrPort]*mux{}
+		}
+		p.pods[addr] = m
+	}
+	if m.dialing != nil {
+		return m.dialing, m, false
+	}
+	m.dialing = &attempt{done: make(chan struct{}), err: panics.Err} // if there is one
+	return m.dialing, m, true
+}
+
+// finish ends an attempt.
+func (p *muxes) finish(addr netip.AddrPort, m *mux) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	close(m.dialing.done)
+	m.dialing = nil
+	if !m.first {
+		p.tidy(addr, m)
+	}
+}
+
+// tidy forgets a Pod without connections, and what it has chosen. The caller holds mu.
+func (p *muxes) tidy(addr netip.AddrPort, m *mux) {
+	if m != nil && len(m.conns) == 0 && m.dialing == nil && p.pods[addr] == m {
+		delete(p.pods, addr)
+	}
+}
+
+// forget forgets that a Pod has chosen HTTP/1.1: it may be another one by now.
+func (p *muxes) forget(addr netip.AddrPort) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if m := p.pods[addr]; m != nil {
+		m.first = false
+		p.tidy(addr, m)
+	}
+}
+
+// add adds a connection to those to a Pod. It reports false at the end.
+func (p *muxes) add(m *mux, c *http2.Conn) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.closed {
+		m.conns = append(m.conns, c)
+	}
+	return !p.closed
+}
+
+// remove removes a connection that has ended.
+func (p *muxes) remove(addr netip.AddrPort, m *mux, c *http2.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if i := slices.Index(m.conns, c); i >= 0 {
+		m.conns = slices.Delete(m.conns, i, i+1)
+	}
+	p.tidy(addr, m)
 }
 
 // muxOptions are those of a Pod's connection. Nothing bounds its streams but its own settings.
@@ -54,43 +128,37 @@ func (p *muxes) open(d dialling, addr netip.AddrPort) (_ pod, first bool) {
 	return nil, m.first
 }
 
-// stream returns a stream to a Pod. Both are nil if the Pod has chosen HTTP/1.1.
+// stream returns a stream to a Pod. Both are nil if the Pod has chosen HTTP/1.1. Who waits for the attempt of another request
+// shares its failure: otherwise each would make one, one after the other.
 func (t *transport) stream(d dialling, addr netip.AddrPort) (pod, error) {
-	p := &t.muxes
+	if t.kind.proxy != 0 { // the connection is of one client
+		return t.connectMux(d, addr, nil)
+	}
 	for {
-		b, first := p.open(d, addr)
+		b, first := t.muxes.open(d, addr)
 		if b != nil || first {
 			return b, nil
 		}
-		p.mu.Lock()
-		m := p.pods[addr]
-		if m == nil {
-			m = &mux{}
-			if p.pods == nil {
-				p.pods = map[netip.AddrPort]*mux{}
-			}
-			p.pods[addr] = m
+		a, m, own := t.muxes.begin(addr)
+		if own {
+			return t.try(d, addr, m, a)
 		}
-		if dialing := m.dialing; dialing != nil {
-			p.mu.Unlock()
-			<-dialing
-			continue
-		}
-		dialing := make(chan struct{})
-		m.dialing = dialing
-		p.mu.Unlock()
-		b, err := t.connectMux(d, addr, m)
-		p.mu.Lock()
-		m.dialing = nil
-		p.mu.Unlock()
-		close(dialing)
-		if b != nil || err != nil {
-			return b, err
+		if <-a.done; a.err != nil {
+			return nil, a.err
 		}
 	}
 }
 
-// connectMux opens a connection to a Pod, and a stream on it. If the Pod has chosen HTTP/1.1 it returns the connection.
+// try makes an attempt.
+func (t *transport) try(d dialling, addr netip.AddrPort, m *mux, a *attempt) (b pod, err error) {
+	defer t.muxes.finish(addr, m)
+	b, err = t.connectMux(d, addr, m)
+	a.err = err
+	return b, err
+}
+
+// connectMux opens a connection to a Pod, and a stream on it. If the Pod has chosen HTTP/1.1 it returns the connection. Without m
+// nothing else uses the connection, which ends with the stream.
 func (t *transport) connectMux(d dialling, addr netip.AddrPort, m *mux) (pod, error) {
 	u, second, err := t.dialPod(d.engine.host.Context(), addr, d.client, d.at, true)
 	if err != nil {
@@ -98,39 +166,26 @@ func (t *transport) connectMux(d dialling, addr netip.AddrPort, m *mux) (pod, er
 	}
 	p := &t.muxes
 	if !second {
-		p.mu.Lock()
-		m.first = true
-		p.mu.Unlock()
+		if m != nil {
+			p.mu.Lock()
+			m.first = true
+			p.mu.Unlock()
+		}
 		return u, nil
 	}
 	c := http2.NewClient(u.conn, t.muxOptions(d.engine))
 	s := c.Open(d.isHead)
-	p.mu.Lock()
-	if !p.closed {
-		m.conns = append(m.conns, c)
-	}
-	closed := p.closed
-	p.mu.Unlock()
+	shared := m != nil && p.add(m, c)
 	d.engine.host.Go(func() {
-		defer func() {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			for i, other := range m.conns {
-				if other == c {
-					m.conns = append(m.conns[:i], m.conns[i+1:]...)
-					break
-				}
-			}
-			if len(m.conns) == 0 && m.dialing == nil && p.pods[addr] == m {
-				delete(p.pods, addr)
-			}
-		}()
+		if shared {
+			defer p.remove(addr, m, c)
+		}
 		defer d.engine.host.Panics().Recover(t.service, u.conn)
 		stop := context.AfterFunc(d.engine.host.Context(), func() { stream.CloseNow(u.conn) })
 		defer stop()
 		_ = c.Run()
 	})
-	if closed {
+	if !shared {
 		c.Leave()
 	}
 	return newMuxStream(s), nil
@@ -187,11 +242,14 @@ func (m *muxStream) answer(r *http1.Response, poll time.Duration) error {
 
 func (m *muxStream) source(x *exchange) source {
 	r := &x.res
+	if x.isHead || http1.Bodyless(r.Status) {
+		return nothing // what still comes is no body, and is reset
+	}
 	if r.Announced {
 		r.Length = -1 // to a client of HTTP/1.1 trailers go behind chunks
 	}
 	m.from = streamSource{Stream: m.Stream, length: r.Length}
-	if m.Ended() && r.Length < 0 && !x.isHead && !http1.Bodyless(r.Status) && len(m.Trailers()) == 0 {
+	if m.Ended() && r.Length < 0 && len(m.Trailers()) == 0 {
 		r.Length = 0
 	}
 	return &m.from

@@ -45,7 +45,7 @@ func (e *engine) carryHTTP2(web *clientConn, front stream.Conn, text []byte) {
 			m.conn2, m.s = c, s
 			e.host.Run(func() { m.run(e, web) })
 		},
-		Go: e.host.Run, MaxHead: maxHeader, MaxStreams: maxStreams, HeadTimeout: e.headerTimeout, IdleTimeout: idle, Grace: e.idleGrace,
+		Go: e.host.Run, MaxHead: maxHeader, MaxStreams: maxStreams, HeadTimeout: e.headerTimeout, IdleTimeout: idle,
 		WriteTimeout: idle + e.idleGrace,
 	})
 	if !e.clients.add(c) {

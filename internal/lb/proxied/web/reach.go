@@ -55,6 +55,7 @@ func (t *transport) dial(d dialling, addr netip.AddrPort) (pod, error) {
 	}
 	u, err := t.connect(d.engine.host.Context(), addr, d.client, d.at)
 	if err != nil {
+		t.muxes.forget(addr)
 		return nil, err
 	}
 	return u, nil

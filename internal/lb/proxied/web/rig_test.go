@@ -20,10 +20,11 @@ const lbProtocol, lbBackend = "fairlead.dev/lb-protocol", "fairlead.dev/lb-backe
 // rig is a Server with one Service, and the engine that carries its requests.
 type rig struct {
 	*lbtest.Rig
-	server  *proxied.Server
-	service proxied.Service
-	logs    string // the directory of access logs
-	bounds         // of the engine, as it starts
+	server      *proxied.Server
+	service     proxied.Service
+	logs        string // the directory of access logs
+	bounds             // of the engine, as it starts
+	appProtocol string // of the Services that routes lead to
 
 	engine *engine         // nil until there is a listener of HTTP
 	config *proxied.Config // the last one

@@ -38,7 +38,8 @@ func (r *rig) routes(protocol string, pods map[string]netip.AddrPort) {
 		Services: map[svc.Name]*gateway.Service{}, Secrets: map[svc.Name]gateway.Secret{cert: {}},
 	}
 	for _, name := range []string{"a", "b"} {
-		o.Services[svc.Name{Namespace: "default", Name: name}] = &gateway.Service{Ports: []gateway.ServicePort{{Number: 80}}}
+		ports := []gateway.ServicePort{{Number: 80, Protocol: r.appProtocol}}
+		o.Services[svc.Name{Namespace: "default", Name: name}] = &gateway.Service{Ports: ports}
 	}
 	f := gateway.BuildGateway(o, n, nil)
 	own, _, _ := lbtest.Certificate(r, "web.example.com")

@@ -81,11 +81,15 @@ func (u *upstream) unseen(error) bool { return false }
 func (u *upstream) abort() { stream.CloseNow(u.conn) }
 
 func (u *upstream) release(x *exchange, reusable bool) {
+	t := transportOf(x.to)
 	if reusable {
-		transportOf(x.to).upstreams.put(u)
-	} else {
-		u.close()
+		t.upstreams.put(u)
+		return
 	}
+	if u.stale() {
+		t.muxes.forget(u.pod)
+	}
+	u.close()
 }
 
 func (u *upstream) close() {
