@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"text/template"
 	"time"
@@ -227,11 +228,14 @@ func parseTemplate(b *Block, l line) (Plugin, error) {
 	return t, err
 }
 
+// functions are what CoreDNS adds to the functions of text/template.
+var functions = template.FuncMap{"parseInt": strconv.ParseUint}
+
 // templates reads templates of records.
 func templates(to *[]*template.Template) func(line) error {
 	return func(p line) error {
 		for _, a := range p.args {
-			t, err := template.New(p.name).Parse(a)
+			t, err := template.New(p.name).Funcs(functions).Parse(a)
 			if err != nil {
 				return p.pos.errorf("template: %s: %w; want text with fields such as {{ .Name }}", p.name, err)
 			}

@@ -45,7 +45,7 @@ var refused = map[string]string{
 // repeatable are the plugins that a server block may have more than once.
 var repeatable = map[string]bool{
 	"log": true, "rewrite": true, "acl": true, "template": true, "file": true, "auto": true, "forward": true, "bind": true, "health": true,
-	"dns64": true, "kubernetes": false,
+	"dns64": true,
 }
 
 // settings are the directives that are no step of the chain.

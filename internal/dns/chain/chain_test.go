@@ -454,8 +454,8 @@ forward . UP`, []question{
 			{"Exact.example.", a, "NOERROR; exact.example. 300 A 203.0.113.7"},
 		}},
 		"template": {`template IN A ip.example {
- match ^ip-(?P<a>[0-9]+)-(?P<b>[0-9]+)[.]ip[.]example[.]$
- answer "{{ .Name }} 60 IN A 10.0.{{ .Group.a }}.{{ .Group.b }}"
+ match ^ip-(?P<a>[0-9]+)-(?P<b>[0-9a-f]+)[.]ip[.]example[.]$
+ answer "{{ .Name }} 60 IN A 10.0.{{ .Group.a }}.{{ parseInt .Group.b 16 8 }}"
  fallthrough
 }
 template ANY ANY none.example {
@@ -465,7 +465,7 @@ template IN A alias.example {
  answer "{{ .Name }} 60 IN CNAME www.example.com."
 }
 forward . UP`, []question{
-			{"ip-3-4.ip.example.", a, "NOERROR; ip-3-4.ip.example. 60 A 10.0.3.4"},
+			{"ip-3-f4.ip.example.", a, "NOERROR; ip-3-f4.ip.example. 60 A 10.0.3.244"},
 			{"x.ip.example.", a, "NOERROR; x.ip.example. 300 A 203.0.113.7"},
 			{"x.none.example.", aaaa, "NXDOMAIN"},
 			{"alias.example.", a, "NOERROR; alias.example. 60 CNAME www.example.com.; www.example.com. 300 A 203.0.113.7"},
