@@ -82,7 +82,7 @@ func parseKubernetes(b *Block, l line) (Plugin, error) {
 			}
 			return nil
 		},
-		"startup_timeout":        ignored("the server answers SERVFAIL until it has listed the cluster, and /ready is 503"),
+		"startup_timeout":        ignored("the server waits 5s; then it answers SERVFAIL until it has listed the cluster, and /ready is 503"),
 		"apiserver_qps":          ignored("the server has one watch for each kind"),
 		"apiserver_burst":        ignored("the server has one watch for each kind"),
 		"apiserver_max_inflight": ignored("the server has one watch for each kind"),

@@ -69,7 +69,7 @@ var parsers = map[string]func(*Block, line) (Plugin, error){
 	"prometheus":  parsePrometheus,
 	"errors":      parseErrors,
 	"log":         parseLog,
-	"local":       func(_ *Block, l line) (Plugin, error) { return &Local{}, l.bare() },
+	"local":       parseLocal,
 	"dns64":       parseDNS64,
 	"any":         func(_ *Block, l line) (Plugin, error) { return &Any{}, l.bare() },
 	"chaos":       parseChaos,
