@@ -187,6 +187,9 @@ func TestRefusals(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"":                                      "has no server block",
+		",":                                     "Corefile:1: a server block needs a zone",
+		"{$NOSUCHZONES}":                        "a server block needs a zone",
+		". {\n any\n}\n,":                       "Corefile:4: a server block needs a zone",
 		". {":                                   "Corefile:1: the brace that opens here is never closed",
 		"{\n}":                                  "Corefile:1: a server block needs a zone",
 		". {\n log \"x\n}":                      "Corefile:2: a quote that begins here is never closed",
@@ -248,6 +251,8 @@ func FuzzLoad(f *testing.F) {
 	f.Add(". {\n rewrite name a b\n cache 30 {\n prefetch 1 1m 10%\n}\n}")
 	f.Add("(a) {\n import a\n}\nb:53 {\n hosts {\n 10.0.0.1 x\n}\n import a\n}")
 	f.Add(". {\n acl {\n allow type A net 10.0.0.0/8\n}\n template IN ANY {\n answer \"{{ .Name }} 60 IN A 10.0.0.1\"\n}\n}")
+	f.Add(",")
+	f.Add("{$NOSUCHZONES}")
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, text string) {
 		file := filepath.Join(dir, "Corefile")

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"text/template"
 	"time"
@@ -81,7 +82,7 @@ func parseKubernetes(b *Block, l line) (Plugin, error) {
 			}
 			return nil
 		},
-		"startup_timeout":        ignored("the server answers SERVFAIL until it has listed the cluster, and /ready is 503"),
+		"startup_timeout":        ignored("the server waits 5s; then it answers SERVFAIL until it has listed the cluster, and /ready is 503"),
 		"apiserver_qps":          ignored("the server has one watch for each kind"),
 		"apiserver_burst":        ignored("the server has one watch for each kind"),
 		"apiserver_max_inflight": ignored("the server has one watch for each kind"),
@@ -227,11 +228,14 @@ func parseTemplate(b *Block, l line) (Plugin, error) {
 	return t, err
 }
 
+// functions are what CoreDNS adds to the functions of text/template.
+var functions = template.FuncMap{"parseInt": strconv.ParseUint}
+
 // templates reads templates of records.
 func templates(to *[]*template.Template) func(line) error {
 	return func(p line) error {
 		for _, a := range p.args {
-			t, err := template.New(p.name).Parse(a)
+			t, err := template.New(p.name).Funcs(functions).Parse(a)
 			if err != nil {
 				return p.pos.errorf("template: %s: %w; want text with fields such as {{ .Name }}", p.name, err)
 			}

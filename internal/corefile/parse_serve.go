@@ -311,7 +311,24 @@ func parseLoadBalance(_ *Block, l line) (Plugin, error) {
 }
 
 // Local answers localhost and its reverse names (RFC 6761, 6.3).
-type Local struct{}
+type Local struct {
+	// NoPrefix leaves out names that only begin with localhost.
+	NoPrefix bool
+}
+
+func parseLocal(_ *Block, l line) (Plugin, error) {
+	c := &Local{}
+	if err := l.flag(); err != nil {
+		return nil, err
+	}
+	return c, l.properties(map[string]func(line) error{
+		"localhost_prefix": func(p line) error {
+			word, err := p.choice("on", "off")
+			c.NoPrefix = word == "off"
+			return err
+		},
+	})
+}
 
 // PluginName is the name of the directive.
 func (*Local) PluginName() string { return "local" }

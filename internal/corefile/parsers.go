@@ -45,7 +45,7 @@ var refused = map[string]string{
 // repeatable are the plugins that a server block may have more than once.
 var repeatable = map[string]bool{
 	"log": true, "rewrite": true, "acl": true, "template": true, "file": true, "auto": true, "forward": true, "bind": true, "health": true,
-	"dns64": true, "kubernetes": false,
+	"dns64": true,
 }
 
 // settings are the directives that are no step of the chain.
@@ -69,7 +69,7 @@ var parsers = map[string]func(*Block, line) (Plugin, error){
 	"prometheus":  parsePrometheus,
 	"errors":      parseErrors,
 	"log":         parseLog,
-	"local":       func(_ *Block, l line) (Plugin, error) { return &Local{}, l.bare() },
+	"local":       parseLocal,
 	"dns64":       parseDNS64,
 	"any":         func(_ *Block, l line) (Plugin, error) { return &Any{}, l.bare() },
 	"chaos":       parseChaos,

@@ -171,6 +171,9 @@ func parse(words []token) ([]block, error) {
 	for at := 0; at < len(words); {
 		b := block{pos: words[at].pos}
 		at = b.readKeys(words, at)
+		if len(b.keys) == 0 {
+			return nil, b.pos.errorf("a server block needs a zone before its brace; the usual one is .:53")
+		}
 		if at == len(words) {
 			return append(out, b), nil
 		}
@@ -182,9 +185,6 @@ func parse(words []token) ([]block, error) {
 				return nil, err
 			}
 			at++
-		}
-		if len(b.keys) == 0 {
-			return nil, b.pos.errorf("a server block needs a zone before its brace; the usual one is .:53")
 		}
 		var err error
 		if b.directives, err = readLines(words[at:end], true); err != nil {

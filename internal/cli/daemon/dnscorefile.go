@@ -3,7 +3,10 @@ package daemon
 import (
 	"context"
 	"log/slog"
+	"os"
+	"os/signal"
 	"slices"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -36,7 +39,14 @@ func (c *dnsCommand) runCorefile(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return base.AsUsage(err)
 	}
-	server, err := chain.New(chain.Options{Plan: plan, File: c.corefile, Client: c.clientOf, Version: base.Version, Log: log})
+	// The signals are CoreDNS's: SIGUSR1 reads the file again, SIGHUP does nothing.
+	again := make(chan os.Signal, 1)
+	signal.Notify(again, syscall.SIGUSR1)
+	defer signal.Stop(again)
+	signal.Ignore(syscall.SIGHUP)
+	server, err := chain.New(chain.Options{
+		Plan: plan, File: c.corefile, Reload: again, Client: c.clientOf, Version: base.Version, Log: log,
+	})
 	if err != nil {
 		return err
 	}

@@ -39,7 +39,8 @@ func BenchmarkService(b *testing.B) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	in.start(ctx, ctx, nil)
+	in.startClusters(ctx, nil)
+	in.start(ctx)
 	defer in.end(nil)
 	tick, late := time.NewTicker(time.Millisecond), time.After(20*time.Second)
 	defer tick.Stop()

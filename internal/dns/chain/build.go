@@ -186,7 +186,7 @@ func (b *builder) simple(block *corefile.Block, c corefile.Plugin, next plugin.H
 	case *corefile.Bufsize:
 		return plugin.Bufsize(c, next)
 	case *corefile.Local:
-		return plugin.Local(next)
+		return plugin.Local(c, next)
 	case *corefile.DNS64:
 		return plugin.DNS64(c, next)
 	case *corefile.Any:
@@ -250,28 +250,38 @@ func (in *instance) has(c *cluster) bool {
 	return false
 }
 
-// start starts what runs beside the questions. The clusters live on when the instance ends.
-func (in *instance) start(ctx, clusters context.Context, old *instance) {
+// startClusters follows the clusters that old does not have. They live on when the instance ends.
+func (in *instance) startClusters(ctx context.Context, old *instance) {
 	for _, c := range in.clusters {
 		if old == nil || !old.has(c) {
-			c.start(clusters)
+			c.start(ctx)
 		}
 	}
+}
+
+// closeClusters ends the clusters that other does not have.
+func (in *instance) closeClusters(other *instance) {
+	for _, c := range in.clusters {
+		if other == nil || !other.has(c) {
+			c.close()
+		}
+	}
+}
+
+// start starts what runs beside the questions, and returns the context of the instance.
+func (in *instance) start(ctx context.Context) context.Context {
 	ctx, in.stop = context.WithCancel(ctx)
 	for _, run := range in.run {
 		in.wg.Go(func() { run(ctx) })
 	}
+	return ctx
 }
 
 // end ends what start has started, but for the clusters of next.
 func (in *instance) end(next *instance) {
 	in.stop()
 	in.wg.Wait()
-	for _, c := range in.clusters {
-		if next == nil || !next.has(c) {
-			c.close()
-		}
-	}
+	in.closeClusters(next)
 }
 
 // unready returns the names of the plugins that are not ready.

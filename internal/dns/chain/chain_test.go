@@ -2,6 +2,7 @@ package chain
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -14,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -22,8 +24,10 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/fairlead/fairlead/internal/corefile"
 )
@@ -163,10 +167,18 @@ type running struct {
 	file string
 	log  *lockedBuffer
 	end  func() error
+	// blocked has further lists of the API server fail.
+	blocked atomic.Bool
 }
 
 // start serves a Corefile, with PORT, WEB and UP replaced.
 func start(t *testing.T, text string, up *upstream) *running {
+	t.Helper()
+	return startWith(t, text, up, nil)
+}
+
+// startWith is start with a channel that has the file read again.
+func startWith(t *testing.T, text string, up *upstream, again <-chan os.Signal) *running {
 	t.Helper()
 	r := &running{t: t, log: &lockedBuffer{}, file: filepath.Join(t.TempDir(), "Corefile")}
 	port, web := freePort(t), freePort(t)
@@ -177,13 +189,20 @@ func start(t *testing.T, text string, up *upstream) *running {
 		t.Fatal(err)
 	}
 	client := fake.NewClientset(objects()...)
+	client.PrependReactor("list", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return r.blocked.Load(), nil, errors.New("blocked by the test")
+	})
+	client.PrependWatchReactor("*", func(clienttesting.Action) (bool, watch.Interface, error) {
+		return r.blocked.Load(), nil, errors.New("blocked by the test")
+	})
 	r.s, err = New(Options{
-		Plan: plan, File: r.file, Version: "test", Log: slog.New(slog.NewTextHandler(r.log, nil)),
+		Plan: plan, File: r.file, Reload: again, Version: "test", Log: slog.New(slog.NewTextHandler(r.log, nil)),
 		Client: func(string, string) (kubernetes.Interface, error) { return client, nil },
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.s.syncFor = 3 * time.Second
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- r.s.Run(ctx) }()
@@ -332,6 +351,7 @@ func TestKubeadm(t *testing.T) {
 	}
 	_, text := r.get("/metrics")
 	for _, want := range []string{
+		"fairlead_dns_ready 1", "fairlead_dns_api_up 1", "go_goroutines ", "process_open_fds ",
 		"coredns_panics_total 0", `coredns_build_info{goversion="go`, `coredns_plugin_enabled{name="kubernetes",server="dns://:`,
 		`view="",zone="."} 1`, `coredns_cache_hits_total{server="dns://:`, `plugin="forward",rcode="NOERROR"`,
 		`coredns_forward_responses_total{rcode="NOERROR",to="` + up.addr + `"}`,
@@ -362,6 +382,36 @@ func TestReload(t *testing.T) {
 	}
 	if _, text := r.get("/metrics"); !strings.Contains(text, "coredns_reload_failed_total 1") {
 		t.Error("the refused file is not counted")
+	}
+}
+
+// A reload may change the form of an address whose port it keeps, and the configuration of the
+// cluster, whose names are then complete from the first question on.
+func TestReloadOfAddressesAndCluster(t *testing.T) {
+	again := make(chan os.Signal)
+	text := ".:PORT {\n bind 127.0.0.1\n health WEB\n kubernetes cluster.local {\n ttl 30\n}\n cache\n}\n"
+	r := startWith(t, text, nil, again)
+	const name, answer = "web.default.svc.cluster.local.", "NOERROR; web.default.svc.cluster.local. %d A 10.96.0.5"
+	r.want(name, mdns.TypeA, fmt.Sprintf(answer, 30))
+	_, port, _ := net.SplitHostPort(r.web)
+	next := strings.NewReplacer("bind 127.0.0.1\n", "", "WEB", ":"+port, "ttl 30", "ttl 7").Replace(text)
+	r.write(r.fill(next, nil))
+	again <- syscall.SIGUSR1
+	r.eventually("the change is in use", func() bool { return strings.Contains(r.log.String(), "the changed Corefile is in use") })
+	r.want(name, mdns.TypeA, fmt.Sprintf(answer, 7))
+	r.eventually("the new address serves", func() bool { code, _ := r.get("/health"); return code == http.StatusOK })
+	// A cluster that does not answer in time is not used.
+	r.blocked.Store(true)
+	r.write(r.fill(strings.Replace(next, "ttl 7", "ttl 8", 1), nil))
+	again <- syscall.SIGUSR1
+	r.eventually("the reload is refused", func() bool { return strings.Contains(r.log.String(), "not listed yet after") })
+	r.want(name, mdns.TypeAAAA, "NOERROR; cluster.local. 7 SOA")
+	// A loop that a reload brings is found too.
+	r.write(r.fill(".:PORT {\n loop\n forward . 127.0.0.1:PORT\n}\n", nil))
+	again <- syscall.SIGUSR1
+	r.eventually("the server ends", r.s.ending.Load)
+	if err := r.end(); err == nil || !strings.Contains(err.Error(), "in a loop") {
+		t.Errorf("the error is %v", err)
 	}
 }
 
@@ -454,8 +504,8 @@ forward . UP`, []question{
 			{"Exact.example.", a, "NOERROR; exact.example. 300 A 203.0.113.7"},
 		}},
 		"template": {`template IN A ip.example {
- match ^ip-(?P<a>[0-9]+)-(?P<b>[0-9]+)[.]ip[.]example[.]$
- answer "{{ .Name }} 60 IN A 10.0.{{ .Group.a }}.{{ .Group.b }}"
+ match ^ip-(?P<a>[0-9]+)-(?P<b>[0-9a-f]+)[.]ip[.]example[.]$
+ answer "{{ .Name }} 60 IN A 10.0.{{ .Group.a }}.{{ parseInt .Group.b 16 8 }}"
  fallthrough
 }
 template ANY ANY none.example {
@@ -465,7 +515,7 @@ template IN A alias.example {
  answer "{{ .Name }} 60 IN CNAME www.example.com."
 }
 forward . UP`, []question{
-			{"ip-3-4.ip.example.", a, "NOERROR; ip-3-4.ip.example. 60 A 10.0.3.4"},
+			{"ip-3-f4.ip.example.", a, "NOERROR; ip-3-f4.ip.example. 60 A 10.0.3.244"},
 			{"x.ip.example.", a, "NOERROR; x.ip.example. 300 A 203.0.113.7"},
 			{"x.none.example.", aaaa, "NXDOMAIN"},
 			{"alias.example.", a, "NOERROR; alias.example. 60 CNAME www.example.com.; www.example.com. 300 A 203.0.113.7"},
@@ -478,7 +528,14 @@ forward . UP`, []question{
 		}},
 		"any, local, minimal": {"any\nlocal\nminimal\nfile DIR/db.file.example file.example", []question{
 			{"x.example.", mdns.TypeANY, `NOERROR; x.example. 8482 HINFO "ANY obsoleted" "See RFC 8482"`},
-			{"localhost.", a, "NOERROR; localhost. 3600 A 127.0.0.1"},
+			{"localhost.", a, "NOERROR; localhost. 604800 A 127.0.0.1"},
+			{"x.localhost.", a, "NOERROR; x.localhost. 604800 A 127.0.0.1"},
+			{"localhost.x.example.", aaaa, "NOERROR; localhost.x.example. 604800 AAAA ::1"},
+			{"x.localhost.", txt, "NOERROR; x.localhost. 604800 SOA"},
+			{"1.0.0.127.in-addr.arpa.", mdns.TypePTR, "NOERROR; 1.0.0.127.in-addr.arpa. 604800 PTR localhost."},
+			{"1.0.0.127.in-addr.arpa.", a, "NOERROR; 127.in-addr.arpa. 604800 SOA"},
+			{"2.0.0.127.in-addr.arpa.", mdns.TypePTR, "NXDOMAIN; 127.in-addr.arpa. 604800 SOA"},
+			{"255.in-addr.arpa.", mdns.TypeNS, "NOERROR; 255.in-addr.arpa. 604800 NS localhost."},
 			{"ns.file.example.", a, "NOERROR; ns.file.example. 60 A 192.0.2.53"},
 		}},
 		"autopath": {"autopath @kubernetes\nkubernetes cluster.local {\n pods verified\n}\nforward . UP", []question{

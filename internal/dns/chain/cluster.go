@@ -97,7 +97,7 @@ func (k *kube) Answer(ctx context.Context, q *plugin.Query) plugin.Reply {
 		return plugin.Fail("kubernetes", mdns.RcodeRefused, nil)
 	}
 	if !k.cluster.follow.Synced() {
-		return plugin.Fail("kubernetes", mdns.RcodeServerFailure, fmt.Errorf("kubernetes: the names of the cluster are not listed yet"))
+		return plugin.Fail("kubernetes", mdns.RcodeServerFailure, fmt.Errorf("kubernetes: %w", plugin.ErrNotReady))
 	}
 	m, r, err := k.fromZone(q)
 	switch {

@@ -5,21 +5,25 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/fairlead/fairlead/internal/clientmetrics"
 	"github.com/fairlead/fairlead/internal/corefile"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 )
 
 // web is the HTTP servers of the plugins health, ready and prometheus, by address.
 type web struct {
 	s   *Server
 	mu  sync.Mutex
-	on  map[string]*http.Server
+	on  map[string]*page
 	wg  sync.WaitGroup
 	mux http.Handler
 	// wasReady: without "monitor continuously", ready stays ready.
@@ -29,10 +33,11 @@ type web struct {
 func newWeb(s *Server) *web {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(s.metrics.fixed()...)
-	reg.MustRegister(collector{s})
-	w := &web{s: s, on: map[string]*http.Server{}}
+	reg.MustRegister(collector{s}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	all := prometheus.Gatherers{reg, clientmetrics.Gatherer()}
+	w := &web{s: s, on: map[string]*page{}}
 	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
+	mux.Handle("/metrics", promhttp.HandlerFor(all, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
 	mux.HandleFunc("/health", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("OK")) })
 	mux.HandleFunc("/ready", w.ready)
 	w.mux = mux
@@ -85,20 +90,33 @@ func paths(p *corefile.Plan) map[string]map[string]bool {
 	return out
 }
 
+// page is the server of one address.
+type page struct {
+	*http.Server
+	at net.Listener
+}
+
 // use opens the addresses of a plan, and closes the others.
 func (w *web) use(p *corefile.Plan) error {
 	wanted := paths(p)
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	opened := map[string]net.Listener{}
 	for addr := range wanted {
 		if w.on[addr] != nil {
 			continue
 		}
-		l, err := net.Listen("tcp", addr)
+		l, err := w.open(addr, wanted)
 		if err != nil {
+			for _, o := range opened {
+				o.Close()
+			}
 			return err
 		}
-		server := &http.Server{Handler: w.handler(addr), ReadHeaderTimeout: 10 * time.Second}
+		opened[addr] = l
+	}
+	for addr, l := range opened {
+		server := &page{&http.Server{Handler: w.handler(addr), ReadHeaderTimeout: 10 * time.Second}, l}
 		w.on[addr] = server
 		w.wg.Go(func() {
 			if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
@@ -113,6 +131,22 @@ func (w *web) use(p *corefile.Plan) error {
 		}
 	}
 	return nil
+}
+
+// open opens an address. It may have the port of one that is not wanted any more.
+func (w *web) open(addr string, wanted map[string]map[string]bool) (net.Listener, error) {
+	_, port, _ := net.SplitHostPort(addr)
+	shared := false
+	for other, known := range w.on {
+		if _, p, _ := net.SplitHostPort(other); p == port && wanted[other] == nil {
+			if err := share(known.at); err != nil {
+				return nil, err
+			}
+			shared = true
+		}
+	}
+	lc := socket.ListenConfig(netip.AddrPort{}, socket.Options{Shared: shared})
+	return lc.Listen(context.Background(), "tcp", addr)
 }
 
 // handler serves the paths of an address.

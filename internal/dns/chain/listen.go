@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	mdns "github.com/miekg/dns"
@@ -119,18 +120,35 @@ type listener struct {
 	stop    context.CancelFunc
 }
 
-// open opens the sockets.
-func open(at endpoint, r *routes) (*listener, error) {
+// share lets sockets of the next instance have the port, until these are closed.
+func (l *listener) share() error {
+	errs := []error{share(l.tcp.(*limited).Listener)}
+	for _, c := range l.udp {
+		errs = append(errs, share(c))
+	}
+	return errors.Join(errs...)
+}
+
+func share(s any) error {
+	c, ok := s.(syscall.Conn)
+	if !ok {
+		return fmt.Errorf("%T is not a socket", s)
+	}
+	return socket.Share(c)
+}
+
+// open opens the sockets. Shared ones may have a port that other sockets of this server have.
+func open(at endpoint, r *routes, shared bool) (*listener, error) {
 	l := &listener{at: at}
 	l.routes.Store(r)
 	host := netip.IPv6Unspecified()
 	if at.host != "" {
 		host = netip.MustParseAddr(at.host)
 	}
-	err := l.openAt(netip.AddrPortFrom(host, at.port), r)
+	err := l.openAt(netip.AddrPortFrom(host, at.port), r, shared)
 	if at.host == "" && err != nil && !errors.Is(err, os.ErrPermission) {
 		// A machine without IPv6.
-		if l.openAt(netip.AddrPortFrom(netip.IPv4Unspecified(), at.port), r) == nil {
+		if l.openAt(netip.AddrPortFrom(netip.IPv4Unspecified(), at.port), r, shared) == nil {
 			err = nil
 		}
 	}
@@ -140,10 +158,11 @@ func open(at endpoint, r *routes) (*listener, error) {
 	return l, nil
 }
 
-func (l *listener) openAt(addr netip.AddrPort, r *routes) error {
+func (l *listener) openAt(addr netip.AddrPort, r *routes, shared bool) error {
 	sockets := max(1, r.sockets)
+	shared = shared || sockets > 1
 	for i := range sockets {
-		lc := socket.ListenConfig(addr, socket.Options{Shared: sockets > 1, KeepAlive: i == 0})
+		lc := socket.ListenConfig(addr, socket.Options{Shared: shared, KeepAlive: i == 0})
 		if i == 0 {
 			tcp, err := lc.Listen(context.Background(), "tcp", addr.String())
 			if err != nil {
@@ -154,7 +173,7 @@ func (l *listener) openAt(addr netip.AddrPort, r *routes) error {
 		if l.at.transport == corefile.TLSTransport {
 			return nil
 		}
-		pc := socket.ListenConfig(addr, socket.Options{Shared: sockets > 1})
+		pc := socket.ListenConfig(addr, socket.Options{Shared: shared})
 		udp, err := pc.ListenPacket(context.Background(), "udp", addr.String())
 		if err != nil {
 			l.closeSockets()

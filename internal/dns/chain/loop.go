@@ -25,13 +25,16 @@ type loop struct {
 	next plugin.Handler
 	seen atomic.Int32
 	off  atomic.Bool
+	// timeout of one try, pause after one that failed, and the time for all of them.
+	timeout, pause, within time.Duration
 }
 
 // Limits of the look for loops, as in CoreDNS.
 const (
 	maxSeen     = 2
 	loopTimeout = 2 * time.Second
-	loopTries   = 30
+	loopPause   = time.Second
+	loopWithin  = 30 * time.Second
 )
 
 func newLoop(zone string, b *corefile.Block, next plugin.Handler) *loop {
@@ -41,7 +44,7 @@ func newLoop(zone string, b *corefile.Block, next plugin.Handler) *loop {
 	if zone == "." {
 		name = name[:len(name)-1]
 	}
-	l := &loop{name: name, next: next}
+	l := &loop{name: name, next: next, timeout: loopTimeout, pause: loopPause, within: loopWithin}
 	hosts, err := hostsOf(b)
 	if err == nil {
 		l.at = endpoint{hosts[0], b.Zones[0].Port, b.Zones[0].Transport}
@@ -72,8 +75,10 @@ func (l *loop) find(ctx context.Context) error {
 	}
 	addr := net.JoinHostPort(host, strconv.Itoa(int(l.at.port)))
 	m := new(mdns.Msg).SetQuestion(l.name, mdns.TypeHINFO)
-	c := &mdns.Client{Timeout: loopTimeout}
-	for range loopTries {
+	c := &mdns.Client{Timeout: l.timeout}
+	for end := time.Now().Add(l.within); time.Now().Before(end); {
+		// Resolvers that are silent send nothing back, however often they are asked.
+		l.seen.Store(0)
 		_, _, err := c.ExchangeContext(ctx, m, addr)
 		if l.seen.Load() > maxSeen {
 			return fmt.Errorf("the resolvers of forward send questions back to this server at %s, in a loop; "+
@@ -81,6 +86,10 @@ func (l *loop) find(ctx context.Context) error {
 		}
 		if err == nil || ctx.Err() != nil {
 			return nil
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(l.pause):
 		}
 	}
 	return nil

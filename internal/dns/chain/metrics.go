@@ -2,6 +2,7 @@ package chain
 
 import (
 	"runtime"
+	"slices"
 	"strconv"
 	"time"
 
@@ -127,9 +128,14 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	version := c.s.metrics.version
 	w.gauge("coredns_build_info", "The version of this server; its value is 1.", 1,
 		"version", version, "revision", "", "goversion", runtime.Version())
+	w.gauge("fairlead_dns_ready", "Whether the server listens and the cluster's names are complete.", truth(c.s.Ready()))
 	in := c.s.current.Load()
 	if in == nil {
 		return
+	}
+	if len(in.clusters) > 0 {
+		up := !slices.ContainsFunc(in.clusters, func(cl *cluster) bool { return !cl.follow.Up() })
+		w.gauge("fairlead_dns_api_up", "Whether the API server can be reached; if not, answers are from memory.", truth(up))
 	}
 	for _, r := range in.listen {
 		for _, s := range r.sites {
@@ -154,6 +160,13 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			w.gauge("coredns_hosts_reload_timestamp_seconds", "When the hosts file that is used was written.", float64(modified.UnixNano())/1e9)
 		}
 	}
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // sender writes metrics.
@@ -219,11 +232,7 @@ func (w sender) forwards(all []*forward.Forward) {
 			const misses, help = "coredns_proxy_conn_cache_misses_total", "Sockets and connections opened."
 			w.counter(misses, help, u.OpenedUDP.Load(), "proxy_name", "forward", "to", u.Name, "proto", "udp")
 			w.counter(misses, help, u.OpenedTCP.Load(), "proxy_name", "forward", "to", u.Name, "proto", "tcp")
-			healthy := 0.0
-			if u.Healthy() {
-				healthy = 1
-			}
-			w.gauge("fairlead_dns_upstream_healthy", "Whether the upstream is asked first.", healthy, "to", u.Name)
+			w.gauge("fairlead_dns_upstream_healthy", "Whether the upstream is asked first.", truth(u.Healthy()), "to", u.Name)
 		}
 	}
 	w.counter("coredns_forward_max_concurrent_rejects_total", "Questions rejected because too many were in flight to upstreams.", rejects)

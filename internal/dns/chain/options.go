@@ -3,6 +3,7 @@ package chain
 import (
 	"errors"
 	"log/slog"
+	"os"
 
 	"k8s.io/client-go/kubernetes"
 
@@ -14,6 +15,8 @@ type Options struct {
 	Plan *corefile.Plan
 	// File is read again when it changes, if it has the plugin reload; empty for never.
 	File string
+	// Reload, if not nil, has File read again for each value, though it has not changed.
+	Reload <-chan os.Signal
 	// Client returns the client of a kubeconfig and a context; both are empty for the one of the
 	// command line.
 	Client func(kubeconfig, context string) (kubernetes.Interface, error)

@@ -2,12 +2,15 @@ package chain
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/corefile"
+	"github.com/fairlead/fairlead/internal/dns/plugin"
 )
 
 // Server answers questions as a Corefile asks for. Make it with New, run it with Run.
@@ -18,6 +21,8 @@ type Server struct {
 	first   *instance
 	current atomic.Pointer[instance]
 	ending  atomic.Bool
+	looped  chan error // the first loop that is found
+	syncFor time.Duration
 
 	mu        sync.Mutex
 	listeners map[endpoint]*listener
@@ -26,7 +31,9 @@ type Server struct {
 // New returns a Server. It reads certificates and zone files, but opens no sockets and sends
 // no requests yet.
 func New(o Options) (*Server, error) {
-	s := &Server{o: o, metrics: newMetrics(o.Version), listeners: map[endpoint]*listener{}}
+	s := &Server{
+		o: o, metrics: newMetrics(o.Version), listeners: map[endpoint]*listener{}, looped: make(chan error, 1), syncFor: syncTimeout,
+	}
 	s.web = newWeb(s)
 	var err error
 	s.first, err = build(o, s.metrics, o.Plan, nil)
@@ -47,30 +54,19 @@ func (s *Server) Run(ctx context.Context) error {
 	defer stop()
 	defer s.web.close()
 	defer s.closeListeners()
-	if err := s.use(serve, s.first, nil); err != nil {
+	if err := s.use(ctx, serve, s.first, nil); err != nil {
 		return err
 	}
 	for _, note := range s.o.Plan.Notes {
 		s.o.Log.Warn("a setting of the Corefile has no effect", "setting", note)
 	}
-	looped := make(chan error, 1)
 	var beside sync.WaitGroup
-	for _, l := range s.first.loops {
-		beside.Go(func() {
-			if err := l.find(serve); err != nil {
-				select {
-				case looped <- err:
-				default:
-				}
-			}
-		})
-	}
 	beside.Go(func() { s.reload(serve) })
 	var err error
 	select {
 	case <-ctx.Done():
 		s.lameduck()
-	case err = <-looped:
+	case err = <-s.looped:
 	}
 	s.ending.Store(true)
 	stop()
@@ -88,8 +84,51 @@ func (s *Server) lameduck() {
 	}
 }
 
-// use has an instance serve in place of old. If it cannot, old serves on.
-func (s *Server) use(ctx context.Context, in, old *instance) error {
+// syncTimeout is how long an instance waits for the names of its clusters before it serves
+// (CoreDNS's default of startup_timeout).
+const syncTimeout = 5 * time.Second
+
+// use has an instance serve in place of old until serve ends. If it cannot, old serves on.
+// The end of ctx ends the wait for the clusters.
+func (s *Server) use(ctx, serve context.Context, in, old *instance) error {
+	in.startClusters(context.WithoutCancel(serve), old)
+	err := s.awaitClusters(ctx, in, old)
+	if err == nil {
+		err = s.replace(serve, in, old)
+	}
+	if err != nil {
+		in.closeClusters(old)
+	}
+	return err
+}
+
+// awaitClusters waits until the names of the clusters are complete. Only at the start, when no
+// other instance has them, the server serves without.
+func (s *Server) awaitClusters(ctx context.Context, in, old *instance) error {
+	ctx, cancel := context.WithTimeout(ctx, s.syncFor)
+	defer cancel()
+	tick := time.NewTicker(syncPoll)
+	defer tick.Stop()
+	for in.unready() != "" {
+		select {
+		case <-tick.C:
+			continue
+		case <-ctx.Done():
+		}
+		if old != nil {
+			return fmt.Errorf("%w after %v", plugin.ErrNotReady, s.syncFor)
+		}
+		s.o.Log.Warn("dns begins without the names of the cluster; they are SERVFAIL until the API server has listed them")
+		return nil
+	}
+	return nil
+}
+
+// syncPoll is how often a starting instance looks whether the names are complete.
+const syncPoll = 5 * time.Millisecond
+
+// replace opens the sockets that in needs, has it serve, and closes the ones that it does not need.
+func (s *Server) replace(ctx context.Context, in, old *instance) error {
 	var opened []*listener
 	for at, r := range in.listen {
 		s.mu.Lock()
@@ -98,7 +137,11 @@ func (s *Server) use(ctx context.Context, in, old *instance) error {
 		if known != nil {
 			continue
 		}
-		l, err := open(at, r)
+		shared, err := s.sharePort(at, in)
+		var l *listener
+		if err == nil {
+			l, err = open(at, r, shared)
+		}
 		if err != nil {
 			for _, o := range opened {
 				o.closeSockets()
@@ -113,7 +156,7 @@ func (s *Server) use(ctx context.Context, in, old *instance) error {
 		}
 		return err
 	}
-	in.start(ctx, context.WithoutCancel(ctx), old)
+	ctx = in.start(ctx)
 	s.current.Store(in)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,7 +173,35 @@ func (s *Server) use(ctx context.Context, in, old *instance) error {
 		l.serve()
 		s.o.Log.Info("dns is listening", "server", serverName(l.at))
 	}
+	s.findLoops(ctx, in)
 	return nil
+}
+
+// sharePort lets the sockets of an endpoint that in brings have a port of listeners that in
+// does not need, and reports whether there are some.
+func (s *Server) sharePort(at endpoint, in *instance) (shared bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for known, l := range s.listeners {
+		if known.port == at.port && in.listen[known] == nil {
+			shared, err = true, errors.Join(err, l.share())
+		}
+	}
+	return shared, err
+}
+
+// findLoops has each loop of an instance looked for, until the instance ends.
+func (s *Server) findLoops(ctx context.Context, in *instance) {
+	for _, l := range in.loops {
+		in.wg.Go(func() {
+			if err := l.find(ctx); err != nil {
+				select {
+				case s.looped <- err:
+				default:
+				}
+			}
+		})
+	}
 }
 
 func (s *Server) closeListeners() {
@@ -142,25 +213,20 @@ func (s *Server) closeListeners() {
 	}
 }
 
-// reload reads the Corefile again when it changes, until ctx ends.
+// reload reads the Corefile again when it changes, or is asked to, until ctx ends.
 func (s *Server) reload(ctx context.Context) {
 	refused := "" // the last error, which is logged once
 	for s.o.File != "" {
-		r := s.current.Load().plan.Reload()
-		if r == nil {
-			return
-		}
-		every := r.Interval
-		if r.Jitter > 0 {
-			every += rand.N(r.Jitter) - r.Jitter/2
-		}
+		plan := s.current.Load().plan
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(every):
-		}
-		if !s.current.Load().plan.Changed() {
-			continue
+		case <-s.o.Reload:
+			refused = "" // whoever asks wants to know
+		case <-nextLook(plan):
+			if !plan.Changed() {
+				continue
+			}
 		}
 		err := s.reloadOnce(ctx)
 		if err == nil {
@@ -175,6 +241,19 @@ func (s *Server) reload(ctx context.Context) {
 	}
 }
 
+// nextLook returns when to look for changes; nil for never.
+func nextLook(p *corefile.Plan) <-chan time.Time {
+	r := p.Reload()
+	if r == nil {
+		return nil
+	}
+	every := r.Interval
+	if r.Jitter > 0 {
+		every += rand.N(r.Jitter) - r.Jitter/2
+	}
+	return time.After(every)
+}
+
 // reloadOnce has the changed Corefile served.
 func (s *Server) reloadOnce(ctx context.Context) error {
 	plan, err := corefile.Load(s.o.File)
@@ -186,7 +265,7 @@ func (s *Server) reloadOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.use(ctx, in, old); err != nil {
+	if err := s.use(ctx, ctx, in, old); err != nil {
 		return err
 	}
 	old.end(in)

@@ -112,6 +112,9 @@ func (q *Query) NewReply() *mdns.Msg {
 	return m
 }
 
+// ErrNotReady is why a step has no answer that it will have soon. It is never kept.
+var ErrNotReady = errors.New("the names of the cluster are not listed yet")
+
 // errEnd is why a question that no step has answered fails.
 var errEnd = errors.New("no plugin of the server block answers this name")
 

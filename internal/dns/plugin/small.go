@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 
 	mdns "github.com/miekg/dns"
 
@@ -138,34 +139,54 @@ func addressOf(rr mdns.RR) (netip.Addr, bool) {
 	return a.Unmap(), ok
 }
 
-// Local answers localhost and the reverse names of 127.0.0.1 and ::1 (RFC 6761, 6.3).
-func Local(next Handler) Handler {
-	const (
-		ttl = 3600
-		v4  = "1.0.0.127.in-addr.arpa."
-		v6  = "1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.ip6.arpa."
-	)
+// localZones are what Local answers, as in CoreDNS.
+var localZones = []string{"localhost.", "0.in-addr.arpa.", "127.in-addr.arpa.", "255.in-addr.arpa."}
+
+// Local answers localhost, the names below it, names that begin with it, and reverse names of
+// the machine's own addresses (RFC 6761, 6.3; RFC 6303, 4.2).
+func Local(c *corefile.Local, next Handler) Handler {
 	return Func(func(ctx context.Context, q *Query) Reply {
 		name := q.Name()
-		m := q.NewReply()
-		h := header(q.Question().Name, q.Type(), ttl)
-		switch {
-		case name == "localhost." && q.Type() == mdns.TypeA:
-			m.Answer = []mdns.RR{&mdns.A{Hdr: h, A: net.IPv4(127, 0, 0, 1)}}
-		case name == "localhost." && q.Type() == mdns.TypeAAAA:
-			m.Answer = []mdns.RR{&mdns.AAAA{Hdr: h, AAAA: net.IPv6loopback}}
-		case (name == v4 || name == v6) && q.Type() == mdns.TypePTR:
-			m.Answer = []mdns.RR{&mdns.PTR{Hdr: h, Ptr: "localhost."}}
-		case name == "localhost." || name == v4 || name == v6:
-			m.Ns = []mdns.RR{&mdns.SOA{
-				Hdr: header(q.Question().Name, mdns.TypeSOA, ttl), Ns: "localhost.", Mbox: "root.localhost.",
-				Serial: 1, Refresh: 0, Retry: 0, Expire: 0, Minttl: ttl,
-			}}
-		default:
+		zone := corefile.LongestZone(name, localZones)
+		prefix := !c.NoPrefix && strings.HasPrefix(name, "localhost.")
+		if zone == "" && !prefix {
 			return next.Answer(ctx, q)
 		}
-		return Reply{Msg: m, Plugin: "local"}
+		return Reply{Msg: local(q, name, zone), Plugin: "local"}
 	})
+}
+
+// local answers a name in one of localZones, or with the zone "" a name that begins with localhost.
+func local(q *Query, name, zone string) *mdns.Msg {
+	const ttl = 604800 // a week
+	m := new(mdns.Msg).SetReply(q.Msg)
+	asked := q.Question().Name
+	h := header(asked, q.Type(), ttl)
+	soa := func(name string) []mdns.RR {
+		return []mdns.RR{&mdns.SOA{
+			Hdr: header(name, mdns.TypeSOA, ttl), Ns: "localhost.", Mbox: "root.localhost.", Serial: 1, Minttl: ttl,
+		}}
+	}
+	host := zone == "" || zone == "localhost."
+	switch typ := q.Type(); {
+	case host && typ == mdns.TypeA:
+		m.Answer = []mdns.RR{&mdns.A{Hdr: h, A: net.IPv4(127, 0, 0, 1)}}
+	case host && typ == mdns.TypeAAAA:
+		m.Answer = []mdns.RR{&mdns.AAAA{Hdr: h, AAAA: net.IPv6loopback}}
+	case name == zone && typ == mdns.TypeSOA:
+		m.Answer = soa(asked)
+	case name == zone && typ == mdns.TypeNS:
+		m.Answer = []mdns.RR{&mdns.NS{Hdr: h, Ns: "localhost."}}
+	case host || name == zone:
+		m.Ns = soa(asked)
+	case name == "1.0.0.127.in-addr.arpa." && typ == mdns.TypePTR:
+		m.Answer = []mdns.RR{&mdns.PTR{Hdr: h, Ptr: "localhost."}}
+	case name == "1.0.0.127.in-addr.arpa.":
+		m.Ns = soa(asked[len(asked)-len(zone):])
+	default:
+		m.Ns, m.Rcode = soa(asked[len(asked)-len(zone):]), mdns.RcodeNameError
+	}
+	return m
 }
 
 // Minimal leaves authority and additional records out of positive answers.

@@ -63,11 +63,11 @@ func ListenConfig(addr netip.AddrPort, o Options) net.ListenConfig {
 // keepAliveSeconds are as of package net.
 const keepAliveSeconds = 15
 
-// Share lets further sockets with Options.Shared have the address that c is bound to,
+// Share lets further sockets with Options.Shared have the address that c, of UDP or TCP, is bound to,
 // if they are of the same user: SO_REUSEPORT after bind(2). The kernel spreads what
 // comes in among them and c from the first one that joins (Linux 4.5,
 // reuseport_add_sock). In this way c has been the only one of its address for a moment.
-func Share(c *net.UDPConn) error {
+func Share(c syscall.Conn) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return err

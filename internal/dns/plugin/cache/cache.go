@@ -3,6 +3,7 @@ package cache
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -133,7 +134,7 @@ func (c *Cache) fetch(ctx context.Context, q *plugin.Query, k key) plugin.Reply 
 		if !do && !ad {
 			r.Msg.AuthenticatedData = false
 		}
-	case r.Rcode == mdns.RcodeServerFailure && r.Err != nil && ctx.Err() == nil && !r.Drop:
+	case r.Rcode == mdns.RcodeServerFailure && r.Err != nil && !errors.Is(r.Err, plugin.ErrNotReady) && ctx.Err() == nil && !r.Drop:
 		c.keep(k, q, new(mdns.Msg).SetRcode(q.Msg, r.Rcode))
 	}
 	return r

@@ -14,6 +14,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -108,11 +109,18 @@ func (f *Forward) probe(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
+		var checks sync.WaitGroup
 		for _, u := range f.upstreams {
-			if u.fails.Load() > 0 && u.check(ctx, f.c) {
-				f.log.Info("resolver answers again", "upstream", u.Name)
+			if !u.suspect.Load() {
+				continue
 			}
+			checks.Go(func() {
+				if u.check(ctx, f.c) {
+					f.log.Info("resolver answers again", "upstream", u.Name)
+				}
+			})
 		}
+		checks.Wait()
 	}
 }
 
@@ -178,13 +186,13 @@ func (f *Forward) ask(ctx context.Context, q *plugin.Query) (*mdns.Msg, error) {
 		attempts--
 		m, err := u.exchange(ctx, f.c, q)
 		if err != nil {
-			if f.c.MaxFails > 0 {
-				u.fails.Add(1)
-			}
+			// The resolver may wait for a server of the zone that is silent: only health checks count.
+			u.suspect.Store(true)
 			last = fmt.Errorf("forward: %s: %w", u.Name, err)
 			continue
 		}
 		u.fails.Store(0)
+		u.suspect.Store(false)
 		if failovers++; slices.Contains(f.c.Failover, m.Rcode) && failovers < len(order) {
 			attempts++
 			continue

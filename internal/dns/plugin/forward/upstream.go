@@ -26,7 +26,9 @@ type Upstream struct {
 	tls    *tls.Config // nil: plain
 	source netip.Addr  // invalid: the kernel's choice
 	idle   idleConns
-	// fails is the number of consecutive attempts without an answer.
+	// suspect is whether the last question had no answer, so that health checks ask.
+	suspect atomic.Bool
+	// fails is the number of consecutive health checks without an answer.
 	fails atomic.Int32
 	// plain is whether it does not repeat the case of letters.
 	plain atomic.Bool
@@ -73,6 +75,7 @@ func (u *Upstream) check(ctx context.Context, c *corefile.Forward) bool {
 		u.fails.Add(1)
 		return false
 	}
+	u.suspect.Store(false)
 	return u.fails.Swap(0) > int32(c.MaxFails)
 }
 
