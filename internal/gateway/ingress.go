@@ -22,18 +22,27 @@ const kindIngress = "Ingress"
 
 // IngressFront is what becomes of the Ingresses of a class, which share a front.
 type IngressFront struct {
-	Table   *Table
-	Secrets []svc.Name
-	Targets []Target
+	Table *Table
+	// Secrets are the ones that nodes need, and Named all that Ingresses name, each once.
+	Secrets, Named []svc.Name
+	Targets        []Target
 	// Problems are the first invalid field of an Ingress, with the reason, by its name.
 	Problems map[svc.Name]string
+	refers   map[svc.Name]bool
 }
+
+// Refers reports whether an Ingress of the front names a Service.
+func (f *IngressFront) Refers(service svc.Name) bool { return f.refers[service] }
 
 // BuildIngress returns the front of all Ingresses. A host belongs to the namespace of the oldest Ingress that names it; within
 // the namespace, of two paths that are alike the one of the older Ingress counts, as of two certificates for a host.
 func BuildIngress(o *Objects, before *IngressFront) *IngressFront {
 	b := &ingressBuilder{
-		objects: o, front: &IngressFront{Table: &Table{Ports: map[uint16]*Port{}}, Problems: map[svc.Name]string{}},
+		objects: o,
+		front: &IngressFront{
+			Table: &Table{Ports: map[uint16]*Port{}}, Problems: map[svc.Name]string{}, refers: map[svc.Name]bool{},
+		},
+		named: newSecretSet(o, maxIngressSecrets),
 		rules: map[string][]*match{}, secrets: map[string]svc.Name{}, seen: map[Backend]bool{}, owners: map[string]string{},
 		last: map[string][]*match{},
 	}
@@ -41,6 +50,7 @@ func BuildIngress(o *Objects, before *IngressFront) *IngressFront {
 	for _, in := range all {
 		b.add(in)
 	}
+	b.front.Secrets, b.front.Named = b.named.usable, b.named.named
 	if len(all) == 0 {
 		return b.front
 	}
@@ -65,6 +75,7 @@ type ingressBuilder struct {
 	front   *IngressFront
 	rules   map[string][]*match // by host
 	last    map[string][]*match // default backends of Ingresses without rules, by namespace
+	named   *secretSet
 	secrets map[string]svc.Name // by host
 	seen    map[Backend]bool
 	owners  map[string]string // namespaces by host
@@ -198,11 +209,18 @@ func (b *ingressBuilder) add(in *networkingv1.Ingress) {
 	b.certificates(in, hosts)
 }
 
+// maxPath is the most that a path of a rule has, in bytes, as in the Gateway API.
+const maxPath = 1024
+
 // path reads a path of an Ingress. ImplementationSpecific means Prefix.
 func (b *ingressBuilder) path(in *networkingv1.Ingress, p *networkingv1.HTTPIngressPath, at string) (*match, bool) {
 	value := p.Path
 	if value == "" {
 		value = "/"
+	}
+	if len(value) > maxPath {
+		b.problem(in, "%s.path: it has more than %d bytes", at, maxPath)
+		return nil, false
 	}
 	path, ok := CanonicalPath(value)
 	if !ok {
@@ -226,6 +244,7 @@ func (b *ingressBuilder) resolve(in *networkingv1.Ingress, spec *networkingv1.In
 		return Backend{}, false
 	}
 	name := svc.Name{Namespace: in.Namespace, Name: spec.Service.Name}
+	b.front.refers[name] = true
 	s := b.objects.Services[name]
 	switch {
 	case s == nil:
@@ -252,6 +271,10 @@ func (b *ingressBuilder) resolve(in *networkingv1.Ingress, spec *networkingv1.In
 // of the rules. A Secret that cannot be used leaves its hosts without HTTPS.
 func (b *ingressBuilder) certificates(in *networkingv1.Ingress, ruled map[string]bool) {
 	for i, t := range in.Spec.TLS {
+		if i == maxIngressTLS {
+			b.problem(in, "tls: only the first %d entries count", maxIngressTLS)
+			break
+		}
 		var hosts []string // without those of another namespace
 		for _, h := range t.Hosts {
 			if h = strings.ToLower(h); b.owns(in, h) {
@@ -268,16 +291,8 @@ func (b *ingressBuilder) certificates(in *networkingv1.Ingress, ruled map[string
 			b.problem(in, "tls[%d].secretName is missing", i)
 			continue
 		}
-		if !slices.Contains(b.front.Secrets, name) {
-			b.front.Secrets = append(b.front.Secrets, name)
-		}
-		secret, known := b.objects.Secrets[name]
-		if !known || secret.Problem != "" {
-			why := secret.Problem
-			if !known {
-				why = "it does not exist"
-			}
-			b.problem(in, "tls[%d]: Secret %s: %s", i, name, why)
+		if wrong := b.named.add(name); wrong != "" {
+			b.problem(in, "tls[%d]: Secret %s: %s", i, name, wrong)
 			continue
 		}
 		for _, h := range hosts {
