@@ -163,7 +163,8 @@ kind: Secret
 metadata: {name: cert, namespace: attacker}
 `
 	path := func(host string) string {
-		return fmt.Sprintf("{host: %q, http: {paths: [{path: /login, pathType: Exact, backend: {service: {name: attacker, port: {number: 80}}}}]}}", host)
+		return fmt.Sprintf("{host: %q, "+
+			"http: {paths: [{path: /login, pathType: Exact, backend: {service: {name: attacker, port: {number: 80}}}}]}}", host)
 	}
 	const backend = "defaultBackend: {service: {name: attacker, port: {number: 80}}}"
 	for _, c := range []struct {
@@ -181,7 +182,8 @@ metadata: {name: cert, namespace: attacker}
 		{"without a host", "tls: [{secretName: cert}]\n  rules: [" + path("") + "]", map[string]string{
 			"https://shop.example.com/login": "404", "https://bare.example.com/login": "404", "https://free/login": "404",
 			"http://free/login": "attacker"}, false},
-		{"a certificate", `tls: [{hosts: [shop.example.com], secretName: cert}]`, map[string]string{"https://shop.example.com/a": "victim"}, true},
+		{"a certificate", `tls: [{hosts: [shop.example.com], secretName: cert}]`, map[string]string{
+			"https://shop.example.com/a": "victim"}, true},
 		{"a certificate below a wildcard", `tls: [{hosts: [x.wild.example.com], secretName: cert}]`, map[string]string{
 			"https://x.wild.example.com/a": "victim"}, true},
 		{"a wide certificate", `tls: [{hosts: ["*.other.com"], secretName: cert}]`, map[string]string{

@@ -31,7 +31,9 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 	if from.Secure && !o.port.Admits(host, gateway.CanonicalHost(from.ServerName)) {
 		return reply(http.StatusMisdirectedRequest)
 	}
-	rule, prefix, verdict := o.port.Find(&gateway.Request{Host: host, Path: canonical, Method: string(r.Method), Fields: &head{r: r, query: query}})
+	rule, prefix, verdict := o.port.Find(&gateway.Request{
+		Host: host, Path: canonical, Method: string(r.Method), Fields: &head{r: r, query: query},
+	})
 	switch verdict {
 	case gateway.NoRoute:
 		return reply(http.StatusNotFound)
