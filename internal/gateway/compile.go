@@ -291,7 +291,7 @@ func (b *ruleCompiler) filters(specs []gwv1.HTTPRouteFilter, at string, rules bo
 	return f, redirect
 }
 
-// framing are the fields by which messages and connections are told apart, and those that the load balancer sets: no rule may
+// framing are the fields by which messages and connections are told apart, or which the load balancer sets: no rule may
 // change them.
 var framing = []string{
 	"connection", "content-length", "host", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "expect",
