@@ -1,8 +1,10 @@
 package gateway
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -25,11 +27,14 @@ type compiled struct {
 	reason     gwv1.RouteConditionReason
 	unresolved string
 	targets    []Target
+	// skipped is true if no listener takes the route: its expressions are not compiled. program is the size of the others.
+	skipped bool
+	program int
 }
 
-// compileRoute reads the rules of a route.
-func compileRoute(o *Objects, r *gwv1.HTTPRoute) *compiled {
-	c := &compiled{object: r, reason: gwv1.RouteReasonResolvedRefs}
+// compileRoute reads the rules of a route. admitted reports whether a listener takes it.
+func compileRoute(o *Objects, r *gwv1.HTTPRoute, admitted bool) *compiled {
+	c := &compiled{object: r, reason: gwv1.RouteReasonResolvedRefs, skipped: !admitted}
 	for _, h := range r.Spec.Hostnames {
 		c.hosts = append(c.hosts, strings.ToLower(string(h)))
 	}
@@ -120,11 +125,11 @@ func (b *ruleCompiler) matches(rule *Rule) (out []*match) {
 		m.method = string(valueOf(spec.Method, ""))
 		for j, h := range spec.Headers {
 			regex := valueOf(h.Type, gwv1.HeaderMatchExact) == gwv1.HeaderMatchRegularExpression
-			ok = b.value(&m.headers, strings.ToLower(string(h.Name)), h.Value, regex, fmt.Sprintf("%s.headers[%d]", at, j)) && ok
+			b.value(&m.headers, strings.ToLower(string(h.Name)), h.Value, regex, fmt.Sprintf("%s.headers[%d]", at, j))
 		}
 		for j, q := range spec.QueryParams {
 			regex := valueOf(q.Type, gwv1.QueryParamMatchExact) == gwv1.QueryParamMatchRegularExpression
-			ok = b.value(&m.queries, string(q.Name), q.Value, regex, fmt.Sprintf("%s.queryParams[%d]", at, j)) && ok
+			b.value(&m.queries, string(q.Name), q.Value, regex, fmt.Sprintf("%s.queryParams[%d]", at, j))
 		}
 		if ok {
 			out = append(out, m)
@@ -133,7 +138,7 @@ func (b *ruleCompiler) matches(rule *Rule) (out []*match) {
 	return out
 }
 
-// path reads the path of a match.
+// path reads the path of a match. It reports false for one that takes no path.
 func (b *ruleCompiler) path(m *match, spec *gwv1.HTTPPathMatch, at string) bool {
 	if spec == nil {
 		return true
@@ -141,13 +146,8 @@ func (b *ruleCompiler) path(m *match, spec *gwv1.HTTPPathMatch, at string) bool 
 	value := valueOf(spec.Value, "/")
 	switch valueOf(spec.Type, gwv1.PathMatchPathPrefix) {
 	case gwv1.PathMatchRegularExpression:
-		re, wrong := compileRegex(value)
-		if wrong != "" {
-			b.fail("%s: %s", at, wrong)
-			return false
-		}
-		m.kind, m.path, m.regex = regexMatch, value, re
-		return true
+		m.kind, m.path, m.regex = regexMatch, value, b.regex(value, at)
+		return m.regex != nil
 	case gwv1.PathMatchExact:
 		m.kind = exactMatch
 	case gwv1.PathMatchPathPrefix:
@@ -167,22 +167,41 @@ func (b *ruleCompiler) path(m *match, spec *gwv1.HTTPPathMatch, at string) bool 
 	return true
 }
 
-// value adds a match of a header field or of a parameter. Of several with the same name the first counts.
-func (b *ruleCompiler) value(to *[]valueMatch, name, value string, regex bool, at string) bool {
+// value adds a match of a header field or of a parameter. Of several with the same name the first counts. With an invalid
+// expression it takes every value: the rule answers with 500, rather than that one asks for less.
+func (b *ruleCompiler) value(to *[]valueMatch, name, value string, regex bool, at string) {
 	if slices.ContainsFunc(*to, func(v valueMatch) bool { return v.name == name }) {
-		return true
+		return
 	}
 	v := valueMatch{name: name, value: value}
 	if regex {
-		re, wrong := compileRegex(value)
-		if wrong != "" {
-			b.fail("%s: %s", at, wrong)
-			return false
-		}
-		v.regex = re
+		v.regex = cmp.Or(b.regex(value, at), anything)
 	}
 	*to = append(*to, v)
-	return true
+}
+
+// regex compiles an expression within the bounds of its route, nil if it is not valid.
+func (b *ruleCompiler) regex(text, at string) *regexp.Regexp {
+	if b.route.skipped {
+		return anything
+	}
+	const together = "the regular expressions of the route are too complex together"
+	size, wrong := 0, together
+	if b.route.program <= maxRoutePrograms {
+		if size, wrong = regexSize(text); wrong == "" && b.route.program+size > maxRoutePrograms {
+			wrong = together
+		}
+		b.route.program += min(size, maxProgram)
+	}
+	if wrong != "" {
+		b.fail("%s: %s", at, wrong)
+		return nil
+	}
+	re, wrong := compileRegex(text)
+	if wrong != "" {
+		b.fail("%s: %s", at, wrong)
+	}
+	return re
 }
 
 // backend adds a backend of the rule.
@@ -272,9 +291,11 @@ func (b *ruleCompiler) filters(specs []gwv1.HTTPRouteFilter, at string, rules bo
 	return f, redirect
 }
 
-// framing are the fields by which messages and connections are told apart: no rule may change them.
+// framing are the fields by which messages and connections are told apart, or which the load balancer sets: no rule may
+// change them.
 var framing = []string{
 	"connection", "content-length", "host", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "expect",
+	"x-forwarded-for", "x-forwarded-proto", "x-forwarded-port",
 }
 
 func (b *ruleCompiler) modifier(spec *gwv1.HTTPHeaderFilter, at string) (m Modifier) {

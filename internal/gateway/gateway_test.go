@@ -227,6 +227,9 @@ func TestInvalidRulesFailClosed(t *testing.T) {
 		`{type: ResponseHeaderModifier, responseHeaderModifier: {add: [{name: x-a, value: "1\nSet-Cookie: a=b"}]}}`,
 		`{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: Transfer-Encoding, value: chunked}]}}`,
 		`{type: RequestHeaderModifier, requestHeaderModifier: {remove: [host]}}`,
+		`{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: X-Forwarded-For, value: "192.0.2.1"}]}}`,
+		`{type: RequestHeaderModifier, requestHeaderModifier: {add: [{name: x-forwarded-proto, value: https}]}}`,
+		`{type: RequestHeaderModifier, requestHeaderModifier: {add: [{name: x-forwarded-port, value: "1"}]}}`,
 		`{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: "a b", value: x}]}}`,
 		`{type: URLRewrite, urlRewrite: {path: {type: ReplaceFullPath, replaceFullPath: "/a HTTP/1.1\r\nHost: b"}}}`,
 		`{type: URLRewrite, urlRewrite: {path: {type: ReplacePrefixMatch, replacePrefixMatch: "/a/..;/b"}}}`,
@@ -273,6 +276,45 @@ func TestRegexBounds(t *testing.T) {
 	f = builtFrom(t, plainGateway+service("a")+route("r", "", long))
 	if got := conditionOf(f.Parents(f.Routes()[0])[0].Conditions, "Accepted"); got != "False UnsupportedValue" {
 		t.Error(got)
+	}
+}
+
+// The text of an expression is short where its program is not. A rule whose expression is refused answers with 500.
+func TestRegexPrograms(t *testing.T) {
+	small := strings.Repeat("a?", 100) + strings.Repeat("b", 40)
+	for text, wrong := range map[string]string{
+		`(?:.?){1000}`: "too complex", `((a{10}){10}){10}`: "too complex", `a)|(b`: "invalid", `(`: "invalid", `[a-z]{1,100}`: "", small: "",
+	} {
+		for kind, request := range map[string]string{"headers": "http://x/a x=!", "queryParams": "http://x/a?x=!"} {
+			f := builtFrom(t, plainGateway+service("a", "open")+route("open", "", "open {}")+
+				route("r", "", fmt.Sprintf("a {path: {value: /a}, %s: [{name: x, type: RegularExpression, value: '%s'}]}", kind, text)))
+			got := conditionOf(f.Parents(svc.Name{Namespace: "default", Name: "r"})[0].Conditions, "Accepted")
+			if (got == "True Accepted") != (wrong == "") {
+				t.Errorf("%s: %s", text, got)
+			}
+			want := "500"
+			if wrong == "" {
+				want = "open"
+			}
+			if got := ask(t, f.Table, request); got != want || ask(t, f.Table, "http://x/a") != "open" {
+				t.Errorf("%s of %s: %s, want %s", text, kind, got, want)
+			}
+		}
+		if _, got := regexSize(text); !strings.Contains(got, wrong) || wrong == "" && got != "" {
+			t.Errorf("%s: %s", text, got)
+		}
+	}
+	var rules []string
+	for i := range 16 {
+		rules = append(rules, fmt.Sprintf("a {path: {type: RegularExpression, value: '/%d(?:.?){450}'}}", i))
+	}
+	f := builtFrom(t, plainGateway+service("a")+route("r", "", rules...)+route("foo/r", "", rules...))
+	if c := f.cache[svc.Name{Namespace: "default", Name: "r"}]; len(c.matches) != 11 || !strings.Contains(c.invalid, "too complex together") {
+		t.Errorf("%d expressions: %s", len(c.matches), c.invalid)
+	}
+	// No listener takes routes of another namespace: nothing is compiled for them, and nodes do not follow their backends.
+	if c := f.cache[svc.Name{Namespace: "foo", Name: "r"}]; c.program != 0 || len(f.Targets) != 1 {
+		t.Errorf("a route that no listener takes: %d instructions, targets %v", c.program, f.Targets)
 	}
 }
 

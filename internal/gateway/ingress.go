@@ -22,24 +22,35 @@ const kindIngress = "Ingress"
 
 // IngressFront is what becomes of the Ingresses of a class, which share a front.
 type IngressFront struct {
-	Table   *Table
-	Secrets []svc.Name
-	Targets []Target
+	Table *Table
+	// Secrets are the ones that nodes need, and Named all that Ingresses name, each once.
+	Secrets, Named []svc.Name
+	Targets        []Target
 	// Problems are the first invalid field of an Ingress, with the reason, by its name.
 	Problems map[svc.Name]string
+	refers   map[svc.Name]bool
 }
 
-// BuildIngress returns the front of all Ingresses. Of two paths that are alike the one of the older Ingress counts, as of
-// two certificates for a host.
+// Refers reports whether an Ingress of the front names a Service.
+func (f *IngressFront) Refers(service svc.Name) bool { return f.refers[service] }
+
+// BuildIngress returns the front of all Ingresses. A host belongs to the namespace of the oldest Ingress that names it; within
+// the namespace, of two paths that are alike the one of the older Ingress counts, as of two certificates for a host.
 func BuildIngress(o *Objects, before *IngressFront) *IngressFront {
 	b := &ingressBuilder{
-		objects: o, front: &IngressFront{Table: &Table{Ports: map[uint16]*Port{}}, Problems: map[svc.Name]string{}},
-		rules: map[string][]*match{}, secrets: map[string]svc.Name{}, seen: map[Backend]bool{},
+		objects: o,
+		front: &IngressFront{
+			Table: &Table{Ports: map[uint16]*Port{}}, Problems: map[svc.Name]string{}, refers: map[svc.Name]bool{},
+		},
+		named: newSecretSet(o, maxIngressSecrets),
+		rules: map[string][]*match{}, secrets: map[string]svc.Name{}, seen: map[Backend]bool{}, owners: map[string]string{},
+		last: map[string][]*match{},
 	}
 	all := slices.SortedFunc(maps.Values(o.Ingresses), func(x, y *networkingv1.Ingress) int { return keyOf(x).compare(keyOf(y)) })
 	for _, in := range all {
 		b.add(in)
 	}
+	b.front.Secrets, b.front.Named = b.named.usable, b.named.named
 	if len(all) == 0 {
 		return b.front
 	}
@@ -48,10 +59,9 @@ func BuildIngress(o *Objects, before *IngressFront) *IngressFront {
 	if before != nil {
 		was = before.Table.listener(IngressHTTP, plain.Name)
 	}
+	b.addLast()
+	b.keepCertified()
 	fill(plain, b.rules, was)
-	if len(b.last) > 0 {
-		plain.last = newPaths(b.last)
-	}
 	port := &Port{Number: IngressHTTP, Listeners: []*Listener{plain}, hosts: newHostIndex[*Listener](true)}
 	port.hosts.set("", plain)
 	b.front.Table.Ports[IngressHTTP] = port
@@ -64,21 +74,74 @@ type ingressBuilder struct {
 	objects *Objects
 	front   *IngressFront
 	rules   map[string][]*match // by host
-	last    []*match            // default backends of Ingresses without rules
+	last    map[string][]*match // default backends of Ingresses without rules, by namespace
+	named   *secretSet
 	secrets map[string]svc.Name // by host
 	seen    map[Backend]bool
+	owners  map[string]string // namespaces by host
 }
 
-// secure adds the port of HTTPS, with a listener for each host that has a certificate. All have the rules of plain.
+// owns reports whether a host is for the namespace of an Ingress, which takes it if it is free. A "*" owns the hosts below
+// it: else a younger Ingress could take them from under their certificate.
+func (b *ingressBuilder) owns(in *networkingv1.Ingress, host string) bool {
+	owner, taken := b.owners[host]
+	if i := strings.IndexByte(host, '.'); !taken && i > 0 {
+		owner, taken = b.owners["*"+host[i:]]
+	}
+	if !taken || owner == in.Namespace {
+		b.owners[host] = in.Namespace
+		return true
+	}
+	return false
+}
+
+// addLast gives the default backends of Ingresses without rules the requests that no path of their namespace's hosts takes.
+func (b *ingressBuilder) addLast() {
+	for host, matches := range b.rules {
+		b.rules[host] = append(matches, b.last[b.owners[host]]...)
+	}
+}
+
+// keepCertified closes the hosts that have a certificate and no rules, where the rules of another namespace would take their
+// requests.
+func (b *ingressBuilder) keepCertified() {
+	for host := range b.secrets {
+		if b.rules[host] != nil {
+			continue
+		}
+		next := ""
+		if i := strings.IndexByte(host, '.'); i > 0 && b.rules["*"+host[i:]] != nil {
+			next = "*" + host[i:]
+		}
+		if b.owners[next] != b.owners[host] {
+			b.rules[host] = slices.Concat([]*match{}, b.last[b.owners[host]])
+		}
+	}
+}
+
+// secure adds the port of HTTPS, with a listener for each host that has a certificate. All have the rules of plain. A host
+// below the "*" of another namespace's certificate has no rules there: it has not asked for HTTPS.
 func (b *ingressBuilder) secure(plain *Listener) {
 	if len(b.secrets) == 0 {
 		return
 	}
 	port := &Port{Number: IngressHTTPS, TLS: true, hosts: newHostIndex[*Listener](true)}
-	for _, host := range slices.Sorted(maps.Keys(b.secrets)) {
-		l := &Listener{Name: host, Host: host, Certificates: []svc.Name{b.secrets[host]}, hosts: plain.hosts, onlyBest: true, last: plain.last}
+	add := func(host string, secret svc.Name, rules *hostIndex[*paths]) {
+		l := &Listener{Name: host, Host: host, Certificates: []svc.Name{secret}, hosts: rules, onlyBest: true}
 		port.Listeners = append(port.Listeners, l)
 		port.hosts.set(host, l)
+	}
+	for _, host := range slices.Sorted(maps.Keys(b.secrets)) {
+		add(host, b.secrets[host], plain.hosts)
+	}
+	for _, host := range slices.Sorted(maps.Keys(b.rules)) {
+		i := strings.IndexByte(host, '.')
+		if _, own := b.secrets[host]; own || i <= 0 {
+			continue
+		}
+		if wide, ok := b.secrets["*"+host[i:]]; ok && wide.Namespace != b.owners[host] {
+			add(host, wide, newHostIndex[*paths](true))
+		}
 	}
 	b.front.Table.Ports[IngressHTTPS] = port
 }
@@ -111,6 +174,10 @@ func (b *ingressBuilder) add(in *networkingv1.Ingress) {
 	for i := range in.Spec.Rules {
 		spec := &in.Spec.Rules[i]
 		host := strings.ToLower(spec.Host)
+		if !b.owns(in, host) {
+			b.problem(in, "rules[%d]: host %q belongs to an older Ingress of another namespace", i, host)
+			continue
+		}
 		hosts[host] = true
 		if spec.HTTP == nil {
 			continue
@@ -130,18 +197,30 @@ func (b *ingressBuilder) add(in *networkingv1.Ingress) {
 		for h := range hosts {
 			b.rules[h] = append(b.rules[h], m)
 		}
-		if len(hosts) == 0 {
-			b.last = append(b.last, m)
+		if len(in.Spec.Rules) == 0 {
+			b.last[in.Namespace] = append(b.last[in.Namespace], m)
+			if b.owns(in, "") {
+				b.rules[""] = slices.Concat([]*match{}, b.rules[""]) // addLast adds m
+			} else {
+				b.problem(in, "defaultBackend: requests without a rule belong to an older Ingress of another namespace")
+			}
 		}
 	}
 	b.certificates(in, hosts)
 }
+
+// maxPath is the most that a path of a rule has, in bytes, as in the Gateway API.
+const maxPath = 1024
 
 // path reads a path of an Ingress. ImplementationSpecific means Prefix.
 func (b *ingressBuilder) path(in *networkingv1.Ingress, p *networkingv1.HTTPIngressPath, at string) (*match, bool) {
 	value := p.Path
 	if value == "" {
 		value = "/"
+	}
+	if len(value) > maxPath {
+		b.problem(in, "%s.path: it has more than %d bytes", at, maxPath)
+		return nil, false
 	}
 	path, ok := CanonicalPath(value)
 	if !ok {
@@ -165,6 +244,7 @@ func (b *ingressBuilder) resolve(in *networkingv1.Ingress, spec *networkingv1.In
 		return Backend{}, false
 	}
 	name := svc.Name{Namespace: in.Namespace, Name: spec.Service.Name}
+	b.front.refers[name] = true
 	s := b.objects.Services[name]
 	switch {
 	case s == nil:
@@ -191,8 +271,19 @@ func (b *ingressBuilder) resolve(in *networkingv1.Ingress, spec *networkingv1.In
 // of the rules. A Secret that cannot be used leaves its hosts without HTTPS.
 func (b *ingressBuilder) certificates(in *networkingv1.Ingress, ruled map[string]bool) {
 	for i, t := range in.Spec.TLS {
-		hosts := t.Hosts
-		if len(hosts) == 0 {
+		if i == maxIngressTLS {
+			b.problem(in, "tls: only the first %d entries count", maxIngressTLS)
+			break
+		}
+		var hosts []string // without those of another namespace
+		for _, h := range t.Hosts {
+			if h = strings.ToLower(h); b.owns(in, h) {
+				hosts = append(hosts, h)
+			} else {
+				b.problem(in, "tls[%d]: host %q belongs to an older Ingress of another namespace", i, h)
+			}
+		}
+		if len(t.Hosts) == 0 {
 			hosts = slices.Sorted(maps.Keys(ruled))
 		}
 		name := svc.Name{Namespace: in.Namespace, Name: t.SecretName}
@@ -200,23 +291,12 @@ func (b *ingressBuilder) certificates(in *networkingv1.Ingress, ruled map[string
 			b.problem(in, "tls[%d].secretName is missing", i)
 			continue
 		}
-		if !slices.Contains(b.front.Secrets, name) {
-			b.front.Secrets = append(b.front.Secrets, name)
-		}
-		secret, known := b.objects.Secrets[name]
-		if !known || secret.Problem != "" {
-			why := secret.Problem
-			if !known {
-				why = "it does not exist"
-			}
-			b.problem(in, "tls[%d]: Secret %s: %s", i, name, why)
+		if wrong := b.named.add(name); wrong != "" {
+			b.problem(in, "tls[%d]: Secret %s: %s", i, name, wrong)
 			continue
 		}
 		for _, h := range hosts {
-			h = strings.ToLower(h)
-			if first, taken := b.secrets[h]; taken && first.Namespace != name.Namespace {
-				b.problem(in, "tls[%d]: host %q has the certificate of an older Ingress of namespace %s", i, h, first.Namespace)
-			} else if !taken {
+			if _, taken := b.secrets[h]; !taken && h != "" {
 				b.secrets[h] = name
 			}
 		}

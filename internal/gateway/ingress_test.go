@@ -119,7 +119,14 @@ spec:
 	if l := f.Table.Ports[443].ListenerFor("shop.example.com"); l.Certificates[0].Namespace != "victim" {
 		t.Errorf("%v", l.Certificates)
 	}
-	if got := ask(t, f.Table, "http://shop.example.com/r"); got != "500" {
+	if got := ask(t, f.Table, "http://shop.example.com/r"); got != "victim" {
+		t.Errorf("a path of an older Ingress's host: %s", got)
+	}
+	resource := BuildIngress(objects(t, `
+kind: Ingress
+metadata: {name: i}
+spec: {rules: [{http: {paths: [{path: /r, pathType: Exact, backend: {resource: {kind: Bucket, name: b}}}]}}]}`), nil)
+	if got := ask(t, resource.Table, "http://x/r"); got != "500" || len(resource.Problems) == 0 {
 		t.Errorf("a resource: %s", got)
 	}
 	if f.Problems[attacker] == "" {
@@ -133,5 +140,69 @@ spec:
 	delete(o.Ingresses, attacker)
 	if f = BuildIngress(o, f); f.Table.Ports[443] != nil || ask(t, f.Table, "http://shop.example.com/") != "victim" {
 		t.Error("HTTPS without a certificate")
+	}
+}
+
+// A younger Ingress gets nothing of the hosts of another namespace: no path, no host below a "*", no requests that no path
+// takes, and no certificate. What is of the same namespace is shared.
+func TestIngressOwners(t *testing.T) {
+	const victim = `
+kind: Ingress
+metadata: {name: i, namespace: victim, creationTimestamp: "2026-01-01T00:00:00Z"}
+spec:
+  tls: [{hosts: [shop.example.com, "*.wild.example.com", bare.example.com], secretName: cert}]
+  rules:
+  - {host: shop.example.com, http: {paths: [{path: /a, pathType: Prefix, backend: {service: {name: victim, port: {number: 80}}}}]}}
+  - {host: "*.wild.example.com", http: {paths: [{path: /a, pathType: Prefix, backend: {service: {name: victim, port: {number: 80}}}}]}}
+  - {host: plain.other.com, http: {paths: [{path: /, pathType: Prefix, backend: {service: {name: victim, port: {number: 80}}}}]}}
+---
+kind: Secret
+metadata: {name: cert, namespace: victim}
+---
+kind: Secret
+metadata: {name: cert, namespace: attacker}
+`
+	path := func(host string) string {
+		return fmt.Sprintf("{host: %q, "+
+			"http: {paths: [{path: /login, pathType: Exact, backend: {service: {name: attacker, port: {number: 80}}}}]}}", host)
+	}
+	const backend = "defaultBackend: {service: {name: attacker, port: {number: 80}}}"
+	for _, c := range []struct {
+		name, spec string
+		want       map[string]string
+		problem    bool
+	}{
+		{"a path", "rules: [" + path("SHOP.example.com") + "]", map[string]string{"https://shop.example.com/login": "404"}, true},
+		{"a default backend", backend + "\n  rules: [" + path("shop.example.com") + "]", map[string]string{
+			"https://shop.example.com/b": "404", "http://shop.example.com/b": "404"}, true},
+		{"only a default backend", backend, map[string]string{
+			"https://shop.example.com/b": "404", "https://bare.example.com/": "404", "http://free/": "attacker"}, false},
+		{"below a wildcard", "rules: [" + path("x.wild.example.com") + "]", map[string]string{
+			"https://x.wild.example.com/login": "404", "https://x.wild.example.com/a": "victim"}, true},
+		{"without a host", "tls: [{secretName: cert}]\n  rules: [" + path("") + "]", map[string]string{
+			"https://shop.example.com/login": "404", "https://bare.example.com/login": "404", "https://free/login": "404",
+			"http://free/login": "attacker"}, false},
+		{"a certificate", `tls: [{hosts: [shop.example.com], secretName: cert}]`, map[string]string{
+			"https://shop.example.com/a": "victim"}, true},
+		{"a certificate below a wildcard", `tls: [{hosts: [x.wild.example.com], secretName: cert}]`, map[string]string{
+			"https://x.wild.example.com/a": "victim"}, true},
+		{"a wide certificate", `tls: [{hosts: ["*.other.com"], secretName: cert}]`, map[string]string{
+			"https://plain.other.com/": "404", "http://plain.other.com/": "victim"}, false},
+	} {
+		text := "kind: Ingress\nmetadata: {name: i, namespace: attacker, creationTimestamp: \"2026-02-01T00:00:00Z\"}\nspec:\n  " + c.spec
+		f := BuildIngress(objects(t, text+"\n---"+victim+strings.TrimPrefix(service("victim/victim", "attacker/attacker"), "\n")), nil)
+		for request, want := range c.want {
+			if got := ask(t, f.Table, request); got != want {
+				t.Errorf("%s: %s: %s, want %s", c.name, request, got, want)
+			}
+		}
+		if got := f.Problems[svc.Name{Namespace: "attacker", Name: "i"}]; c.problem != strings.Contains(got, "of another namespace") {
+			t.Errorf("%s: problem %q", c.name, got)
+		}
+		for _, h := range []string{"shop.example.com", "x.wild.example.com", "bare.example.com"} {
+			if l := f.Table.Ports[443].ListenerFor(h); l == nil || l.Certificates[0].Namespace != "victim" {
+				t.Errorf("%s: %s has the certificate %v", c.name, h, l)
+			}
+		}
 	}
 }

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -36,7 +37,7 @@ func (l *listener) serves() bool {
 func (l *listener) tls() bool { return l.spec.Protocol == gwv1.HTTPSProtocolType }
 
 // newListeners reads the listeners of a Gateway.
-func newListeners(o *Objects, g *gwv1.Gateway) []*listener {
+func newListeners(o *Objects, g *gwv1.Gateway, secrets *secretSet) []*listener {
 	var out []*listener
 	for i := range g.Spec.Listeners {
 		spec := &g.Spec.Listeners[i]
@@ -46,7 +47,7 @@ func newListeners(o *Objects, g *gwv1.Gateway) []*listener {
 		}
 		l.readProtocol()
 		l.readKinds()
-		l.readCertificates(o, svc.NameOf(g))
+		l.readCertificates(o, svc.NameOf(g), secrets)
 		out = append(out, l)
 	}
 	for _, a := range out {
@@ -102,7 +103,7 @@ func (l *listener) readKinds() {
 	}
 }
 
-func (l *listener) readCertificates(o *Objects, gateway svc.Name) {
+func (l *listener) readCertificates(o *Objects, gateway svc.Name, secrets *secretSet) {
 	if !l.tls() {
 		return
 	}
@@ -113,7 +114,6 @@ func (l *listener) readCertificates(o *Objects, gateway svc.Name) {
 	from := gwv1.ReferenceGrantFrom{Group: gwv1.GroupName, Kind: "Gateway", Namespace: gwv1.Namespace(gateway.Namespace)}
 	for i, ref := range l.spec.TLS.CertificateRefs {
 		name := svc.Name{Namespace: string(valueOf(ref.Namespace, gwv1.Namespace(gateway.Namespace))), Name: string(ref.Name)}
-		secret, known := o.Secrets[name]
 		switch {
 		case valueOf(ref.Group, "") != "" || valueOf(ref.Kind, "Secret") != "Secret":
 			l.miss(gwv1.ListenerReasonInvalidCertificateRef, "tls.certificateRefs[%d]: want a Secret", i)
@@ -121,13 +121,11 @@ func (l *listener) readCertificates(o *Objects, gateway svc.Name) {
 			l.miss(gwv1.ListenerReasonRefNotPermitted, "tls.certificateRefs[%d]: no ReferenceGrant of namespace %s permits it", i, name.Namespace)
 		case name.Namespace != gateway.Namespace: // docs/design/020-gateway.md
 			l.miss(gwv1.ListenerReasonRefNotPermitted, "tls.certificateRefs[%d]: nodes do not read Secrets of another namespace for a Gateway", i)
-		case !known:
-			l.secrets = append(l.secrets, name)
-			l.miss(gwv1.ListenerReasonInvalidCertificateRef, "tls.certificateRefs[%d]: there is no Secret %s", i, name)
-		case secret.Problem != "":
-			l.secrets = append(l.secrets, name)
-			l.miss(gwv1.ListenerReasonInvalidCertificateRef, "tls.certificateRefs[%d]: Secret %s: %s", i, name, secret.Problem)
 		default:
+			if wrong := secrets.add(name); wrong != "" {
+				l.miss(gwv1.ListenerReasonInvalidCertificateRef, "tls.certificateRefs[%d]: Secret %s: %s", i, name, wrong)
+				continue
+			}
 			l.secrets = append(l.secrets, name)
 		}
 	}
@@ -219,7 +217,7 @@ func fill(l *Listener, rules map[string][]*match, before *Listener) {
 	for host, matches := range rules {
 		var p *paths
 		if before != nil {
-			if was := before.hosts.get(host); was != nil && slices.Equal(was.from, matches) {
+			if was := before.hosts.get(host); was != nil && slices.EqualFunc(was.from, matches, alike) {
 				p = was
 			}
 		}
@@ -228,6 +226,16 @@ func fill(l *Listener, rules map[string][]*match, before *Listener) {
 		}
 		l.hosts.set(host, p)
 	}
+}
+
+// alike reports whether two matches are the same. Those of routes are kept while the route stays; those of Ingresses, which
+// have only paths, are read again at each change.
+func alike(a, b *match) bool {
+	if a == b {
+		return true
+	}
+	plain := func(m *match) bool { return m.Rule.Route.Kind == kindIngress }
+	return plain(a) && plain(b) && a.kind == b.kind && a.path == b.path && a.order == b.order && reflect.DeepEqual(a.Rule, b.Rule)
 }
 
 func (t *Table) listener(port uint16, name string) *Listener {

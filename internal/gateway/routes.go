@@ -14,8 +14,8 @@ import (
 // Front is what becomes of the objects of one front.
 type Front struct {
 	Table *Table
-	// Secrets are the ones that the listeners name, and may name.
-	Secrets []svc.Name
+	// Secrets are the ones that nodes need, and Named all that the listeners name, and may name, each once.
+	Secrets, Named []svc.Name
 	// Targets are where rules lead to, each once.
 	Targets []Target
 	// accepted is why the Gateway is not served, "" if it is.
@@ -27,6 +27,7 @@ type Front struct {
 	// parents are the statuses of the routes that name the Gateway, one for each reference.
 	parents map[svc.Name][]gwv1.RouteParentStatus
 	cache   map[svc.Name]*cachedRoute
+	refers  map[svc.Name]bool // Services that routes name
 }
 
 // cachedRoute is a compiled route with what it was made from beside its object.
@@ -39,9 +40,11 @@ type cachedRoute struct {
 // over from it.
 func BuildGateway(o *Objects, name svc.Name, before *Front) *Front {
 	g := o.Gateways[name]
+	secrets := newSecretSet(o, maxGatewaySecrets)
 	f := &Front{
-		accepted: gwv1.GatewayReasonAccepted, generation: g.Generation, listeners: newListeners(o, g),
+		accepted: gwv1.GatewayReasonAccepted, generation: g.Generation, listeners: newListeners(o, g, secrets),
 		parents: map[svc.Name][]gwv1.RouteParentStatus{}, cache: map[svc.Name]*cachedRoute{},
+		refers: map[svc.Name]bool{},
 	}
 	if before == nil {
 		before = &Front{}
@@ -52,9 +55,16 @@ func BuildGateway(o *Objects, name svc.Name, before *Front) *Front {
 		if !names(route, name) {
 			continue
 		}
-		c := before.cache[n].or(o, route)
+		admitted := slices.ContainsFunc(f.listeners, func(l *listener) bool { return l.http && l.takesFrom(o, name.Namespace, n.Namespace) })
+		c := before.cache[n].or(o, route, admitted)
 		f.cache[n] = c
+		for _, r := range c.refs {
+			f.refers[r.to] = true
+		}
 		f.attach(o, g, c.compiled)
+		if !admitted {
+			continue
+		}
 		for _, t := range c.targets {
 			if !seen[t] {
 				seen[t] = true
@@ -63,9 +73,7 @@ func BuildGateway(o *Objects, name svc.Name, before *Front) *Front {
 		}
 	}
 	f.accept(g)
-	for _, l := range f.listeners {
-		f.Secrets = append(f.Secrets, l.secrets...)
-	}
+	f.Secrets, f.Named = secrets.usable, secrets.named
 	f.Table = &Table{Ports: map[uint16]*Port{}}
 	if f.refused == "" {
 		f.Table = listenersOf(f.listeners, before.Table)
@@ -195,11 +203,11 @@ type reference struct {
 }
 
 // or returns the compiled route if it would be the same today, else it compiles the route.
-func (c *cachedRoute) or(o *Objects, r *gwv1.HTTPRoute) *cachedRoute {
-	if c != nil && c.object.UID == r.UID && c.object.Generation == r.Generation && c.current(o) {
+func (c *cachedRoute) or(o *Objects, r *gwv1.HTTPRoute, admitted bool) *cachedRoute {
+	if c != nil && c.skipped == !admitted && c.object.UID == r.UID && c.object.Generation == r.Generation && c.current(o) {
 		return c
 	}
-	next := &cachedRoute{compiled: compileRoute(o, r)}
+	next := &cachedRoute{compiled: compileRoute(o, r, admitted)}
 	for i := range r.Spec.Rules {
 		for _, ref := range r.Spec.Rules[i].BackendRefs {
 			to := svc.Name{Namespace: string(valueOf(ref.Namespace, gwv1.Namespace(r.Namespace))), Name: string(ref.Name)}
@@ -222,6 +230,9 @@ func (c *cachedRoute) current(o *Objects) bool {
 	}
 	return true
 }
+
+// Refers reports whether a route of the front names a Service.
+func (f *Front) Refers(service svc.Name) bool { return f.refers[service] }
 
 // Parents returns the statuses of a route for the references that name the Gateway.
 func (f *Front) Parents(route svc.Name) []gwv1.RouteParentStatus { return f.parents[route] }

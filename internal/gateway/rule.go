@@ -3,6 +3,8 @@ package gateway
 import (
 	"cmp"
 	"regexp"
+	"regexp/syntax"
+	"strconv"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/svc"
@@ -161,7 +163,7 @@ func (d *Redirect) Location(scheme, host string, port uint16, path, query, prefi
 	}
 	out := to + "://" + cmp.Or(d.Host, host)
 	if port != 0 && port != known {
-		out += ":" + itoa(port)
+		out += ":" + strconv.Itoa(int(port))
 	}
 	out += d.Path.Apply(path, prefix)
 	if query != "" {
@@ -180,29 +182,39 @@ func wellKnownPort(scheme string) uint16 {
 	return 0
 }
 
-func itoa(n uint16) string {
-	var b [5]byte
-	i := len(b)
-	for {
-		i--
-		b[i] = byte('0' + n%10)
-		if n /= 10; n == 0 {
-			return string(b[i:])
-		}
-	}
-}
-
 // Bounds of regular expressions. Package regexp takes a time that is linear in the input, times the size of the program.
 const (
 	maxRegex = 256  // bytes
 	maxInput = 4096 // bytes of a value that a regular expression looks at; a longer one does not match
+	// maxProgram is the size of the program of an expression, and maxRoutePrograms that of all of a route, in instructions.
+	// 256 bytes can ask for a program of many thousands: "(?:.?){1000}".
+	maxProgram, maxRoutePrograms = 1000, 10_000
 )
+
+// anything matches every value.
+var anything = regexp.MustCompile("")
+
+// regexSize returns the size of the program of an expression, and what is wrong with it, "" if nothing is.
+func regexSize(text string) (size int, wrong string) {
+	if len(text) > maxRegex {
+		return 0, "the regular expression has more than 256 bytes"
+	}
+	tree, err := syntax.Parse(text, syntax.Perl)
+	if err != nil {
+		return 0, "the regular expression is invalid: " + err.Error()
+	}
+	prog, err := syntax.Compile(tree.Simplify())
+	if err != nil {
+		return 0, "the regular expression is invalid: " + err.Error()
+	}
+	if size = len(prog.Inst); size > maxProgram {
+		return size, "the regular expression is too complex"
+	}
+	return size, ""
+}
 
 // compileRegex compiles an expression that must match a whole value.
 func compileRegex(text string) (*regexp.Regexp, string) {
-	if len(text) > maxRegex {
-		return nil, "the regular expression has more than 256 bytes"
-	}
 	re, err := regexp.Compile(`^(?:` + text + `)$`)
 	if err != nil {
 		return nil, "the regular expression is invalid: " + err.Error()

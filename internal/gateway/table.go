@@ -47,8 +47,6 @@ type Listener struct {
 	hosts        *hostIndex[*paths]
 	// onlyBest is true if rules of a less specific host are no fallback (Ingress).
 	onlyBest bool
-	// last has what takes the requests that no host has a rule for, nil without that.
-	last *paths
 }
 
 // ListenerFor returns the listener for a host, nil if there is none.
@@ -62,10 +60,9 @@ type Verdict int
 
 // The verdicts.
 const (
-	Routed      Verdict = iota
-	NoRoute             // 404
-	Disputed            // 400: servers read its path in different ways
-	Misdirected         // 421: its TLS is of another listener
+	Routed   Verdict = iota
+	NoRoute          // 404
+	Disputed         // 400: servers read its path in different ways
 )
 
 // Admits reports whether requests for a host may come on a connection whose TLS was begun with the name sni.
@@ -99,9 +96,6 @@ func (l *Listener) find(r *Request, path string) (found *match) {
 		found = p.find(r, path)
 		return found == nil && !l.onlyBest
 	})
-	if found == nil && l.last != nil {
-		found = l.last.find(r, path)
-	}
 	return found
 }
 

@@ -26,17 +26,7 @@ type secret struct {
 
 // followSecrets follows the Secrets that fronts name, and no others. The caller holds mu.
 func (w *Watch) followSecrets(ctx context.Context, running *sync.WaitGroup) {
-	named := map[svc.Name]bool{}
-	for _, f := range w.fronts {
-		for _, n := range f.Secrets {
-			named[n] = true
-		}
-	}
-	if w.ingress != nil {
-		for _, n := range w.ingress.Secrets {
-			named[n] = true
-		}
-	}
+	named := w.namedSecrets()
 	for n, t := range w.secrets {
 		if !named[n] {
 			t.stop()
@@ -44,7 +34,10 @@ func (w *Watch) followSecrets(ctx context.Context, running *sync.WaitGroup) {
 				w.pending--
 			}
 			delete(w.secrets, n)
-			delete(w.objects.Secrets, n)
+			if _, known := w.objects.Secrets[n]; known {
+				delete(w.objects.Secrets, n)
+				w.dirtySecret(n)
+			}
 		}
 	}
 	for n := range named {
@@ -52,6 +45,31 @@ func (w *Watch) followSecrets(ctx context.Context, running *sync.WaitGroup) {
 			w.followSecret(ctx, running, n)
 		}
 	}
+}
+
+// namedSecrets returns the Secrets to be followed. The caller holds mu.
+func (w *Watch) namedSecrets() map[svc.Name]bool {
+	named := map[svc.Name]bool{}
+	add := func(names []svc.Name) {
+		for _, n := range names {
+			named[n] = true
+		}
+	}
+	for _, f := range w.fronts {
+		add(f.Named)
+	}
+	if w.ingress != nil {
+		add(w.ingress.Named)
+	}
+	return named
+}
+
+// dirtySecret has the fronts that name a Secret built again. The caller holds mu.
+func (w *Watch) dirtySecret(n svc.Name) {
+	for g, f := range w.fronts {
+		w.dirty[g] = w.dirty[g] || slices.Contains(f.Named, n)
+	}
+	w.dirtyIngress = w.dirtyIngress || w.ingress != nil && slices.Contains(w.ingress.Named, n)
 }
 
 func (w *Watch) followSecret(ctx context.Context, running *sync.WaitGroup, n svc.Name) {
@@ -72,7 +90,7 @@ func (w *Watch) followSecret(ctx context.Context, running *sync.WaitGroup, n svc
 				cert, problem := readTLS(s)
 				t.cert, w.objects.Secrets[n] = cert, gateway.Secret{Problem: problem}
 			}
-			w.dirtyAll, w.dirtyIngress = true, true
+			w.dirtySecret(n)
 		}
 		w.mu.Unlock()
 		w.o.Changed()

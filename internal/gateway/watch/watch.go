@@ -156,7 +156,7 @@ func (w *Watch) build() {
 			w.fronts[n] = gateway.BuildGateway(&w.objects, n, w.fronts[n])
 		}
 	}
-	if w.dirtyAll || w.dirtyIngress {
+	if w.dirtyIngress {
 		before := w.ingress
 		if w.ingress = nil; len(w.objects.Ingresses) > 0 {
 			w.ingress = gateway.BuildIngress(&w.objects, before)
@@ -193,13 +193,21 @@ func sameSpec[T any, P interface {
 
 // setService takes over what routes ask of a Service, nil if it has gone.
 func (w *Watch) setService(n svc.Name, s *corev1.Service) {
+	have := w.objects.Services[n]
 	if s == nil {
-		w.dirtyAll = w.dirtyAll || w.objects.Services[n] != nil
 		delete(w.objects.Services, n)
-		return
+		if have == nil {
+			return
+		}
+	} else {
+		next := gateway.ServiceOf(s)
+		if have != nil && have.Equal(next) {
+			return
+		}
+		w.objects.Services[n] = next
 	}
-	next := gateway.ServiceOf(s)
-	if have := w.objects.Services[n]; have == nil || !have.Equal(next) {
-		w.objects.Services[n], w.dirtyAll = next, true
+	for g, f := range w.fronts {
+		w.dirty[g] = w.dirty[g] || f.Refers(n)
 	}
+	w.dirtyIngress = w.dirtyIngress || w.ingress != nil && w.ingress.Refers(n)
 }

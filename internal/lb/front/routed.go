@@ -59,7 +59,11 @@ func (r *routing) frontOf(o *corev1.Service) (t *gateway.Table, targets []gatewa
 		}
 		return nil, nil, false
 	}
-	g := svc.Name{Namespace: n.Namespace, Name: o.Labels[gateway.NameLabel]}
+	owner := metav1.GetControllerOf(o) // the label has only the first 63 bytes of the name
+	if owner == nil || owner.Kind != "Gateway" {
+		return nil, nil, false
+	}
+	g := svc.Name{Namespace: n.Namespace, Name: owner.Name}
 	if f := r.state.Fronts[g]; f != nil && gateway.ServiceOfGateway(g) == n {
 		return f.Table, f.Targets, true
 	}

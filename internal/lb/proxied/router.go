@@ -31,7 +31,9 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 	if from.Secure && !o.port.Admits(host, gateway.CanonicalHost(from.ServerName)) {
 		return reply(http.StatusMisdirectedRequest)
 	}
-	rule, prefix, verdict := o.port.Find(&gateway.Request{Host: host, Path: canonical, Method: string(r.Method), Fields: &head{r, query}})
+	rule, prefix, verdict := o.port.Find(&gateway.Request{
+		Host: host, Path: canonical, Method: string(r.Method), Fields: &head{r: r, query: query},
+	})
 	switch verdict {
 	case gateway.NoRoute:
 		return reply(http.StatusNotFound)
@@ -111,8 +113,11 @@ func modify(fields []http1.Field, m *gateway.Modifier) []http1.Field {
 
 // head is the head of a request as rules look at it.
 type head struct {
-	r     *http1.Request
-	query string
+	r      *http1.Request
+	query  string
+	parsed bool
+	// values are the first values of the parameters, once one has been asked for.
+	values map[string]string
 }
 
 // Header returns the value of a field; several are joined by commas.
@@ -120,30 +125,28 @@ func (h *head) Header(name string) (value string, ok bool) {
 	if name == "host" {
 		return string(h.r.Host), true
 	}
+	var all []string
 	for i := range h.r.Fields {
-		f := &h.r.Fields[i]
-		if !bytes.EqualFold(f.Name, []byte(name)) {
-			continue
-		}
-		if ok {
-			value += "," + string(f.Value)
-		} else {
-			value, ok = string(f.Value), true
+		if f := &h.r.Fields[i]; bytes.EqualFold(f.Name, []byte(name)) {
+			all = append(all, string(f.Value))
 		}
 	}
-	return value, ok
+	return strings.Join(all, ","), len(all) > 0
 }
 
 // Query returns the first value of a parameter.
 func (h *head) Query(name string) (value string, ok bool) {
-	for part := range strings.SplitSeq(h.query, "&") {
-		key, v, _ := strings.Cut(part, "=")
-		if key, err := url.QueryUnescape(key); err != nil || key != name {
-			continue
-		}
-		if v, err := url.QueryUnescape(v); err == nil {
-			return v, true
+	if !h.parsed {
+		h.parsed, h.values = true, map[string]string{}
+		for part := range strings.SplitSeq(h.query, "&") {
+			key, v, _ := strings.Cut(part, "=")
+			key, err := url.QueryUnescape(key)
+			v, err2 := url.QueryUnescape(v)
+			if _, has := h.values[key]; err == nil && err2 == nil && !has {
+				h.values[key] = v
+			}
 		}
 	}
-	return "", false
+	value, ok = h.values[name]
+	return value, ok
 }

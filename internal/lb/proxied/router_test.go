@@ -128,3 +128,25 @@ func BenchmarkRoute(b *testing.B) {
 		o.Route(r, Origin{})
 	}
 }
+
+// A request is parsed once, however many rules look at it.
+func TestHeadOfRequest(t *testing.T) {
+	r := &http1.Request{Host: []byte("a.b")}
+	r.Fields = []http1.Field{
+		{Name: []byte("X-A"), Value: []byte("1")}, {Name: []byte("x-b"), Value: []byte("")}, {Name: []byte("x-a"), Value: []byte("2")},
+	}
+	h := &head{r: r, query: "q=1&q=2&%zz=3&bad=%zz&bad=ok&empty&a%20b=c+d"}
+	for name, want := range map[string]string{"x-a": "1,2", "x-b": "", "x-c": "none", "host": "a.b"} {
+		if v, ok := h.Header(name); ok != (want != "none") || ok && v != want {
+			t.Errorf("%s: %q, %t", name, v, ok)
+		}
+	}
+	for name, want := range map[string]string{"q": "1", "bad": "ok", "empty": "", "a b": "c d", "%zz": "none", "": "none"} {
+		if v, ok := h.Query(name); ok != (want != "none") || ok && v != want {
+			t.Errorf("%s: %q, %t", name, v, ok)
+		}
+	}
+	if n := testing.AllocsPerRun(10, func() { h.Query("q") }); n > 0 {
+		t.Errorf("%v allocations for a second look at the query", n)
+	}
+}

@@ -1,0 +1,53 @@
+package gateway
+
+import (
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// Bounds of the Secrets of a front. They are followed one by one, and an annotation of the front's Service names them, for
+// which the API has 256 KiB together with the others.
+const (
+	maxGatewaySecrets = 256
+	maxIngressSecrets = 4096
+	maxSecretBytes    = 128 << 10 // of the names of the ones that can be used
+	maxIngressTLS     = 64        // entries of an Ingress
+)
+
+// secretSet collects the Secrets that a front names.
+type secretSet struct {
+	objects *Objects
+	most    int
+	// named have to be followed, and usable are the ones that nodes need.
+	named, usable []svc.Name
+	problems      map[svc.Name]string
+	bytes         int
+}
+
+func newSecretSet(o *Objects, most int) *secretSet {
+	return &secretSet{objects: o, most: most, problems: map[svc.Name]string{}}
+}
+
+// add returns why a Secret cannot be used, "" if it can.
+func (s *secretSet) add(n svc.Name) string {
+	if problem, seen := s.problems[n]; seen {
+		return problem
+	}
+	if len(s.named) == s.most {
+		return "there are too many Secrets"
+	}
+	s.named = append(s.named, n)
+	secret, known := s.objects.Secrets[n]
+	problem := secret.Problem
+	size := len(n.String()) + len(",")
+	switch {
+	case !known:
+		problem = "it does not exist"
+	case problem == "" && s.bytes+size > maxSecretBytes:
+		problem = "there are too many Secrets"
+	case problem == "":
+		s.bytes += size
+		s.usable = append(s.usable, n)
+	}
+	s.problems[n] = problem
+	return problem
+}
