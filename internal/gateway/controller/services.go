@@ -105,11 +105,22 @@ func (c *controller) keepService(ctx context.Context, want, have *corev1.Service
 	if !c.ours(have) || len(want.OwnerReferences) > 0 && metav1.GetControllerOf(have).UID != want.OwnerReferences[0].UID {
 		return fmt.Sprintf("there is a Service %s that is not of this controller", svc.NameOf(want)), nil
 	}
-	if contains(have.Labels, want.Labels) && contains(have.Annotations, want.Annotations) && samePorts(have.Spec.Ports, want.Spec.Ports) {
+	annotations := map[string]any{}
+	for k, v := range want.Annotations {
+		annotations[k] = v
+	}
+	_, had := have.Annotations[addressesAnnotation]
+	_, asked := want.Annotations[addressesAnnotation]
+	freed := had && !asked // the Gateway has asked for an address, and no longer does
+	if freed {
+		annotations[addressesAnnotation] = nil
+	}
+	if !freed && contains(have.Labels, want.Labels) && contains(have.Annotations, want.Annotations) &&
+		samePorts(have.Spec.Ports, want.Spec.Ports) {
 		return "", nil
 	}
 	patch := map[string]any{
-		"metadata": map[string]any{"uid": have.UID, "labels": want.Labels, "annotations": want.Annotations},
+		"metadata": map[string]any{"uid": have.UID, "labels": want.Labels, "annotations": annotations},
 		"spec":     map[string]any{"ports": want.Spec.Ports},
 	}
 	text, err := json.Marshal(patch)

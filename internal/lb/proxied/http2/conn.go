@@ -56,9 +56,10 @@ type Conn struct {
 	nextReset         int
 	out, spare        []byte
 	writing, started  bool
-	window            int64 // to send
-	owed              int   // of the window that is open to the peer
-	received          int64 // of connWindow
+	written           chan struct{} // closed when a write ends; nil if nobody waits
+	window            int64         // to send
+	owed              int           // of the window that is open to the peer
+	received          int64         // of connWindow
 	peer              settings
 	stalled           []*Stream
 	err               error
@@ -355,6 +356,10 @@ func (c *Conn) end(err error) {
 		c.out = appendGoAway(c.out, c.last, code)
 	}
 	writing, finished := c.writing, c.err == errLast //nolint:errorlint // it is set nowhere else
+	if writing && !finished {
+		c.written = make(chan struct{})
+	}
+	written := c.written
 	if !errors.Is(c.err, err) {
 		c.err = errors.Join(c.err, err)
 	}
@@ -367,6 +372,13 @@ func (c *Conn) end(err error) {
 	last := c.out
 	c.out = nil
 	c.mu.Unlock()
+	if written != nil { // what it writes comes before the last frame
+		select {
+		case <-written:
+			writing = false
+		case <-time.After(lastWrite):
+		}
+	}
 	if finished {
 		c.linger(lastAnswers)
 	} else if !writing && len(last) < maxOut && c.conn.SetWriteDeadline(time.Now().Add(lastWrite)) == nil {

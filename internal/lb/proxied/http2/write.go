@@ -32,6 +32,9 @@ func (c *Conn) write() {
 		}
 		c.wakeStalled()
 	}
+	if c.written != nil {
+		close(c.written)
+	}
 	if c.writing = false; c.err == nil && c.finished() {
 		c.err = errLast
 		if c.client || c.conn.SetReadDeadline(time.Unix(1, 0)) != nil { // Run sends the end, and lingers
