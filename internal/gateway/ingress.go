@@ -275,7 +275,7 @@ func (b *ingressBuilder) certificates(in *networkingv1.Ingress, ruled map[string
 			b.problem(in, "tls: only the first %d entries count", maxIngressTLS)
 			break
 		}
-		var hosts []string // without those of another namespace
+		var hosts []string // without the hosts of another namespace
 		for _, h := range t.Hosts {
 			if h = strings.ToLower(h); b.owns(in, h) {
 				hosts = append(hosts, h)

@@ -228,7 +228,7 @@ func fill(l *Listener, rules map[string][]*match, before *Listener) {
 	}
 }
 
-// alike reports whether two matches are the same. Those of routes are kept while the route stays; those of Ingresses, which
+// alike reports whether two matches are the same. The matches of routes are kept while the route stays; the ones of Ingresses, which
 // have only paths, are read again at each change.
 func alike(a, b *match) bool {
 	if a == b {

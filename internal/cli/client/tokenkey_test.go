@@ -62,7 +62,7 @@ func (a *asked) start(t *testing.T) (string, *rest.Config) {
 	}
 }
 
-// A server that does not run is not left out of those which have to know a key, a learner is.
+// A server that does not run has to know a key too; a learner has not.
 func TestKeysOfServersThatDoNotRun(t *testing.T) {
 	t.Parallel()
 	lease := func(url string, renewed time.Time) coordinationv1.Lease {

@@ -68,7 +68,7 @@ var acknowledged = map[string]string{
 	"show-hidden-metrics-for-version": "no metric is hidden",
 }
 
-// Add adds the flags to a command that has those of the proxy already.
+// Add adds the flags to a command that has the flags of the proxy already.
 func (k *Flags) Add(cmd *cobra.Command) {
 	k.flags = cmd.Flags()
 	k.flags.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {

@@ -29,7 +29,7 @@ type pages map[string]http.Handler
 // Handle adds a page.
 func (p pages) Handle(path string, h http.Handler) { p[path] = h }
 
-// Pages returns kube-proxy's pages for those who look for faults, beside /metrics: /configz, /flagz and /statusz, and
+// Pages returns kube-proxy's pages for finding faults, beside /metrics: /configz, /flagz and /statusz, and
 // with --profiling /debug/pprof and /debug/flags/v. mode is the mode that the proxy has chosen.
 func (k *Flags) Pages(g *base.Global, mode string) (map[string]http.Handler, error) {
 	cfg, err := k.Effective(mode)

@@ -139,7 +139,7 @@ func (w *web) open(addr string, wanted map[string]map[string]bool) (net.Listener
 	shared := false
 	for other, known := range w.on {
 		if _, p, _ := net.SplitHostPort(other); p == port && wanted[other] == nil {
-			if err := share(known.at); err != nil {
+			if err := socket.Share(known.at); err != nil {
 				return nil, err
 			}
 			shared = true

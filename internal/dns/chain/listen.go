@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	mdns "github.com/miekg/dns"
@@ -122,19 +121,11 @@ type listener struct {
 
 // share lets sockets of the next instance have the port, until these are closed.
 func (l *listener) share() error {
-	errs := []error{share(l.tcp.(*limited).Listener)}
+	errs := []error{socket.Share(l.tcp.(*limited).Listener)}
 	for _, c := range l.udp {
-		errs = append(errs, share(c))
+		errs = append(errs, socket.Share(c))
 	}
 	return errors.Join(errs...)
-}
-
-func share(s any) error {
-	c, ok := s.(syscall.Conn)
-	if !ok {
-		return fmt.Errorf("%T is not a socket", s)
-	}
-	return socket.Share(c)
 }
 
 // open opens the sockets. Shared ones may have a port that other sockets of this server have.

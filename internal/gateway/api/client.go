@@ -21,7 +21,7 @@ func newScheme() *runtime.Scheme {
 }
 
 type (
-	// ClassClient is a typed client, as those of client-go, for GatewayClasses.
+	// ClassClient is a typed client like the ones of client-go, for GatewayClasses.
 	ClassClient = gentype.ClientWithList[*gwv1.GatewayClass, *gwv1.GatewayClassList]
 	// GatewayClient is one for Gateways.
 	GatewayClient = gentype.ClientWithList[*gwv1.Gateway, *gwv1.GatewayList]

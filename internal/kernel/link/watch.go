@@ -73,7 +73,7 @@ func WatchRoutes(changed func(RouteChange)) (stop func(), err error) {
 	}, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 }
 
-// running has the flags IFF_UP and IFF_RUNNING of devices by their index: those of others
+// running has the flags IFF_UP and IFF_RUNNING of devices by their index: the flags of others
 // than pods that have one of them.
 type running map[int32]uint32
 

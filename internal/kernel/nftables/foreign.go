@@ -43,7 +43,7 @@ type Decoded struct {
 type Ruleset struct {
 	// Base are the base chains at a place of packets, by Hook.Number.
 	Base map[uint32][]BaseChain
-	// Rules are those of each chain, in their order.
+	// Rules are the rules of each chain, in their order.
 	Rules map[BaseChain][]Decoded
 }
 

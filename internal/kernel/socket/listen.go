@@ -2,6 +2,7 @@ package socket
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -67,8 +68,13 @@ const keepAliveSeconds = 15
 // if they are of the same user: SO_REUSEPORT after bind(2). The kernel spreads what
 // comes in among them and c from the first one that joins (Linux 4.5,
 // reuseport_add_sock). In this way c has been the only one of its address for a moment.
-func Share(c syscall.Conn) error {
-	raw, err := c.SyscallConn()
+// It returns an error if c, a net.Listener or a net.PacketConn, has no socket.
+func Share(c any) error {
+	s, ok := c.(syscall.Conn)
+	if !ok {
+		return fmt.Errorf("%T is not a socket", c)
+	}
+	raw, err := s.SyscallConn()
 	if err != nil {
 		return err
 	}

@@ -100,7 +100,7 @@ func (p *muxes) remove(addr netip.AddrPort, m *mux, c *http2.Conn) {
 	p.tidy(addr, m)
 }
 
-// muxOptions are those of a Pod's connection. Nothing bounds its streams but its own settings.
+// muxOptions are the options of a Pod's connection. Nothing bounds its streams but its own settings.
 func (t *transport) muxOptions(e *engine) http2.Options {
 	limit := t.kind.silence + e.idleGrace
 	return http2.Options{Go: e.host.Run, MaxHead: maxAnswerHeader, HeadTimeout: limit, IdleTimeout: podIdle, WriteTimeout: limit}
