@@ -95,8 +95,8 @@ func TestObjectsOfTheDocument(t *testing.T) {
 	stop()
 	blocks := regexp.MustCompile("(?s)<!-- applied by internal/lb/controller/docs_test.go "+
 		"-->\n```yaml\n(.*?)```").FindAllStringSubmatch(document(t), -1)
-	if len(blocks) != 3 {
-		t.Fatalf("%d marked blocks, want 3", len(blocks))
+	if len(blocks) != 4 {
+		t.Fatalf("%d marked blocks, want 4", len(blocks))
 	}
 	client := dynamic.NewForConfigOrDie(r.config)
 	for _, b := range blocks {
