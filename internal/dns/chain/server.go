@@ -94,7 +94,7 @@ func (s *Server) use(ctx, serve context.Context, in, old *instance) error {
 	in.startClusters(context.WithoutCancel(serve), old)
 	err := s.awaitClusters(ctx, in, old)
 	if err == nil {
-		err = s.replace(serve, in, old)
+		err = s.replace(serve, in)
 	}
 	if err != nil {
 		in.closeClusters(old)
@@ -128,7 +128,7 @@ func (s *Server) awaitClusters(ctx context.Context, in, old *instance) error {
 const syncPoll = 5 * time.Millisecond
 
 // replace opens the sockets that in needs, has it serve, and closes the ones that it does not need.
-func (s *Server) replace(ctx context.Context, in, old *instance) error {
+func (s *Server) replace(ctx context.Context, in *instance) error {
 	var opened []*listener
 	for at, r := range in.listen {
 		s.mu.Lock()
