@@ -306,7 +306,7 @@ func (r *ACLRule) read(p line) error {
 		}
 	}
 	if slices.Contains(p.args, "*") && !allTypes && !allNets {
-		return p.pos.errorf("acl: * stands beside other values; write it alone")
+		return p.pos.errorf("acl: * stands beside other values; write only *")
 	}
 	if allNets {
 		r.Nets = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}

@@ -60,7 +60,7 @@ func (d *deciding) decide() {
 	case fate.Drop:
 		d.policyLocal()
 	default:
-		d.nothing(inside)
+		d.nothing()
 	}
 }
 

@@ -102,7 +102,7 @@ func (o *Objects) pod(n svc.Name) *corev1.Pod {
 }
 
 // nothing finds the reason why a frontend has no endpoint although no policy hides any.
-func (d *deciding) nothing(inside bool) {
+func (d *deciding) nothing() {
 	name := d.port.ID.Name
 	all := d.listed(name, d.port.Key(), d.port.Protocol)
 	s := d.objects.find(name)
@@ -134,8 +134,6 @@ func (d *deciding) nothing(inside bool) {
 	case len(ready)+len(idle)+len(serving)+len(unready)+len(leaving) == 0:
 		d.out.end(Refused, WrongTargetPort, fmt.Sprintf("no endpoint has port %q: targetPort %s names no port of the Pods",
 			d.port.ID.Port, d.targetPort(s)), d.targetField(s))
-	case len(ready) > 0 && !inside && slices.ContainsFunc(ready, func(l listed) bool { return l.state.Is(table.Local) }):
-		d.stale(ready[0])
 	case len(ready) > 0:
 		d.stale(ready[0])
 	case len(idle) > 0:

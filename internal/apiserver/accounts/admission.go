@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -27,7 +28,9 @@ const (
 	volumePrefix = "kube-api-access-"
 	// tokenSeconds is kube-apiserver's odd value, which identifies such tokens.
 	tokenSeconds = int64(3607)
-	volumeMode   = int32(0o644)
+	// TokenLife is how long the token of a Pod is valid that names no other time, and how long a Pod may take to get the next.
+	TokenLife  = time.Duration(tokenSeconds)*time.Second + 10*time.Minute
+	volumeMode = int32(0o644)
 )
 
 // Admission sets the account of every new Pod and, unless the Pod or the account

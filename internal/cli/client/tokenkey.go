@@ -17,9 +17,6 @@ import (
 	"github.com/fairlead/fairlead/internal/cli/base"
 )
 
-// podTokenLife is about how long the token of a Pod is valid: after it no Pod has one of the old key.
-const podTokenLife = time.Hour + 10*time.Minute
-
 // tokenKey is 'fairlead certs rotate-token-key'.
 type tokenKey struct {
 	*base.Global
@@ -58,7 +55,7 @@ the other with --force: all old tokens end at once.`,
 	flags.BoolVar(&t.sign, "sign", false, "make the next key the one that signs")
 	flags.BoolVar(&t.finish, "finish", false, "reject the tokens of the old key")
 	flags.BoolVar(&t.abort, "abort", false, "forget the next key, which signs at no server yet")
-	flags.BoolVar(&t.force, "force", false, "ask no server, and wait for no tokens: those of the old key may be rejected")
+	flags.BoolVar(&t.force, "force", false, "ask no server, and wait for no tokens: tokens of the old key may be rejected")
 	return cmd
 }
 
@@ -134,7 +131,7 @@ func old(since time.Time, servers []serverKeys, now time.Time) error {
 			at, since = "server "+s.at, s.since
 		}
 	}
-	if left := podTokenLife - now.Sub(since); left > 0 {
+	if left := accounts.TokenLife - now.Sub(since); left > 0 {
 		return fmt.Errorf("the new key signs at %s since %s: Pods may have tokens of the old one for another %s; wait, or give --force",
 			at, since.Format(time.RFC3339), left.Round(time.Minute))
 	}

@@ -75,7 +75,7 @@ func TestKeysOfServersThatDoNotRun(t *testing.T) {
 		}
 	}
 	const down = "https://127.0.0.1:1"
-	embedded, external, alone := &asked{key: "a"}, &asked{key: "a"}, &asked{key: "a"}
+	embedded, external, single := &asked{key: "a"}, &asked{key: "a"}, &asked{key: "a"}
 	url, byMembers := embedded.start(t)
 	embedded.list = []members.Member{
 		{Name: "one", Server: url, Role: members.RoleLeader}, {Name: "two", Server: down, Role: members.RoleVoter},
@@ -83,14 +83,14 @@ func TestKeysOfServersThatDoNotRun(t *testing.T) {
 	}
 	url, byLeases := external.start(t)
 	external.leases = []coordinationv1.Lease{lease(url, time.Now()), lease(down, time.Now().Add(-time.Hour))}
-	_, byAddress := alone.start(t)
+	_, byAddress := single.start(t)
 	for name, c := range map[string]struct {
 		cfg   *rest.Config
 		wrong []string
 	}{
 		"members": {byMembers, []string{"", "two: it does not run", "three: it does not run"}},
 		"Leases":  {byLeases, []string{"", "127.0.0.1:1: it does not run since"}},
-		"alone":   {byAddress, []string{""}},
+		"single":  {byAddress, []string{""}},
 	} {
 		servers, err := keysOfServers(t.Context(), c.cfg)
 		if err != nil || len(servers) != len(c.wrong) {
@@ -142,7 +142,7 @@ func TestFinishWaitsForTheLastServer(t *testing.T) {
 	if err := old(here, servers, now); err == nil || !strings.Contains(err.Error(), servers[0].at) || !strings.Contains(err.Error(), "40m") {
 		t.Errorf("half an hour after another server: %v", err)
 	}
-	if err := old(here, servers, late.since.Add(podTokenLife)); err != nil {
+	if err := old(here, servers, late.since.Add(accounts.TokenLife)); err != nil {
 		t.Errorf("later: %v", err)
 	}
 	if err := old(now, nil, now); err == nil || !strings.Contains(err.Error(), "this server") {

@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"maps"
 	"net"
-	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -156,7 +155,7 @@ func (k *Flags) completeAddresses() error {
 		value := ""
 		if a.port != 0 {
 			given, _ := k.flags.GetString(a.flag)
-			value = withPort(given, a.port)
+			value = parts.WithPort(given, strconv.Itoa(int(a.port)))
 			if !k.changed(a.flag) {
 				value = net.JoinHostPort(a.host, strconv.Itoa(int(a.port)))
 			}
@@ -176,14 +175,6 @@ func (k *Flags) completeAddresses() error {
 		return k.set("nodeport-addresses", "all")
 	}
 	return nil
-}
-
-// withPort adds a port to an address without one.
-func withPort(addr string, port int32) string {
-	if a, err := netip.ParseAddr(addr); err == nil {
-		return net.JoinHostPort(a.String(), strconv.Itoa(int(port)))
-	}
-	return addr
 }
 
 // completeLocal sets how this node's Pods are told from other clients.

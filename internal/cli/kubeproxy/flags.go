@@ -1,5 +1,5 @@
 // Package kubeproxy gives 'fairlead proxy' the command line and the habits of kube-proxy v1.37.2, so that it starts
-// with what is there already: every flag is accepted, and either has its effect or is mentioned once in the log with
+// with kube-proxy's own arguments: every flag is accepted, and either has its effect or is mentioned once in the log with
 // what it means here. The proxy itself knows nothing of it.
 package kubeproxy
 

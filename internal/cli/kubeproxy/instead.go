@@ -77,7 +77,7 @@ func cleanUp(ctx context.Context, out io.Writer, log *slog.Logger) error {
 	if err := parts.CleanUpModes(ctx, ""); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintln(out, "removed: the rules of 'fairlead proxy'; 'fairlead cleanup --kube-proxy' removes those of kube-proxy")
+	_, err = fmt.Fprintln(out, "removed: the rules of 'fairlead proxy'; 'fairlead cleanup --kube-proxy' removes the rules of kube-proxy")
 	return err
 }
 

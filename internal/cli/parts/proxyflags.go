@@ -85,7 +85,7 @@ func (f *ProxyFlags) Check(networks base.NetworkFlags) error {
 	if f.auditPeriod <= 0 {
 		return base.Usagef("--sync-period is %s; want more than 0", f.auditPeriod)
 	}
-	f.Healthz, f.Metrics = withPort(f.Healthz, "10256"), withPort(f.Metrics, "10249")
+	f.Healthz, f.Metrics = WithPort(f.Healthz, "10256"), WithPort(f.Metrics, "10249")
 	for flag, addr := range map[string]string{"healthz-bind-address": f.Healthz, "metrics-bind-address": f.Metrics} {
 		if err := base.CheckBind(flag, addr); err != nil {
 			return err
@@ -100,8 +100,8 @@ func (f *ProxyFlags) Check(networks base.NetworkFlags) error {
 	return f.ipvs.check(networks.ServiceCIDRs)
 }
 
-// withPort adds a port to an address without one, as kube-proxy does.
-func withPort(addr, port string) string {
+// WithPort adds a port to an address without one, as kube-proxy does.
+func WithPort(addr, port string) string {
 	if ip, err := netip.ParseAddr(addr); err == nil {
 		return net.JoinHostPort(ip.String(), port)
 	}

@@ -26,6 +26,12 @@ const (
 	healthAnnotation    = "fairlead.dev/lb-health-check"
 )
 
+// What svc.FrontKeysAnnotation names.
+const (
+	keyOfLabel      = "label"
+	keyOfAnnotation = "annotation"
+)
+
 // front returns the Service of a front with some ports; true is HTTPS.
 func front(n svc.Name, ports map[uint16]bool) *corev1.Service {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: n.Namespace, Name: n.Name, Labels: map[string]string{}}}
@@ -50,13 +56,16 @@ func front(n svc.Name, ports map[uint16]bool) *corev1.Service {
 // what makes it the front.
 func serviceOf(g *gwv1.Gateway, ports map[uint16]bool, secrets []svc.Name) *corev1.Service {
 	s := front(gateway.ServiceOfGateway(svc.NameOf(g)), ports)
+	var keys []string
 	if i := g.Spec.Infrastructure; i != nil {
 		for k, v := range i.Labels {
 			s.Labels[string(k)] = string(v)
+			keys = append(keys, keyOfLabel+":"+string(k))
 		}
 		for k, v := range i.Annotations {
 			if _, fixed := s.Annotations[string(k)]; !fixed {
 				s.Annotations[string(k)] = string(v)
+				keys = append(keys, keyOfAnnotation+":"+string(k))
 			}
 		}
 	}
@@ -68,7 +77,10 @@ func serviceOf(g *gwv1.Gateway, ports map[uint16]bool, secrets []svc.Name) *core
 	}
 	if len(addresses) > 0 {
 		s.Annotations[addressesAnnotation] = strings.Join(addresses, ",")
+		keys = append(keys, keyOfAnnotation+":"+addressesAnnotation)
 	}
+	slices.Sort(keys)
+	s.Annotations[svc.FrontKeysAnnotation] = strings.Join(slices.Compact(keys), ",")
 	setSecrets(s, secrets)
 	s.Labels[gateway.FrontLabel], s.Labels[gateway.NameLabel] = gateway.FrontGateway, labelValue(g.Name)
 	s.Labels[gateway.ClassLabel] = labelValue(string(g.Spec.GatewayClassName))
@@ -105,22 +117,12 @@ func (c *controller) keepService(ctx context.Context, want, have *corev1.Service
 	if !c.ours(have) || len(want.OwnerReferences) > 0 && metav1.GetControllerOf(have).UID != want.OwnerReferences[0].UID {
 		return fmt.Sprintf("there is a Service %s that is not of this controller", svc.NameOf(want)), nil
 	}
-	annotations := map[string]any{}
-	for k, v := range want.Annotations {
-		annotations[k] = v
-	}
-	_, had := have.Annotations[addressesAnnotation]
-	_, asked := want.Annotations[addressesAnnotation]
-	freed := had && !asked // the Gateway has asked for an address, and no longer does
-	if freed {
-		annotations[addressesAnnotation] = nil
-	}
-	if !freed && contains(have.Labels, want.Labels) && contains(have.Annotations, want.Annotations) &&
-		samePorts(have.Spec.Ports, want.Spec.Ports) {
+	labels, annotations := changes(have, want)
+	if len(labels)+len(annotations) == 0 && samePorts(have.Spec.Ports, want.Spec.Ports) {
 		return "", nil
 	}
 	patch := map[string]any{
-		"metadata": map[string]any{"uid": have.UID, "labels": want.Labels, "annotations": annotations},
+		"metadata": map[string]any{"uid": have.UID, "labels": labels, "annotations": annotations},
 		"spec":     map[string]any{"ports": want.Spec.Ports},
 	}
 	text, err := json.Marshal(patch)
@@ -131,13 +133,30 @@ func (c *controller) keepService(ctx context.Context, want, have *corev1.Service
 	return "", err
 }
 
-func contains(have, want map[string]string) bool {
-	for k, v := range want {
-		if h, ok := have[k]; !ok || h != v {
-			return false
+// changes returns the labels and annotations of have that differ from want: nil is to be removed. A key that the Gateway
+// gave have and no longer gives is removed; others of have stay.
+func changes(have, want *corev1.Service) (labels, annotations map[string]any) {
+	labels, annotations = differing(have.Labels, want.Labels), differing(have.Annotations, want.Annotations)
+	for given := range strings.SplitSeq(have.Annotations[svc.FrontKeysAnnotation], ",") {
+		kind, key, _ := strings.Cut(given, ":")
+		if _, stays := want.Labels[key]; kind == keyOfLabel && !stays {
+			labels[key] = nil
+		}
+		if _, stays := want.Annotations[key]; kind == keyOfAnnotation && !stays {
+			annotations[key] = nil
 		}
 	}
-	return true
+	return labels, annotations
+}
+
+func differing(have, want map[string]string) map[string]any {
+	out := map[string]any{}
+	for k, v := range want {
+		if h, ok := have[k]; !ok || h != v {
+			out[k] = v
+		}
+	}
+	return out
 }
 
 func samePorts(a, b []corev1.ServicePort) bool {

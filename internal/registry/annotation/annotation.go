@@ -39,6 +39,7 @@ var readers = map[string]reader{
 	svc.ClaimServicesAnnotation:  {[]string{"IPAddress"}, nil},
 	svc.ClaimPoolAnnotation:      {[]string{"IPAddress", "Service"}, nil},
 	svc.FrontSecretsAnnotation:   {[]string{"Service"}, nil},
+	svc.FrontKeysAnnotation:      {[]string{"Service"}, nil},
 	svc.LBWeightAnnotation:       {[]string{"EndpointSlice", "Endpoints"}, weight},
 	svc.ACMEIssuedAnnotation:     {[]string{"Secret"}, nil},
 	svc.ACMERetryAnnotation:      {[]string{"Secret"}, nil},

@@ -21,7 +21,7 @@ func TestFlags(t *testing.T) {
 	logs.AddFlags(cmd.PersistentFlags()) // as k8s.io/component-base/cli does
 	var got strings.Builder
 	add := func(f *pflag.Flag) {
-		if !strings.HasPrefix(f.Name, "test.") { // those of this test
+		if !strings.HasPrefix(f.Name, "test.") { // flags of this test
 			fmt.Fprintf(&got, "%s %q\n", f.Name, f.DefValue)
 		}
 	}

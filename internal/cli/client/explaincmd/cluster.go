@@ -1,10 +1,12 @@
 package explaincmd
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -52,7 +54,9 @@ func read(ctx context.Context, client kubernetes.Interface, q *explain.Question,
 		}
 	}
 	c.objects.Slices = pointers(slicesOf.Items)
-	slices.SortFunc(c.objects.Slices, func(a, b *discoveryv1.EndpointSlice) int { return compare(a, b) })
+	slices.SortFunc(c.objects.Slices, func(a, b *discoveryv1.EndpointSlice) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+	})
 	pods, err := client.CoreV1().Pods("").List(ctx, all)
 	if err != nil {
 		pods, err = client.CoreV1().Pods(namespace).List(ctx, all)
@@ -119,14 +123,4 @@ func pointers[T any](list []T) []*T {
 		out[i] = &list[i]
 	}
 	return out
-}
-
-func compare(a, b metav1.Object) int {
-	switch x, y := a.GetNamespace()+"/"+a.GetName(), b.GetNamespace()+"/"+b.GetName(); {
-	case x < y:
-		return -1
-	case x > y:
-		return 1
-	}
-	return 0
 }

@@ -2,6 +2,7 @@ package forward
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -13,9 +14,10 @@ import (
 
 	"github.com/fairlead/fairlead/internal/corefile"
 	"github.com/fairlead/fairlead/internal/dns/plugin"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
-// Failed questions alone never mark a resolver down, since its zone's server may be the silent
+// Failed questions never mark a resolver down, since its zone's server may be the silent
 // one; failed health checks do.
 func TestOnlyHealthChecksMarkDown(t *testing.T) {
 	closed, err := net.ListenPacket("udp", "127.0.0.1:0")
@@ -44,11 +46,12 @@ func TestOnlyHealthChecksMarkDown(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() { defer close(ended); f.Run(ctx) }()
-	for end := time.Now().Add(20 * time.Second); !u.down(2); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("failed health checks do not mark the resolver down")
+	testbed.Until(t, "failed health checks to mark the resolver down", func() error {
+		if !u.down(2) {
+			return errors.New("it is up")
 		}
-	}
+		return nil
+	})
 	cancel()
 	<-ended
 }

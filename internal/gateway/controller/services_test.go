@@ -1,0 +1,42 @@
+package controller
+
+import (
+	"reflect"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// What a Gateway no longer has leaves its Service; what others have written there stays.
+func TestTakenFromAGateway(t *testing.T) {
+	ip := gwv1.IPAddressType
+	g := &gwv1.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}
+	g.Spec.Addresses = []gwv1.GatewaySpecAddress{{Type: &ip, Value: "192.0.2.7"}}
+	g.Spec.Infrastructure = &gwv1.GatewayInfrastructure{
+		Labels:      map[gwv1.LabelKey]gwv1.LabelValue{"team": "a", "tier": "front"},
+		Annotations: map[gwv1.AnnotationKey]gwv1.AnnotationValue{"fairlead.dev/lb-drain-timeout": "5", svc.FrontSecretsAnnotation: "other/key"},
+	}
+	ports := map[uint16]bool{80: false}
+	have := serviceOf(g, ports, nil)
+	if have.Annotations[svc.FrontSecretsAnnotation] != "" {
+		t.Errorf("the Gateway names Secrets: %v", have.Annotations)
+	}
+	have.Annotations["example.com/other"] = "stays"
+	if labels, annotations := changes(have, serviceOf(g, ports, nil)); len(labels)+len(annotations) > 0 {
+		t.Errorf("a Gateway that did not change: %v, %v", labels, annotations)
+	}
+	g.Spec.Addresses, g.Spec.Infrastructure = nil, &gwv1.GatewayInfrastructure{
+		Labels: map[gwv1.LabelKey]gwv1.LabelValue{"team": "b"},
+	}
+	labels, annotations := changes(have, serviceOf(g, ports, nil))
+	if want := map[string]any{"team": "b", "tier": nil}; !reflect.DeepEqual(labels, want) {
+		t.Errorf("labels %v, want %v", labels, want)
+	}
+	want := map[string]any{addressesAnnotation: nil, "fairlead.dev/lb-drain-timeout": nil, svc.FrontKeysAnnotation: "label:team"}
+	if !reflect.DeepEqual(annotations, want) {
+		t.Errorf("annotations %v, want %v", annotations, want)
+	}
+}
