@@ -13,13 +13,11 @@ package proxy
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,7 +27,6 @@ import (
 	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
-	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
@@ -457,15 +454,6 @@ func (p *Proxy) follow(now *table.Table, changed []table.Key) {
 	p.warn(p.taken.find(p.applied, now, changed))
 }
 
-// warn records an Event of each problem.
-func (p *Proxy) warn(problems []serviceProblem) {
-	for _, problem := range problems {
-		p.log.Warn("a service's port on this node is taken or cannot be opened",
-			"service", problem.service, "reason", problem.reason, "err", problem.err)
-		p.events.service(problem.service, p.builder.UID(problem.service), corev1.EventTypeWarning, problem.reason, problem.err.Error())
-	}
-}
-
 func (p *Proxy) applyWanted(ctx context.Context, changed []table.Key, full bool) error {
 	ctx, cancel := context.WithTimeout(ctx, p.opts.ApplyTimeout)
 	defer cancel()
@@ -473,55 +461,4 @@ func (p *Proxy) applyWanted(ctx context.Context, changed []table.Key, full bool)
 		changed = nil
 	}
 	return p.opts.Dataplane.Apply(ctx, p.wanted, changed)
-}
-
-// report updates counts and problems, and records an Event of each new problem.
-func (p *Proxy) report(before *table.Table, keys []table.Key) {
-	p.status.built(before, p.wanted, keys)
-	p.metrics.built(before, p.wanted, keys)
-	p.metrics.servicePorts.Set(float64(p.wanted.Len()))
-	overlaps := p.builder.RejectedCIDRs()
-	if !slices.Equal(overlaps, p.overlaps) && len(overlaps) > 0 {
-		text := strings.Join(overlaps, "; ")
-		p.log.Warn("cannot use ranges of service addresses, which would cut this node off; correct the ServiceCIDRs", "err", text)
-		p.events.node("ServiceCIDROverlaps", "cannot use ranges of service addresses: "+text)
-	}
-	p.overlaps = overlaps
-	for name, now := range p.builder.NewProblems() {
-		known := p.status.setProblems(name, now)
-		for _, problem := range now {
-			if !slices.Contains(known, problem) {
-				p.events.service(problem.Service, p.builder.UID(problem.Service), corev1.EventTypeWarning, problem.Reason, problem.Message)
-			}
-		}
-	}
-}
-
-// maxListed bounds how many repairs an Event names.
-const maxListed = 10
-
-func (p *Proxy) reportRepairs() {
-	r, ok := p.opts.Dataplane.(Repairer)
-	if !ok {
-		return
-	}
-	repaired := r.Repaired()
-	p.status.repaired(repaired)
-	if len(repaired) == 0 {
-		return
-	}
-	p.metrics.repairs.Add(float64(len(repaired)))
-	text := strings.Join(repaired[:min(len(repaired), maxListed)], "; ")
-	if more := len(repaired) - maxListed; more > 0 {
-		text += fmt.Sprintf("; and %d more", more)
-	}
-	p.log.Warn("repaired rules that were removed or altered from outside", "repaired", text)
-	p.events.node("ServiceRulesRepaired", "repaired rules that were removed or altered from outside: "+text)
-}
-
-// serviceProblem is a problem of a Service that only this node can detect.
-type serviceProblem struct {
-	service svc.Name
-	reason  string
-	err     error
 }
