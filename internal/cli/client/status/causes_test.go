@@ -88,13 +88,15 @@ func TestStatusNamesCauses(t *testing.T) {
 		}, []string{"deployment default/web does not progress: it has timed out progressing"}},
 		"Ingresses": {func(r *Report) {
 			one := networkingv1.Ingress{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "one", CreationTimestamp: old}}
-			two, served, young := *one.DeepCopy(), *one.DeepCopy(), *one.DeepCopy()
+			two, own, served, young := *one.DeepCopy(), *one.DeepCopy(), *one.DeepCopy(), *one.DeepCopy()
+			own.Spec.IngressClassName = new("fairlead")
 			two.Spec.IngressClassName, young.CreationTimestamp = new("nginx"), metav1.NewTime(now)
 			served.Status.LoadBalancer.Ingress = []networkingv1.IngressLoadBalancerIngress{{IP: "192.0.2.1"}}
-			r.judgeIngresses([]networkingv1.Ingress{one, two, served, young}, now)
+			r.judgeIngresses([]networkingv1.Ingress{one, two, own, served, young}, now)
 		}, []string{
 			"ingress default/one has no class, and no controller serves it: set spec.ingressClassName",
 			"ingress default/one: no controller of class nginx has given it an address; fairlead serves the class fairlead",
+			"ingress default/one has no address: look at service kube-system/fairlead-ingress and at the Events of the Ingress",
 		}},
 		"limits": {func(r *Report) {
 			p := running("a")

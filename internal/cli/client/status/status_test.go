@@ -18,6 +18,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/fairlead/fairlead/internal/gateway"
 )
 
 // service is a Service of namespace default with port 80 to a target.
@@ -141,8 +143,9 @@ func TestStatusNamesServicesWithoutEndpoints(t *testing.T) {
 	}
 	waiting.Spec.LoadBalancerClass = &class
 	given.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
-	kubernetes := service("kubernetes", intstr.IntOrString{})
-	got := judged([]corev1.Service{empty, name, pending, waiting, given, kubernetes}, nil)
+	kubernetes, front := service("kubernetes", intstr.IntOrString{}), service("front", intstr.IntOrString{})
+	front.Labels = map[string]string{gateway.FrontLabel: gateway.FrontGateway}
+	got := judged([]corev1.Service{empty, name, pending, waiting, given, kubernetes, front}, nil)
 	none := " has no selector and no endpoints: connections are refused until it gets one or the other"
 	want := []string{
 		"service default/empty" + none,
