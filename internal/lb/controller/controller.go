@@ -131,6 +131,7 @@ func (c *Controller) work(ctx context.Context) error {
 		return nil
 	case <-w.begun:
 	}
+	w.poolKeeper.begin(ctx)
 	c.working.Store(w.state)
 	defer c.working.Store(nil)
 	running.Go(func() { w.loop.Run(ctx) })

@@ -36,6 +36,7 @@ const wayReason = "LoadBalancerWay"
 const (
 	maxEventText   = 960
 	maxEventsAlike = 3
+	maxRecorded    = 8 // problems of a Service of which this leader remembers that it recorded them
 )
 
 // reporter records Events about Services. The caller of its methods holds the state's mu.
@@ -104,13 +105,9 @@ func (e *reporter) reading(of *service, r *dialect.Reading) {
 	of.findings = texts
 }
 
-// problems records what is wrong, when it has become so. known is false if this leader has not looked at the
-// Service before: then the one before it may have recorded that.
-func (e *reporter) problems(of *service, problems []*pool.Problem, known bool) {
-	record := e.events.Event
-	if !known {
-		record = e.events.Once
-	}
+// problems records what is wrong, when it has become so. What this leader has not recorded before, the one before it
+// may have.
+func (e *reporter) problems(of *service, problems []*pool.Problem) {
 	before := of.problems
 	of.problems = nil
 	for _, p := range problems {
@@ -119,9 +116,16 @@ func (e *reporter) problems(of *service, problems []*pool.Problem, known bool) {
 			text, _, _ = strings.Cut(p.Message, ": ") // the reason may change often
 		}
 		of.problems = append(of.problems, text)
-		if !slices.Contains(before, text) && (p.Kind != notAnnounceable || e.announcing.Take(time.Now())) {
-			record(of.object, corev1.EventTypeWarning, string(p.Kind), p.Message)
+		if slices.Contains(before, text) || p.Kind == notAnnounceable && !e.announcing.Take(time.Now()) {
+			continue
 		}
+		record := e.events.Once
+		if slices.Contains(of.recorded, text) {
+			record = e.events.Event
+		} else if of.recorded = append(of.recorded, text); len(of.recorded) > maxRecorded {
+			of.recorded = of.recorded[1:]
+		}
+		record(of.object, corev1.EventTypeWarning, string(p.Kind), p.Message)
 	}
 }
 

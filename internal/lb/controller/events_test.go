@@ -118,12 +118,15 @@ func TestEventsOfTheNextLeader(t *testing.T) {
 	r := newRig(t)
 	stop := r.withPools("192.0.2.0/28")
 	wrong := annotate("fairlead.dev/lb-drain-tiemout", "5", "fairlead.dev/lb-addresses", "198.51.100.1")
+	var texts []string
 	count := func() (n int32) {
 		list, err := r.client.CoreV1().Events("default").List(context.Background(), metav1.ListOptions{FieldSelector: "involvedObject.name=web"})
 		r.must(err)
+		texts = nil
 		for _, e := range list.Items {
 			if e.Type == corev1.EventTypeWarning {
 				n += e.Count
+				texts = append(texts, fmt.Sprint(e.Name, " ", e.Count, " ", e.Reason, " ", e.Message))
 			}
 		}
 		return n
@@ -138,7 +141,7 @@ func TestEventsOfTheNextLeader(t *testing.T) {
 		r.service(name, wrong)
 		r.wantEvent(name, "AddressNotInPool", "198.51.100.1")
 		if n := count(); n != 2 {
-			t.Fatalf("%d Events after another leader", n)
+			t.Fatalf("%d Events after another leader: %q", n, texts)
 		}
 	}
 	r.change("web", func(s *corev1.Service) { s.Annotations["fairlead.dev/lb-drain-tiemout2"] = "5" })

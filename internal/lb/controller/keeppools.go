@@ -34,6 +34,7 @@ const (
 const (
 	tidyDelay     = 200 * time.Millisecond
 	foreignPeriod = 30 * time.Second
+	flagPoolPoll  = 10 * time.Millisecond
 )
 
 // poolKeeper keeps the pools of the flags, and the status of all pools.
@@ -76,6 +77,45 @@ func (k *poolKeeper) run(ctx context.Context) {
 	}
 }
 
+// begin makes the pools of the flags and waits, for a few seconds at most, until the state has them: else Services would
+// be told that there is no pool.
+func (k *poolKeeper) begin(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, maxInstallRetry)
+	defer cancel()
+	if err := k.keepFlagPools(ctx); err != nil {
+		return // run retries, and logs it
+	}
+	for !k.hasFlagPools() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(flagPoolPoll):
+		}
+	}
+}
+
+// hasFlagPools reports whether the state has the pools of the flags as run will leave them.
+func (k *poolKeeper) hasFlagPools() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, f := range k.flags {
+		p := k.pools[f.Name]
+		if p == nil || p.object.Labels[managedByLabel] == managedByFlags && !reflect.DeepEqual(p.object.Spec, f.spec()) {
+			return false
+		}
+	}
+	return true
+}
+
+// spec is that of the object of f.
+func (f FlagPool) spec() v1.IPAddressPoolSpec {
+	spec := v1.IPAddressPoolSpec{AutoAssign: new(true)}
+	for _, r := range f.Ranges {
+		spec.Addresses = append(spec.Addresses, r.First.String()+"-"+r.Last.String())
+	}
+	return spec
+}
+
 // keepFlagPools makes an object of each pool of the flags, puts back what was changed,
 // and removes pools without a flag when none of their addresses is used.
 func (k *poolKeeper) keepFlagPools(ctx context.Context) error {
@@ -116,10 +156,7 @@ func (k *poolKeeper) keepFlagPools(ctx context.Context) error {
 }
 
 func (k *poolKeeper) keepFlagPool(ctx context.Context, f FlagPool, have *v1.IPAddressPool) error {
-	want := v1.IPAddressPoolSpec{AutoAssign: new(true)}
-	for _, r := range f.Ranges {
-		want.Addresses = append(want.Addresses, r.First.String()+"-"+r.Last.String())
-	}
+	want := f.spec()
 	if have == nil {
 		_, err := k.lb.Pools.Create(ctx, &v1.IPAddressPool{
 			ObjectMeta: metav1.ObjectMeta{Name: f.Name, Labels: map[string]string{managedByLabel: managedByFlags}}, Spec: want,

@@ -60,6 +60,7 @@ type service struct {
 	object    *corev1.Service
 	finalizer finalizerOwner
 	problems  []string // recorded as Events
+	recorded  []string // by this leader, the last ones, solved ones too
 	// findings has what was recorded about annotations, by the reason of the Event, nil before that.
 	findings map[string][]string
 }

@@ -195,7 +195,7 @@ func (c *syncer) plan(name svc.Name) *plan {
 		return p
 	}
 	record := c.services[name]
-	record.problems, record.findings = nil, nil
+	record.problems, record.recorded, record.findings = nil, nil, nil
 	p.ingress = slices.DeleteFunc(slices.Clone(s.Status.LoadBalancer.Ingress), func(ing corev1.LoadBalancerIngress) bool {
 		a, ok := claim.Ingress(&ing)
 		return ok && slices.Contains(p.surplus, a)
@@ -232,12 +232,11 @@ func (c *syncer) planAddresses(p *plan) {
 			record.finalizer = othersFinalizer
 			p.ingress = s.Status.LoadBalancer.Ingress
 			c.report.problems(record, []*pool.Problem{{Kind: pool.Outside, Message: "status.loadBalancer has " + other +
-				", which is in no pool and was not given by this controller; it stays until it is removed"}}, false)
+				", which is in no pool and was not given by this controller; it stays until it is removed"}})
 			return
 		}
 	}
 	reading := claim.Read(s)
-	known := record.findings != nil
 	c.report.reading(record, reading)
 	mode := ipMode(s, reading)
 	r, problem := c.request(s)
@@ -259,7 +258,7 @@ func (c *syncer) planAddresses(p *plan) {
 	} else {
 		c.waiting.remove(p.name)
 	}
-	c.report.problems(record, append(result.Problems, c.announceProblems(p.publish)...), known)
+	c.report.problems(record, append(result.Problems, c.announceProblems(p.publish)...))
 	c.tidy.Set()
 }
 

@@ -29,6 +29,10 @@ func (r *rig) openLogs() (open []string) {
 	all, err := os.ReadDir(own)
 	r.Must(err)
 	for _, f := range all {
+		info, err := os.Stat(filepath.Join(own, f.Name()))
+		if err != nil || !info.Mode().IsRegular() {
+			continue // a directory is open while the oldest files are looked for
+		}
 		if to, err := os.Readlink(filepath.Join(own, f.Name())); err == nil && strings.HasPrefix(to, r.logs) {
 			open = append(open, to)
 		}
