@@ -20,11 +20,12 @@ func TestLargerThanEtcdTakes(t *testing.T) {
 	t.Parallel()
 	client := kubernetes.NewForConfigOrDie(apiservertest.Start(t)).CoreV1().ConfigMaps("default")
 	ctx := t.Context()
+	// Long keys, since the cost of an apply is by their number.
 	configMap := func(name string, keys, value int) *corev1.ConfigMap {
 		m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{}}
 		m.APIVersion, m.Kind = "v1", "ConfigMap"
 		for i := range keys {
-			m.Data[fmt.Sprintf("key-%05d", i)] = strings.Repeat("v", value)
+			m.Data[fmt.Sprintf("key-%0200d", i)] = strings.Repeat("v", value)
 		}
 		return m
 	}
@@ -49,21 +50,22 @@ func TestLargerThanEtcdTakes(t *testing.T) {
 			}
 		}
 	}
-	// 60,000 keys are more than the 2 MiB that the client of etcd sends, 50,000 are fewer, and more than etcd takes.
-	for _, keys := range []int{60_000, 50_000} {
+	// 5,300 keys and their managed fields are more than the 2 MiB that the client of etcd sends, 4,400 are fewer, and more
+	// than etcd takes.
+	for _, keys := range []int{5_300, 4_400} {
 		large(fmt.Sprintf("an apply of %d keys", keys), apply(configMap("many", keys, 6)), "of them in metadata.managedFields")
 	}
 	if err := apply(configMap("many", 10, 6)); err != nil {
 		t.Fatal(err)
 	}
-	large("an apply that lets it grow", apply(configMap("many", 50_000, 6)), "of them in metadata.managedFields")
-	if _, err := client.Create(ctx, configMap("created", 50_000, 6), metav1.CreateOptions{}); err != nil {
+	large("an apply that lets it grow", apply(configMap("many", 4_400, 6)), "of them in metadata.managedFields")
+	if _, err := client.Create(ctx, configMap("created", 4_400, 6), metav1.CreateOptions{}); err != nil {
 		t.Errorf("created without managed fields: %v", err)
 	}
 	// Only the values count for the API's own limit of a ConfigMap.
-	_, err := client.Create(ctx, configMap("keys", 110_000, 1), metav1.CreateOptions{})
+	_, err := client.Create(ctx, configMap("keys", 8_000, 1), metav1.CreateOptions{})
 	large("a create", err)
-	m := configMap("many", 110_000, 1)
+	m := configMap("many", 8_000, 1)
 	_, err = client.Update(ctx, m, metav1.UpdateOptions{})
 	large("an update", err)
 }

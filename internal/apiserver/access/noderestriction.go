@@ -279,7 +279,7 @@ func (n nodeRestriction) checkMirror(ctx context.Context, node string, a admissi
 	o := &p.OwnerReferences[0]
 	if o.APIVersion != "v1" || o.Kind != "Node" || o.Name != node || o.Controller == nil || !*o.Controller ||
 		o.BlockOwnerDeletion != nil && *o.BlockOwnerDeletion ||
-		n.nodes.await(ctx, node, func(n *corev1.Node) bool { return n.UID == o.UID }) == nil {
+		n.nodes.await(ctx, indexTimeout, node, func(n *corev1.Node) bool { return n.UID == o.UID }) == nil {
 		return fmt.Errorf("node %q may only create Pods with its own Node as controller, by name and UID, without blockOwnerDeletion", node)
 	}
 	if len(p.Labels) == 0 {
@@ -356,7 +356,8 @@ func (n nodeRestriction) checkEndpoints(ctx context.Context, node string, s *dis
 		return fmt.Errorf("node %q must label its EndpointSlices %s=%s and %s=%s", node,
 			discoveryv1.LabelManagedBy, svc.DNSSliceManager, svc.NodeLabel, svc.NodeLabelValue(node))
 	}
-	if len(s.OwnerReferences) != 1 || n.nodes.await(ctx, node, func(n *corev1.Node) bool { return owns(n, &s.OwnerReferences[0]) }) == nil {
+	isOwner := func(n *corev1.Node) bool { return owns(n, &s.OwnerReferences[0]) }
+	if len(s.OwnerReferences) != 1 || n.nodes.await(ctx, indexTimeout, node, isOwner) == nil {
 		return fmt.Errorf("node %q must name its Node, by name and UID, as the only owner of its EndpointSlices: they go with it", node)
 	}
 	if len(s.Endpoints) > 1 || len(s.Endpoints) == 1 && len(s.Endpoints[0].Addresses) != 1 {
@@ -364,7 +365,7 @@ func (n nodeRestriction) checkEndpoints(ctx context.Context, node string, s *dis
 	}
 	for i := range s.Endpoints {
 		addr := s.Endpoints[i].Addresses[0]
-		if n.nodes.await(ctx, node, func(n *corev1.Node) bool { return hasAddress(n, addr) }) == nil {
+		if n.nodes.await(ctx, indexTimeout, node, func(n *corev1.Node) bool { return hasAddress(n, addr) }) == nil {
 			return fmt.Errorf("node %q may only list its own addresses: its Node does not have %s", node, addr)
 		}
 	}

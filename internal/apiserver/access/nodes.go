@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -38,9 +39,11 @@ type nodeAuthorizer struct {
 type nodeIndex struct{ corelisters.NodeLister }
 
 // await returns a Node for which ok returns true, which a Node may become a moment
-// after the requester has seen it; nil if there is none.
-func (x nodeIndex) await(ctx context.Context, name string, ok func(*corev1.Node) bool) (found *corev1.Node) {
-	awaitIndex(ctx, func() bool {
+// after the requester has seen it; nil if there is none within timeout.
+func (x nodeIndex) await(
+	ctx context.Context, timeout time.Duration, name string, ok func(*corev1.Node) bool,
+) (found *corev1.Node) {
+	await(ctx, timeout, func() bool {
 		n, err := x.Get(name)
 		if err == nil && ok(n) {
 			found = n
@@ -103,13 +106,18 @@ func (n nodeAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes) 
 func (n nodeAuthorizer) checkIdentity(ctx context.Context, r nodeAttributes) string {
 	u := r.GetUser()
 	mine := func(o *corev1.Node) bool { return n.removed.mayAct(o, u) }
-	if o, err := n.nodes.Get(r.node); err == nil && mine(o) {
+	o, err := n.nodes.Get(r.node)
+	if err == nil && mine(o) {
 		return ""
 	}
 	if n.removed.has(r.node, u) {
 		return errRemoved(r.node).Error()
 	}
-	if beforeRegistered(r) || n.nodes.await(ctx, r.node, mine) != nil {
+	timeout := indexTimeout
+	if err != nil {
+		timeout = registrationTimeout
+	}
+	if beforeRegistered(r) || n.nodes.await(ctx, timeout, r.node, mine) != nil {
 		return ""
 	}
 	switch o, err := n.nodes.Get(r.node); {

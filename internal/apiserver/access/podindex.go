@@ -69,12 +69,18 @@ func (x *podIndex) referred(node, resource, namespace, name string) bool {
 const (
 	indexTimeout = 500 * time.Millisecond
 	indexPoll    = 5 * time.Millisecond
+	// registrationTimeout is how long the requests of a machine that has just joined wait for its Node: its programs start
+	// beside its registration.
+	registrationTimeout = 3 * time.Second
 )
 
 // awaitIndex polls cond for as long as an index may lag behind the store: the
 // requester may have seen an object that the index has not yet.
-func awaitIndex(ctx context.Context, cond func() bool) bool {
-	for end := time.Now().Add(indexTimeout); !cond(); {
+func awaitIndex(ctx context.Context, cond func() bool) bool { return await(ctx, indexTimeout, cond) }
+
+// await polls cond until it is true, and reports whether it became so within timeout.
+func await(ctx context.Context, timeout time.Duration, cond func() bool) bool {
+	for end := time.Now().Add(timeout); !cond(); {
 		if time.Now().After(end) {
 			return false
 		}
