@@ -67,6 +67,9 @@ type Objects struct {
 	Secrets    map[svc.Name]Secret
 	// Ingresses have a class of this controller.
 	Ingresses map[svc.Name]*networkingv1.Ingress
+	// Streams are the routes of connections and of datagrams, and Sets the ListenerSets of every Gateway.
+	Streams map[StreamKey]*Stream
+	Sets    map[svc.Name]*gwv1.ListenerSet
 }
 
 // Service is what routes ask of a Service.
@@ -76,11 +79,12 @@ type Service struct {
 	External bool
 }
 
-// ServicePort is a port of TCP of a Service.
+// ServicePort is a port of TCP or UDP of a Service.
 type ServicePort struct {
 	Name     string
 	Number   uint16
 	Protocol string // appProtocol
+	UDP      bool
 }
 
 // Secret is what listeners ask of a Secret.
@@ -111,10 +115,10 @@ func (o *Objects) permitted(from gwv1.ReferenceGrantFrom, kind gwv1.Kind, to svc
 	return false
 }
 
-// port returns a port of a Service, nil if it has none of that number.
-func (s *Service) port(number int32) *ServicePort {
+// port returns a port of a Service, nil if it has none of that number and transport.
+func (s *Service) port(number int32, udp bool) *ServicePort {
 	for i := range s.Ports {
-		if int32(s.Ports[i].Number) == number {
+		if int32(s.Ports[i].Number) == number && s.Ports[i].UDP == udp {
 			return &s.Ports[i]
 		}
 	}
@@ -125,8 +129,8 @@ func (s *Service) port(number int32) *ServicePort {
 func ServiceOf(s *corev1.Service) *Service {
 	out := &Service{External: s.Spec.Type == corev1.ServiceTypeExternalName}
 	for _, p := range s.Spec.Ports {
-		if p.Protocol == corev1.ProtocolTCP || p.Protocol == "" {
-			out.Ports = append(out.Ports, ServicePort{p.Name, uint16(p.Port), valueOf(p.AppProtocol, "")}) //nolint:gosec // validated
+		if udp := p.Protocol == corev1.ProtocolUDP; udp || p.Protocol == corev1.ProtocolTCP || p.Protocol == "" {
+			out.Ports = append(out.Ports, ServicePort{p.Name, uint16(p.Port), valueOf(p.AppProtocol, ""), udp}) //nolint:gosec // validated
 		}
 	}
 	return out

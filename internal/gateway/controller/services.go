@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -24,6 +25,7 @@ const (
 	protocolAnnotation  = "fairlead.dev/lb-protocol" // only the table knows which ports are of HTTPS
 	addressesAnnotation = "fairlead.dev/lb-addresses"
 	healthAnnotation    = "fairlead.dev/lb-health-check"
+	drainingAnnotation  = "fairlead.dev/lb-draining"
 )
 
 // What svc.FrontKeysAnnotation names.
@@ -32,29 +34,35 @@ const (
 	keyOfAnnotation = "annotation"
 )
 
-// front returns the Service of a front with some ports; true is HTTPS.
-func front(n svc.Name, ports map[uint16]bool) *corev1.Service {
+// front returns the Service of a front with some ports, by the names of their protocols.
+func front(n svc.Name, ports map[gateway.PortKey]string) *corev1.Service {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: n.Namespace, Name: n.Name, Labels: map[string]string{}}}
 	s.Spec = corev1.ServiceSpec{
 		Type: corev1.ServiceTypeLoadBalancer, LoadBalancerClass: new(svc.LoadBalancerClass), AllocateLoadBalancerNodePorts: new(false),
 		IPFamilyPolicy: new(corev1.IPFamilyPolicyPreferDualStack),
 	}
-	for _, p := range slices.Sorted(maps.Keys(ports)) {
-		protocol := "http"
-		if ports[p] {
-			protocol = "https"
+	sorted := slices.SortedFunc(maps.Keys(ports), func(a, b gateway.PortKey) int {
+		return cmp.Or(cmp.Compare(a.Number, b.Number), strings.Compare(ports[a], ports[b]))
+	})
+	for _, p := range sorted {
+		protocol := corev1.ProtocolTCP
+		if p.UDP {
+			protocol = corev1.ProtocolUDP
 		}
-		name := fmt.Sprintf("%s-%d", protocol, p)
-		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: name, Port: int32(p), Protocol: corev1.ProtocolTCP})
+		name := fmt.Sprintf("%s-%d", ports[p], p.Number)
+		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: name, Port: int32(p.Number), Protocol: protocol})
 	}
 	// Whether endpoints are ready, Kubernetes knows: no node has to ask all backends of all routes.
 	s.Annotations = map[string]string{protocolAnnotation: "http", healthAnnotation: "false"}
+	if !slices.ContainsFunc(sorted, func(p gateway.PortKey) bool { return !p.UDP }) {
+		s.Annotations[drainingAnnotation] = "true" // the default, but by it only datagrams take the proxied way
+	}
 	return s
 }
 
 // serviceOf returns the Service of a Gateway. Labels and annotations of its infrastructure come first: they cannot replace
 // what makes it the front.
-func serviceOf(g *gwv1.Gateway, ports map[uint16]bool, secrets []svc.Name) *corev1.Service {
+func serviceOf(g *gwv1.Gateway, ports map[gateway.PortKey]string, secrets []svc.Name) *corev1.Service {
 	s := front(gateway.ServiceOfGateway(svc.NameOf(g)), ports)
 	var keys []string
 	if i := g.Spec.Infrastructure; i != nil {

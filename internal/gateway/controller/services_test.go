@@ -7,6 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -19,7 +20,7 @@ func TestTakenFromAGateway(t *testing.T) {
 		Labels:      map[gwv1.LabelKey]gwv1.LabelValue{"team": "a", "tier": "front"},
 		Annotations: map[gwv1.AnnotationKey]gwv1.AnnotationValue{"fairlead.dev/lb-drain-timeout": "5", svc.FrontSecretsAnnotation: "other/key"},
 	}
-	ports := map[uint16]bool{80: false}
+	ports := map[gateway.PortKey]string{{Number: 80}: "http"}
 	have := serviceOf(g, ports, nil)
 	if have.Annotations[svc.FrontSecretsAnnotation] != "" {
 		t.Errorf("the Gateway names Secrets: %v", have.Annotations)
