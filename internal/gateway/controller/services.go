@@ -25,7 +25,7 @@ const (
 	protocolAnnotation  = "fairlead.dev/lb-protocol" // only the table knows which ports are of HTTPS
 	addressesAnnotation = "fairlead.dev/lb-addresses"
 	healthAnnotation    = "fairlead.dev/lb-health-check"
-	drainingAnnotation  = "fairlead.dev/lb-draining"
+	idleAnnotation      = "fairlead.dev/lb-idle-timeout"
 )
 
 // What svc.FrontKeysAnnotation names.
@@ -54,9 +54,6 @@ func front(n svc.Name, ports map[gateway.PortKey]string) *corev1.Service {
 	}
 	// Whether endpoints are ready, Kubernetes knows: no node has to ask all backends of all routes.
 	s.Annotations = map[string]string{protocolAnnotation: "http", healthAnnotation: "false"}
-	if !slices.ContainsFunc(sorted, func(p gateway.PortKey) bool { return !p.UDP }) {
-		s.Annotations[drainingAnnotation] = "true" // the default, but by it only datagrams take the proxied way
-	}
 	return s
 }
 
@@ -87,6 +84,10 @@ func serviceOf(g *gwv1.Gateway, ports map[gateway.PortKey]string, secrets []svc.
 		s.Annotations[addressesAnnotation] = strings.Join(addresses, ",")
 		keys = append(keys, keyOfAnnotation+":"+addressesAnnotation)
 	}
+	if _, has := s.Annotations[idleAnnotation]; !has && !slices.ContainsFunc(slices.Collect(maps.Keys(ports)), isTCP) {
+		s.Annotations[idleAnnotation] = "3600" // the default; by it a front with datagrams only takes the proxied way
+		keys = append(keys, keyOfAnnotation+":"+idleAnnotation)
+	}
 	slices.Sort(keys)
 	s.Annotations[svc.FrontKeysAnnotation] = strings.Join(slices.Compact(keys), ",")
 	setSecrets(s, secrets)
@@ -95,6 +96,8 @@ func serviceOf(g *gwv1.Gateway, ports map[gateway.PortKey]string, secrets []svc.
 	s.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(g, schema.GroupVersion(gwv1.GroupVersion).WithKind("Gateway"))}
 	return s
 }
+
+func isTCP(p gateway.PortKey) bool { return !p.UDP }
 
 // setSecrets names the Secrets that nodes need: they may read no others.
 func setSecrets(s *corev1.Service, names []svc.Name) {

@@ -7,6 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -39,5 +40,23 @@ func TestTakenFromAGateway(t *testing.T) {
 	want := map[string]any{addressesAnnotation: nil, "fairlead.dev/lb-drain-timeout": nil, svc.FrontKeysAnnotation: "label:team"}
 	if !reflect.DeepEqual(annotations, want) {
 		t.Errorf("annotations %v, want %v", annotations, want)
+	}
+}
+
+// The Service of a front takes the proxied way whatever its ports are.
+func TestFrontsAreProxied(t *testing.T) {
+	g := &gwv1.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}
+	udp, tcp := gateway.PortKey{Number: 53, UDP: true}, gateway.PortKey{Number: 53}
+	for _, ports := range []map[gateway.PortKey]string{{udp: "udp"}, {tcp: "tcp"}, {tcp: "tls"}, {udp: "udp", tcp: "tcp"}} {
+		s := serviceOf(g, ports, nil)
+		d := dialect.Service{Annotations: s.Annotations}
+		names := map[string]bool{}
+		for _, p := range s.Spec.Ports {
+			names[p.Name] = true
+			d.Ports = append(d.Ports, dialect.Port{Name: p.Name, Number: uint16(p.Port), Protocol: string(p.Protocol)})
+		}
+		if r := dialect.Read(d); r.Way != dialect.Proxied || r.Invalid() || len(names) != len(ports) {
+			t.Errorf("%v: %s, %+v, names %v", ports, r.Way, r.Findings, names)
+		}
 	}
 }
