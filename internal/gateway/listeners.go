@@ -192,8 +192,9 @@ func (l *listener) readCertificates(o *Objects, gateway string, secrets *secretS
 			l.miss(gwv1.ListenerReasonInvalidCertificateRef, "tls.certificateRefs[%d]: want a Secret", i)
 		case !o.permitted(from, "Secret", name):
 			l.miss(gwv1.ListenerReasonRefNotPermitted, "tls.certificateRefs[%d]: no ReferenceGrant of namespace %s permits it", i, name.Namespace)
-		case name.Namespace != gateway: // docs/design/020-gateway.md
-			l.miss(gwv1.ListenerReasonRefNotPermitted, "tls.certificateRefs[%d]: nodes read Secrets only of the namespace of the Gateway", i)
+		case name.Namespace != gateway && name.Namespace != l.in: // docs/design/020-gateway.md
+			l.miss(gwv1.ListenerReasonRefNotPermitted, "tls.certificateRefs[%d]: nodes read Secrets only of the namespace of the Gateway or of the "+
+				"ListenerSet", i)
 		default:
 			if wrong := secrets.add(name); wrong != "" {
 				l.miss(gwv1.ListenerReasonInvalidCertificateRef, "tls.certificateRefs[%d]: Secret %s: %s", i, name, wrong)

@@ -190,11 +190,26 @@ func (f *Front) SetStatus(name svc.Name, unprogrammed string) gwv1.ListenerSetSt
 	case !served:
 		programmed, why = gwv1.ListenerSetReasonListenersNotValid, "no listener can be served"
 	case unprogrammed != "":
-		programmed, why = parentNotProgrammed, "the Gateway has no address yet"
+		programmed, why = parentNotProgrammed, unprogrammed
 	}
 	out.Conditions = []metav1.Condition{
 		condition(gwv1.ListenerSetConditionAccepted, refused == "", accepted, generation, refused),
 		condition(gwv1.ListenerSetConditionProgrammed, why == "", programmed, generation, why),
+	}
+	return out
+}
+
+// SetSecrets returns the usable Secrets of the ListenerSet's own namespace that its listeners name, if that is not the Gateway's.
+func (f *Front) SetSecrets(name svc.Name) (out []svc.Name) {
+	if name.Namespace == f.gateway.Namespace {
+		return nil
+	}
+	for _, l := range f.sets[name].listeners {
+		for _, n := range l.secrets {
+			if n.Namespace == name.Namespace && !slices.Contains(out, n) {
+				out = append(out, n)
+			}
+		}
 	}
 	return out
 }

@@ -170,8 +170,8 @@ func TestRoutesOfListenerSets(t *testing.T) {
 	}
 }
 
-// A ListenerSet shows only certificates that it may: those of the Gateway's namespace by a ReferenceGrant for ListenerSets, not by
-// one for Gateways.
+// A ListenerSet shows only certificates that it may: those of its own namespace, and those of the Gateway's by a ReferenceGrant for
+// ListenerSets, not by one for Gateways.
 func TestCertificatesOfListenerSets(t *testing.T) {
 	grant := "\n---\nkind: ReferenceGrant\nmetadata: {name: g, namespace: default}\nspec:\n" +
 		"  from: [{group: gateway.networking.k8s.io, kind: %s, namespace: b}]\n  to: [{group: \"\", kind: Secret}]"
@@ -180,7 +180,8 @@ func TestCertificatesOfListenerSets(t *testing.T) {
 		{"{name: c, namespace: default}", "Gateway", "False RefNotPermitted"},
 		{"{name: c, namespace: default}", "HTTPRoute", "False RefNotPermitted"},
 		{"{name: x, namespace: default}", "ListenerSet", "False InvalidCertificateRef"},
-		{"{name: c}", "ListenerSet", "False RefNotPermitted"}, // nodes cannot read it
+		{"{name: c}", "Gateway", "True ResolvedRefs"}, {"{name: x}", "Gateway", "False InvalidCertificateRef"},
+		{"{name: c, namespace: third}", "ListenerSet", "False RefNotPermitted"}, {"{name: g, namespace: third}", "", "False RefNotPermitted"},
 	} {
 		f := builtFrom(t, openGateway+fmt.Sprintf(grant, c.grant)+
 			set("b/s", "{name: l, port: 443, protocol: HTTPS, hostname: b.example.com, tls: {certificateRefs: ["+c.ref+"]}}"))
@@ -189,6 +190,13 @@ func TestCertificatesOfListenerSets(t *testing.T) {
 		served := f.Table.Ports[443].ListenerFor("b.example.com") != nil
 		if got != c.want || served != strings.HasPrefix(c.want, "True") {
 			t.Errorf("%s by a grant for %s: %s, served %t", c.ref, c.grant, got, served)
+		}
+		own := "[]"
+		if c.ref == "{name: c}" {
+			own = "[b/c]"
+		}
+		if got := fmt.Sprint(f.SetSecrets(svc.Name{Namespace: "b", Name: "s"})); got != own {
+			t.Errorf("%s: nodes need %s of the namespace, want %s", c.ref, got, own)
 		}
 	}
 }

@@ -37,6 +37,8 @@ const (
 const (
 	FrontGateway = "gateway"
 	FrontIngress = "ingress"
+	// FrontSet is of the Service of a ListenerSet, which only names the Secrets of its namespace that nodes need.
+	FrontSet = "listenerset"
 )
 
 // IngressService is the Service of the front of all Ingresses.
@@ -46,13 +48,21 @@ func IngressService() svc.Name {
 
 // ServiceOfGateway returns the name of the Service of a Gateway, which is also the label of its name.
 func ServiceOfGateway(gateway svc.Name) svc.Name {
+	return serviceName(gateway, ClassName, 40)
+}
+
+// ServiceOfSet returns the name of the Service of a ListenerSet.
+func ServiceOfSet(set svc.Name) svc.Name { return serviceName(set, "listeners-"+ClassName, 32) }
+
+// serviceName appends an end to the name of an object. One that is too long keeps some bytes, and gets a hash.
+func serviceName(of svc.Name, end string, some int) svc.Name {
 	const most = 63 // bytes of a name of DNS
-	name := gateway.Name + "-" + ClassName
+	name := of.Name + "-" + end
 	if len(name) > most {
-		sum := sha256.Sum256([]byte(gateway.Name))
-		name = fmt.Sprintf("%s-%x-%s", strings.TrimRight(gateway.Name[:40], ".-"), sum[:4], ClassName)
+		sum := sha256.Sum256([]byte(of.Name))
+		name = fmt.Sprintf("%s-%x-%s", strings.TrimRight(of.Name[:some], ".-"), sum[:4], end)
 	}
-	return svc.Name{Namespace: gateway.Namespace, Name: strings.ReplaceAll(name, ".", "-")}
+	return svc.Name{Namespace: of.Namespace, Name: strings.ReplaceAll(name, ".", "-")}
 }
 
 // Objects are what fronts are built from. The objects in it are not changed.

@@ -128,10 +128,10 @@ func (f *frontDoor) slice(name, portName string, protocol corev1.Protocol, at ne
 }
 
 // secret makes a TLS Secret, whose certificate curl trusts.
-func (f *frontDoor) secret(name, host string) {
+func (f *frontDoor) secret(namespace, name, host string) {
 	f.Helper()
 	cert, key := f.keyPair(host)
-	_, err := f.client.CoreV1().Secrets("default").Create(f.Context(), &corev1.Secret{
+	_, err := f.client.CoreV1().Secrets(namespace).Create(f.Context(), &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Type: corev1.SecretTypeTLS,
 		Data: map[string][]byte{corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key},
 	}, metav1.CreateOptions{})
@@ -192,8 +192,8 @@ func TestFrontDoor(t *testing.T) {
 	f := newFrontDoor(t, 1)
 	f.pod("web", 8080)
 	f.pod("cart", 8081)
-	f.secret("shop-tls", "shop.example.com")
-	f.secret("books-tls", "books.example.com")
+	f.secret("default", "shop-tls", "shop.example.com")
+	f.secret("default", "books-tls", "books.example.com")
 	testbed.Until(f, "the GatewayClass", func() error {
 		c, err := f.api.Classes().Get(t.Context(), gateway.ClassName, metav1.GetOptions{})
 		if err == nil && (len(c.Status.Conditions) == 0 || c.Status.Conditions[0].Status != metav1.ConditionTrue) {

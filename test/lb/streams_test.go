@@ -13,7 +13,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
@@ -25,7 +27,15 @@ kind: ListenerSet
 metadata: {name: team, namespace: foreign}
 spec:
   parentRef: {name: wires, namespace: default}
-  listeners: [{name: http, port: 9090, protocol: HTTP}]
+  listeners:
+  - {name: https, port: 9443, protocol: HTTPS, hostname: foreign.example.com, tls: {certificateRefs: [{name: foreign-tls}]}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: team, namespace: foreign}
+spec:
+  parentRefs: [{kind: ListenerSet, name: team}]
+  rules: [{filters: [{type: RequestRedirect, requestRedirect: {hostname: team.example.com}}]}]
 ---
 apiVersion: gateway.networking.k8s.io/v1
 kind: TCPRoute
@@ -46,6 +56,7 @@ func (f *frontDoor) streams() {
 	_, err := f.client.CoreV1().Namespaces().Create(f.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "foreign"}},
 		metav1.CreateOptions{})
 	f.must(err)
+	f.secret("foreign", "foreign-tls", "foreign.example.com")
 	f.apply(strings.TrimSpace(foreign))
 	manifests, commands := f.document("gateway.md", "streams_test.go")
 	f.apply(manifests)
@@ -65,10 +76,37 @@ func (f *frontDoor) streams() {
 			f.Errorf("%s: %q", host, out)
 		}
 	}
-	if out, err := f.curl("-s --connect-timeout 3 http://192.0.2.100:9090/", vip); err == nil {
-		f.Errorf("a port of a ListenerSet that is not allowed answers %q", out)
-	}
 	f.streamStatuses()
+	f.permission(vip)
+}
+
+// permission lets ListenerSets of another namespace attach, and takes that back.
+func (f *frontDoor) permission(vip string) {
+	f.Helper()
+	const ask = "-s --resolve foreign.example.com:9443:192.0.2.100 --connect-timeout 3 --cacert ca.pem -o /dev/null -w %{redirect_url} " +
+		"https://foreign.example.com:9443/x"
+	closed := func() error {
+		if out, err := f.curl(ask, vip); err == nil {
+			return fmt.Errorf("a port of a ListenerSet that is not allowed answers %q", out)
+		}
+		return nil
+	}
+	f.must(closed())
+	allow := func(from string) {
+		_, err := f.api.Gateways("default").Patch(f.Context(), "wires", types.MergePatchType,
+			[]byte(`{"spec":{"allowedListeners":{"namespaces":{"from":"`+from+`"}}}}`), metav1.PatchOptions{})
+		f.must(err)
+	}
+	allow("All")
+	f.answers(vip, [][2]string{{ask, "https://team.example.com:9443/x"}})
+	record := gateway.ServiceOfSet(svc.Name{Namespace: "foreign", Name: "team"})
+	s, err := f.client.CoreV1().Services(record.Namespace).Get(f.Context(), record.Name, metav1.GetOptions{})
+	f.must(err)
+	if got := s.Annotations[svc.FrontSecretsAnnotation]; got != "foreign/foreign-tls" || s.Spec.ClusterIP != corev1.ClusterIPNone {
+		f.Errorf("nodes may read %q by %+v", got, s.Spec)
+	}
+	allow("Same")
+	testbed.Until(f, "the end of the ListenerSet's port", closed)
 }
 
 // vault is a Pod that ends TLS itself.

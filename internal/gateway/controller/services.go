@@ -90,10 +90,23 @@ func serviceOf(g *gwv1.Gateway, ports map[gateway.PortKey]string, secrets []svc.
 	}
 	slices.Sort(keys)
 	s.Annotations[svc.FrontKeysAnnotation] = strings.Join(slices.Compact(keys), ",")
-	setSecrets(s, secrets)
+	setSecrets(s, slices.DeleteFunc(slices.Clone(secrets), func(n svc.Name) bool { return n.Namespace != g.Namespace }))
 	s.Labels[gateway.FrontLabel], s.Labels[gateway.NameLabel] = gateway.FrontGateway, labelValue(g.Name)
 	s.Labels[gateway.ClassLabel] = labelValue(string(g.Spec.GatewayClassName))
 	s.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(g, schema.GroupVersion(gwv1.GroupVersion).WithKind("Gateway"))}
+	return s
+}
+
+// serviceOfSet returns the Service that names the Secrets of a ListenerSet's namespace. It has no address and no ports: who may
+// change Services of a namespace lets nodes read Secrets of that namespace, and of no other.
+func serviceOfSet(set *gwv1.ListenerSet, secrets []svc.Name) *corev1.Service {
+	n := gateway.ServiceOfSet(svc.NameOf(set))
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{
+		Namespace: n.Namespace, Name: n.Name, Labels: map[string]string{gateway.FrontLabel: gateway.FrontSet}, Annotations: map[string]string{},
+		OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(set, schema.GroupVersion(gwv1.GroupVersion).WithKind("ListenerSet"))},
+	}}
+	s.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: corev1.ClusterIPNone}
+	setSecrets(s, secrets)
 	return s
 }
 

@@ -1,9 +1,11 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
@@ -61,11 +63,20 @@ func (c *controller) writeSet(ctx context.Context, set *gwv1.ListenerSet, want g
 	return err
 }
 
-// writeSets writes the statuses of the ListenerSets of a Gateway.
-func (c *controller) writeSets(ctx context.Context, s *watch.State, f *gateway.Front, unprogrammed string, errs *[]error) {
+// syncSets keeps the Services of the ListenerSets of a Gateway, and writes their statuses.
+func (c *controller) syncSets(ctx context.Context, s *watch.State, f *gateway.Front, unprogrammed string,
+	services map[svc.Name]*corev1.Service, errs *[]error,
+) {
 	for _, n := range f.Sets() {
-		if set := s.Sets[n]; set != nil && gateway.GatewayOf(set) != (svc.Name{}) {
-			*errs = append(*errs, ignoreRaces(c.writeSet(ctx, set, f.SetStatus(n, unprogrammed))))
+		set, why := s.Sets[n], unprogrammed
+		if set == nil {
+			continue
 		}
+		if secrets := f.SetSecrets(n); len(secrets) > 0 {
+			problem, err := c.keepService(ctx, serviceOfSet(set, secrets), services[gateway.ServiceOfSet(n)])
+			*errs = append(*errs, ignoreRaces(err))
+			why = cmp.Or(why, problem)
+		}
+		*errs = append(*errs, ignoreRaces(c.writeSet(ctx, set, f.SetStatus(n, why))))
 	}
 }
