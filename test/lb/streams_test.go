@@ -100,11 +100,13 @@ func (f *frontDoor) permission(vip string) {
 	allow("All")
 	f.answers(vip, [][2]string{{ask, "https://team.example.com:9443/x"}})
 	record := gateway.ServiceOfSet(svc.Name{Namespace: "foreign", Name: "team"})
-	s, err := f.client.CoreV1().Services(record.Namespace).Get(f.Context(), record.Name, metav1.GetOptions{})
-	f.must(err)
-	if got := s.Annotations[svc.FrontSecretsAnnotation]; got != "foreign/foreign-tls" || s.Spec.ClusterIP != corev1.ClusterIPNone {
-		f.Errorf("nodes may read %q by %+v", got, s.Spec)
-	}
+	testbed.Until(f, "the Service by which nodes may read the Secret", func() error {
+		s, err := f.client.CoreV1().Services(record.Namespace).Get(f.Context(), record.Name, metav1.GetOptions{})
+		if err == nil && (s.Annotations[svc.FrontSecretsAnnotation] != "foreign/foreign-tls" || s.Spec.ClusterIP != corev1.ClusterIPNone) {
+			err = fmt.Errorf("%v, %+v", s.Annotations, s.Spec)
+		}
+		return err
+	})
 	allow("Same")
 	testbed.Until(f, "the end of the ListenerSet's port", closed)
 }
