@@ -125,7 +125,8 @@ func (l *listener) readProtocol() {
 	switch l.spec.Protocol {
 	case gwv1.HTTPProtocolType, gwv1.HTTPSProtocolType:
 	case gwv1.TLSProtocolType:
-		if l.spec.TLS == nil || !slices.Contains([]gwv1.TLSModeType{gwv1.TLSModePassthrough, gwv1.TLSModeTerminate}, valueOf(l.spec.TLS.Mode, "")) {
+		modes := []gwv1.TLSModeType{gwv1.TLSModePassthrough, gwv1.TLSModeTerminate}
+		if l.spec.TLS == nil || !slices.Contains(modes, valueOf(l.spec.TLS.Mode, "")) {
 			l.refuse(gwv1.ListenerReasonInvalid, "tls.mode: want Passthrough or Terminate")
 		}
 	case gwv1.TCPProtocolType, gwv1.UDPProtocolType:

@@ -90,7 +90,8 @@ func (f *Front) addSets(o *Objects, g *gwv1.Gateway, secrets *secretSet) {
 		out := &listenerSet{object: s, accepted: gwv1.ListenerSetReasonAccepted}
 		f.sets[svc.NameOf(s)] = out
 		if !takesSet(o, g, s.Namespace) {
-			out.accepted, out.refused = gwv1.ListenerSetReasonNotAllowed, "the Gateway's allowedListeners do not allow ListenerSets of this namespace"
+			out.accepted = gwv1.ListenerSetReasonNotAllowed
+			out.refused = "the Gateway's allowedListeners do not allow ListenerSets of this namespace"
 			continue
 		}
 		for i := range s.Spec.Listeners {

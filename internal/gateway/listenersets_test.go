@@ -133,7 +133,8 @@ func TestListenerSetsGiveWay(t *testing.T) {
 		}
 	}
 	status := f.Status(nil, "")
-	if n := *status.AttachedListenerSets; n != 3 || conditionOf(status.Conditions, "Accepted") != "True Accepted" || len(status.Listeners) != 2 {
+	accepted := conditionOf(status.Conditions, "Accepted")
+	if n := *status.AttachedListenerSets; n != 3 || accepted != "True Accepted" || len(status.Listeners) != 2 {
 		t.Errorf("%d attached, %+v", n, status)
 	}
 	if got := connect(f.Table, 443, false, "a.example.com"); got != "requests" {

@@ -172,7 +172,8 @@ func (f *Front) attachBy(o *Objects, p *gwv1.ParentReference, r subject, to map[
 ) {
 	named, allowed, matched := false, false, false
 	for _, l := range f.listeners {
-		if !l.isOf(p, r.namespace, f.gateway) || p.SectionName != nil && *p.SectionName != l.spec.Name || p.Port != nil && *p.Port != l.spec.Port {
+		elsewhere := p.SectionName != nil && *p.SectionName != l.spec.Name || p.Port != nil && *p.Port != l.spec.Port
+		if elsewhere || !l.isOf(p, r.namespace, f.gateway) {
 			continue
 		}
 		named = true

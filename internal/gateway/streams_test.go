@@ -21,8 +21,8 @@ func streamRoute(kind, name, spec, to string) string {
 	if n, s, ok := strings.Cut(to, "/"); ok {
 		backend = "namespace: " + n + ", name: " + s
 	}
-	return fmt.Sprintf("\n---\nkind: %s\nmetadata: {namespace: %s, name: %s, uid: %s-%s}\nspec: {%s, rules: [{backendRefs: [{%s, port: 80}]}]}",
-		kind, ns, name, kind, name, spec, backend)
+	return fmt.Sprintf("\n---\nkind: %s\nmetadata: {namespace: %s, name: %s, uid: %s-%s}\n"+
+		"spec: {%s, rules: [{backendRefs: [{%s, port: 80}]}]}", kind, ns, name, kind, name, spec, backend)
 }
 
 const streamGateway = `

@@ -42,7 +42,7 @@ func (s *Server) serve(socket *net.TCPConn, l *Listener, c *Config) Parked {
 		return nil
 	}
 	if c.streams != nil && c.Protocol.IsTLS() {
-		return s.serveNamed(socket, conn, l, c, client, at)
+		return serveNamed(s, socket, conn, l, c, client, at)
 	}
 	if c.Protocol.IsHTTP() {
 		return s.web.Serve(conn, l, c, client, at)

@@ -58,7 +58,7 @@ var (
 
 // serveNamed handles a connection of a port at which the name with that TLS begins decides. The caller has set a deadline for what
 // the client sends first.
-func (s *Server) serveNamed(socket *net.TCPConn, conn stream.Conn, l *Listener, c *Config, client, at netip.AddrPort) Parked {
+func serveNamed(s *Server, socket *net.TCPConn, conn stream.Conn, l *Listener, c *Config, client, at netip.AddrPort) Parked {
 	began := time.Now()
 	name, first, err := readName(conn)
 	if err != nil {

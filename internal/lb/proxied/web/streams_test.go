@@ -142,7 +142,8 @@ func TestNamedStreams(t *testing.T) {
 	}
 	_ = c.Close()
 	for host, want := range map[string]string{
-		"other.example.org": "unrecognized name", "": "unrecognized name", "x.example.com": "unrecognized name", "gone.example.com": "access denied",
+		"other.example.org": "unrecognized name", "": "unrecognized name", "x.example.com": "unrecognized name",
+		"gone.example.com": "access denied",
 	} {
 		if c, err := connect(host); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, %v; want %s", host, c, err, want)
