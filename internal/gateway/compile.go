@@ -214,7 +214,7 @@ func (b *ruleCompiler) backend(rule *Rule, i int) {
 	}
 	w.Backend, w.Valid = b.resolve(&ref.BackendObjectReference, at)
 	if w.Valid {
-		b.route.targets = append(b.route.targets, Target{w.Backend, rule.Timeout})
+		b.route.targets = append(b.route.targets, rule.Target(&w))
 	}
 	rule.Backends = append(rule.Backends, w)
 	rule.total += uint64(w.Weight)
@@ -222,22 +222,29 @@ func (b *ruleCompiler) backend(rule *Rule, i int) {
 
 // resolve returns the backend that a reference leads to.
 func (b *ruleCompiler) resolve(ref *gwv1.BackendObjectReference, at string) (out Backend, ok bool) {
-	miss := func(reason gwv1.RouteConditionReason, format string, args ...any) (Backend, bool) {
-		if b.route.unresolved == "" {
-			b.route.reason, b.route.unresolved = reason, b.at+at+": "+fmt.Sprintf(format, args...)
-		}
-		return Backend{}, false
+	out, reason, wrong := b.objects.resolve(kindHTTPRoute, b.route.object.Namespace, ref, HTTP1)
+	if wrong != "" && b.route.unresolved == "" {
+		b.route.reason, b.route.unresolved = reason, b.at+at+": "+wrong
 	}
-	own := b.route.object.Namespace
-	name := svc.Name{Namespace: string(valueOf(ref.Namespace, gwv1.Namespace(own))), Name: string(ref.Name)}
+	return out, wrong == ""
+}
+
+// resolve returns the backend that a reference of a route leads to, or why there is none. protocol is HTTP1 for requests, whose
+// protocol the port of the Service decides.
+func (o *Objects) resolve(kind gwv1.Kind, namespace string, ref *gwv1.BackendObjectReference, protocol BackendProtocol) (
+	out Backend, reason gwv1.RouteConditionReason, wrong string,
+) {
+	miss := func(reason gwv1.RouteConditionReason, format string, args ...any) (Backend, gwv1.RouteConditionReason, string) {
+		return Backend{}, reason, fmt.Sprintf(format, args...)
+	}
+	name := svc.Name{Namespace: string(valueOf(ref.Namespace, gwv1.Namespace(namespace))), Name: string(ref.Name)}
 	if group, kind := valueOf(ref.Group, ""), valueOf(ref.Kind, "Service"); group != "" || kind != "Service" {
 		return miss(gwv1.RouteReasonInvalidKind, "objects of kind %s are no backends; want a Service", kind)
 	}
-	from := gwv1.ReferenceGrantFrom{Group: gwv1.GroupName, Kind: kindHTTPRoute, Namespace: gwv1.Namespace(own)}
-	if !b.objects.permitted(from, "Service", name) {
+	if !o.permitted(grantFrom(kind, namespace), "Service", name) {
 		return miss(gwv1.RouteReasonRefNotPermitted, "no ReferenceGrant of namespace %s permits it", name.Namespace)
 	}
-	service := b.objects.Services[name]
+	service := o.Services[name]
 	switch {
 	case service == nil:
 		return miss(gwv1.RouteReasonBackendNotFound, "there is no Service %s", name)
@@ -246,15 +253,21 @@ func (b *ruleCompiler) resolve(ref *gwv1.BackendObjectReference, at string) (out
 	case ref.Port == nil:
 		return miss(gwv1.RouteReasonBackendNotFound, "port is missing")
 	}
-	port := service.port(*ref.Port)
+	port := service.port(*ref.Port, protocol == UDP)
 	if port == nil {
-		return miss(gwv1.RouteReasonBackendNotFound, "Service %s has no port %d of TCP", name, *ref.Port)
+		transport := "TCP"
+		if protocol == UDP {
+			transport = "UDP"
+		}
+		return miss(gwv1.RouteReasonBackendNotFound, "Service %s has no port %d of %s", name, *ref.Port, transport)
 	}
-	protocol, ok := backendProtocol(port.Protocol)
-	if !ok {
-		return miss(gwv1.RouteReasonUnsupportedProtocol, "Service %s: appProtocol %.100s is not served", name, port.Protocol)
+	if protocol == HTTP1 {
+		var ok bool
+		if protocol, ok = backendProtocol(port.Protocol); !ok {
+			return miss(gwv1.RouteReasonUnsupportedProtocol, "Service %s: appProtocol %.100s is not served", name, port.Protocol)
+		}
 	}
-	return Backend{name, port.Number, port.Name, protocol}, true
+	return Backend{name, port.Number, port.Name, protocol}, gwv1.RouteReasonResolvedRefs, ""
 }
 
 // backendProtocol returns what an appProtocol asks for (KEP-3726).

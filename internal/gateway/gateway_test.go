@@ -121,7 +121,7 @@ spec:
   listeners:
   - {name: http, port: 80, protocol: HTTP, hostname: "*.example.com"}
   - {name: https, port: 443, protocol: HTTPS, tls: {certificateRefs: [%s]}}
-  - {name: tcp, port: 90, protocol: TCP}`
+  - {name: tcp, port: 90, protocol: example.com/quic}`
 	for _, c := range []struct{ name, more, ref, part, kind, want string }{
 		{"a valid one", route("r", "a.example.com", "a {}"), "{name: c}", "route", "Accepted", "True Accepted"},
 		{"references", route("r", "a.example.com", "a {}"), "{name: c}", "route", "ResolvedRefs", "True ResolvedRefs"},

@@ -255,6 +255,9 @@ func (b *ingressBuilder) resolve(in *networkingv1.Ingress, spec *networkingv1.In
 		return Backend{}, false
 	}
 	for _, p := range s.Ports {
+		if p.UDP {
+			continue
+		}
 		if spec.Service.Port.Name != "" && p.Name == spec.Service.Port.Name || int32(p.Number) == spec.Service.Port.Number {
 			protocol, ok := backendProtocol(p.Protocol)
 			if !ok {

@@ -206,3 +206,17 @@ metadata: {name: cert, namespace: attacker}
 		}
 	}
 }
+
+// A port of UDP is no backend of an Ingress, also if it has the number or the name that one asks for.
+func TestIngressOfUDP(t *testing.T) {
+	for _, c := range []struct{ port, more, want string }{
+		{"number: 80", "", "500"}, {"name: dns", "", "500"}, {"number: 80", ", {name: web, port: 80}", "s"},
+	} {
+		f := BuildIngress(objects(t, "kind: Ingress\nmetadata: {name: i}\nspec: {defaultBackend: {service: {name: s, port: {"+c.port+
+			"}}}}\n---\n"+
+			"kind: Service\nmetadata: {name: s}\nspec: {ports: [{name: dns, port: 80, protocol: UDP}"+c.more+"]}"), nil)
+		if got := ask(t, f.Table, "http://x/"); got != c.want {
+			t.Errorf("%s: %s, want %s", c.port, got, c.want)
+		}
+	}
+}

@@ -18,12 +18,16 @@ const kindHTTPRoute = "HTTPRoute"
 // listener is a listener of a Gateway while its front is built.
 type listener struct {
 	spec     *gwv1.Listener
+	set      *gwv1.ListenerSet // of which it is, nil for one of the Gateway
+	in       string            // namespace of the Gateway or of the ListenerSet
 	host     string
 	conflict gwv1.ListenerConditionReason // "" without one
 	// accepted and resolved are the reasons of the conditions, and refused and unresolved what is wrong, "" if nothing is.
 	accepted, resolved  gwv1.ListenerConditionReason
 	refused, unresolved string
-	http                bool // takes routes of HTTP
+	http                bool             // takes routes of HTTP
+	stream              gwv1.Kind        // the other kind of routes that it takes, "" if none
+	streams             map[string]*Rule // by host
 	secrets             []svc.Name
 	attached            int32
 	rules               map[string][]*match // by host
@@ -31,38 +35,78 @@ type listener struct {
 
 // serves reports whether the listener has a part in the table.
 func (l *listener) serves() bool {
-	return l.refused == "" && l.http && (l.unresolved == "" || !l.tls())
+	return l.refused == "" && (l.http || l.stream != "") && (l.unresolved == "" || !l.tls())
 }
 
-func (l *listener) tls() bool { return l.spec.Protocol == gwv1.HTTPSProtocolType }
+// tls reports whether the listener has to have a certificate.
+func (l *listener) tls() bool {
+	return l.spec.Protocol == gwv1.HTTPSProtocolType || l.mode() == Terminated
+}
+
+// mode returns what happens to the connections of the listener.
+func (l *listener) mode() ListenerMode {
+	switch l.spec.Protocol {
+	case gwv1.TLSProtocolType:
+		if l.spec.TLS != nil && valueOf(l.spec.TLS.Mode, gwv1.TLSModeTerminate) == gwv1.TLSModePassthrough {
+			return Passthrough
+		}
+		return Terminated
+	case gwv1.TCPProtocolType, gwv1.UDPProtocolType:
+		return Passthrough
+	}
+	return Requests
+}
+
+// takes reports whether routes of a kind attach to the listener.
+func (l *listener) takes(kind gwv1.Kind) bool {
+	if kind == kindHTTPRoute {
+		return l.http
+	}
+	return l.stream == kind
+}
 
 // newListeners reads the listeners of a Gateway.
-func newListeners(o *Objects, g *gwv1.Gateway, secrets *secretSet) []*listener {
-	var out []*listener
+func newListeners(o *Objects, g *gwv1.Gateway, secrets *secretSet) (out []*listener) {
 	for i := range g.Spec.Listeners {
-		spec := &g.Spec.Listeners[i]
-		l := &listener{
-			spec: spec, host: strings.ToLower(string(valueOf(spec.Hostname, ""))), accepted: gwv1.ListenerReasonAccepted,
-			resolved: gwv1.ListenerReasonResolvedRefs, rules: map[string][]*match{},
-		}
-		l.readProtocol()
-		l.readKinds()
-		l.readCertificates(o, svc.NameOf(g), secrets)
-		out = append(out, l)
+		out = append(out, newListener(o, g, nil, &g.Spec.Listeners[i], secrets))
 	}
-	for _, a := range out {
-		for _, b := range out {
-			if a != b {
+	compareAll(out)
+	return out
+}
+
+// newListener reads a listener of a Gateway, or of one of its ListenerSets.
+func newListener(o *Objects, g *gwv1.Gateway, set *gwv1.ListenerSet, spec *gwv1.Listener, secrets *secretSet) *listener {
+	l := &listener{
+		spec: spec, set: set, in: g.Namespace, host: strings.ToLower(string(valueOf(spec.Hostname, ""))), accepted: gwv1.ListenerReasonAccepted,
+		resolved: gwv1.ListenerReasonResolvedRefs, rules: map[string][]*match{}, streams: map[string]*Rule{},
+	}
+	if set != nil {
+		l.in = set.Namespace
+	}
+	l.readProtocol()
+	l.readKinds()
+	l.readCertificates(o, g.Namespace, secrets)
+	return l
+}
+
+// compareAll refuses all of the listeners of an object that cannot be told from each other.
+func compareAll(all []*listener) {
+	for _, a := range all {
+		for _, b := range all {
+			if a != b && (a.set == nil || a.refused == "" && b.refused == "") {
 				a.compare(b)
 			}
 		}
 	}
-	for _, l := range out {
-		if l.conflict != "" {
-			l.refuse(gwv1.ListenerConditionReason(l.conflict), "another listener has the same port, and the same hostname or another protocol")
-		}
+	for _, l := range all {
+		l.refuseConflict()
 	}
-	return out
+}
+
+func (l *listener) refuseConflict() {
+	if l.conflict != "" {
+		l.refuse(l.conflict, "another listener has the same port, and the same hostname or another protocol")
+	}
 }
 
 func (l *listener) refuse(why gwv1.ListenerConditionReason, format string, args ...any) {
@@ -80,47 +124,78 @@ func (l *listener) miss(why gwv1.ListenerConditionReason, format string, args ..
 func (l *listener) readProtocol() {
 	switch l.spec.Protocol {
 	case gwv1.HTTPProtocolType, gwv1.HTTPSProtocolType:
+	case gwv1.TLSProtocolType:
+		modes := []gwv1.TLSModeType{gwv1.TLSModePassthrough, gwv1.TLSModeTerminate}
+		if l.spec.TLS == nil || !slices.Contains(modes, valueOf(l.spec.TLS.Mode, "")) {
+			l.refuse(gwv1.ListenerReasonInvalid, "tls.mode: want Passthrough or Terminate")
+		}
+	case gwv1.TCPProtocolType, gwv1.UDPProtocolType:
+		l.host = "" // it has no meaning
 	default:
-		l.refuse(gwv1.ListenerReasonUnsupportedProtocol, "protocol %s is not served; want HTTP or HTTPS", l.spec.Protocol)
+		l.refuse(gwv1.ListenerReasonUnsupportedProtocol, "protocol %s is not served; want HTTP, HTTPS, TLS, TCP or UDP", l.spec.Protocol)
 	}
 }
 
-// readKinds finds out whether the listener takes HTTPRoutes.
+// kind returns the kind of routes for the protocol of the listener.
+func (l *listener) kind() gwv1.Kind {
+	switch l.spec.Protocol {
+	case gwv1.TLSProtocolType:
+		return KindTLSRoute
+	case gwv1.TCPProtocolType:
+		return KindTCPRoute
+	case gwv1.UDPProtocolType:
+		return KindUDPRoute
+	}
+	return kindHTTPRoute
+}
+
+// readKinds finds out which routes the listener takes.
 func (l *listener) readKinds() {
 	if l.refused != "" {
 		return
 	}
+	kind := l.kind()
+	take := func() {
+		if l.http = kind == kindHTTPRoute; !l.http {
+			l.stream = kind
+		}
+	}
 	if l.spec.AllowedRoutes == nil || len(l.spec.AllowedRoutes.Kinds) == 0 {
-		l.http = true
+		take()
 		return
 	}
 	for _, k := range l.spec.AllowedRoutes.Kinds {
-		if valueOf(k.Group, gwv1.GroupName) == gwv1.GroupName && k.Kind == kindHTTPRoute {
-			l.http = true
+		if valueOf(k.Group, gwv1.GroupName) == gwv1.GroupName && k.Kind == kind {
+			take()
 		} else {
-			l.miss(gwv1.ListenerReasonInvalidRouteKinds, "allowedRoutes.kinds: routes of kind %s are not served; want %s", k.Kind, kindHTTPRoute)
+			l.miss(gwv1.ListenerReasonInvalidRouteKinds, "allowedRoutes.kinds: routes of kind %s are not served for %s; want %s",
+				k.Kind, l.spec.Protocol, kind)
 		}
 	}
 }
 
-func (l *listener) readCertificates(o *Objects, gateway svc.Name, secrets *secretSet) {
-	if !l.tls() {
+func (l *listener) readCertificates(o *Objects, gateway string, secrets *secretSet) {
+	if l.refused != "" || !l.tls() {
 		return
 	}
 	if l.spec.TLS == nil || len(l.spec.TLS.CertificateRefs) == 0 {
-		l.miss(gwv1.ListenerReasonInvalidCertificateRef, "tls.certificateRefs: HTTPS has to have a certificate")
+		l.miss(gwv1.ListenerReasonInvalidCertificateRef, "tls.certificateRefs: %s has to have a certificate", l.spec.Protocol)
 		return
 	}
-	from := gwv1.ReferenceGrantFrom{Group: gwv1.GroupName, Kind: "Gateway", Namespace: gwv1.Namespace(gateway.Namespace)}
+	from := grantFrom(kindGateway, l.in)
+	if l.set != nil {
+		from.Kind = kindListenerSet
+	}
 	for i, ref := range l.spec.TLS.CertificateRefs {
-		name := svc.Name{Namespace: string(valueOf(ref.Namespace, gwv1.Namespace(gateway.Namespace))), Name: string(ref.Name)}
+		name := svc.Name{Namespace: string(valueOf(ref.Namespace, gwv1.Namespace(l.in))), Name: string(ref.Name)}
 		switch {
 		case valueOf(ref.Group, "") != "" || valueOf(ref.Kind, "Secret") != "Secret":
 			l.miss(gwv1.ListenerReasonInvalidCertificateRef, "tls.certificateRefs[%d]: want a Secret", i)
 		case !o.permitted(from, "Secret", name):
 			l.miss(gwv1.ListenerReasonRefNotPermitted, "tls.certificateRefs[%d]: no ReferenceGrant of namespace %s permits it", i, name.Namespace)
-		case name.Namespace != gateway.Namespace: // docs/design/020-gateway.md
-			l.miss(gwv1.ListenerReasonRefNotPermitted, "tls.certificateRefs[%d]: nodes do not read Secrets of another namespace for a Gateway", i)
+		case name.Namespace != gateway && name.Namespace != l.in: // docs/design/020-gateway.md
+			l.miss(gwv1.ListenerReasonRefNotPermitted, "tls.certificateRefs[%d]: nodes read Secrets only of the namespace of the Gateway or of the "+
+				"ListenerSet", i)
 		default:
 			if wrong := secrets.add(name); wrong != "" {
 				l.miss(gwv1.ListenerReasonInvalidCertificateRef, "tls.certificateRefs[%d]: Secret %s: %s", i, name, wrong)
@@ -131,11 +206,14 @@ func (l *listener) readCertificates(o *Objects, gateway svc.Name, secrets *secre
 	}
 }
 
-// compare finds out whether a listener cannot be told from another one.
+// compare finds out whether a listener cannot be told from another one. HTTPS and TLS can share a port, by the names that
+// clients send, and so can UDP and any other protocol.
 func (l *listener) compare(o *listener) {
+	a, b := l.spec.Protocol, o.spec.Protocol
+	named := func(p gwv1.ProtocolType) bool { return p == gwv1.HTTPSProtocolType || p == gwv1.TLSProtocolType }
 	switch {
-	case l.spec.Port != o.spec.Port:
-	case l.spec.Protocol != o.spec.Protocol:
+	case l.spec.Port != o.spec.Port, (a == gwv1.UDPProtocolType) != (b == gwv1.UDPProtocolType):
+	case a != b && !(named(a) && named(b)), a == b && (a == gwv1.TCPProtocolType || a == gwv1.UDPProtocolType):
 		l.conflict = gwv1.ListenerReasonProtocolConflict
 	case l.host == o.host && l.conflict == "":
 		l.conflict = gwv1.ListenerReasonHostnameConflict
@@ -143,7 +221,7 @@ func (l *listener) compare(o *listener) {
 }
 
 // takesFrom reports whether routes of a namespace may attach to the listener.
-func (l *listener) takesFrom(o *Objects, gateway, namespace string) bool {
+func (l *listener) takesFrom(o *Objects, namespace string) bool {
 	from, selector := gwv1.NamespacesFromSame, (*metav1.LabelSelector)(nil)
 	if a := l.spec.AllowedRoutes; a != nil && a.Namespaces != nil {
 		from, selector = valueOf(a.Namespaces.From, from), a.Namespaces.Selector
@@ -152,7 +230,7 @@ func (l *listener) takesFrom(o *Objects, gateway, namespace string) bool {
 	case gwv1.NamespacesFromAll:
 		return true
 	case gwv1.NamespacesFromSame:
-		return namespace == gateway
+		return namespace == l.in
 	case gwv1.NamespacesFromSelector:
 		s, err := metav1.LabelSelectorAsSelector(selector)
 		have, known := o.Namespaces[namespace]
@@ -164,8 +242,8 @@ func (l *listener) takesFrom(o *Objects, gateway, namespace string) bool {
 // status returns the status of the listener. programmed is why the Gateway has no address, "" if it has one.
 func (l *listener) status(generation int64, unprogrammed string) gwv1.ListenerStatus {
 	kinds := []gwv1.RouteGroupKind{}
-	if l.http {
-		kinds = append(kinds, gwv1.RouteGroupKind{Group: new(gwv1.Group(gwv1.GroupName)), Kind: kindHTTPRoute})
+	if l.http || l.stream != "" {
+		kinds = append(kinds, gwv1.RouteGroupKind{Group: new(gwv1.Group(gwv1.GroupName)), Kind: l.kind()})
 	}
 	conflict := gwv1.ListenerReasonNoConflicts
 	if l.conflict != "" {
@@ -173,6 +251,8 @@ func (l *listener) status(generation int64, unprogrammed string) gwv1.ListenerSt
 	}
 	programmed, why := gwv1.ListenerReasonProgrammed, ""
 	switch {
+	case l.conflict != "" && l.set != nil:
+		programmed, why = l.conflict, l.refused
 	case l.refused != "":
 		programmed, why = gwv1.ListenerReasonInvalid, l.refused
 	case l.unresolved != "":
@@ -193,23 +273,45 @@ func (l *listener) status(generation int64, unprogrammed string) gwv1.ListenerSt
 
 // listenersOf returns the table of the listeners that serve, by port.
 func listenersOf(all []*listener, before *Table) *Table {
-	t := &Table{Ports: map[uint16]*Port{}}
+	t := &Table{Ports: map[uint16]*Port{}, Datagrams: map[uint16]*Port{}}
 	for _, l := range all {
 		if !l.serves() {
 			continue
 		}
 		number := uint16(l.spec.Port) //nolint:gosec // the definition of the kind has validated it
-		p := t.Ports[number]
-		if p == nil {
-			p = &Port{Number: number, TLS: l.tls(), hosts: newHostIndex[*Listener](false)}
-			t.Ports[number] = p
+		ports := t.Ports
+		if l.spec.Protocol == gwv1.UDPProtocolType {
+			ports = t.Datagrams
 		}
-		out := &Listener{Name: string(l.spec.Name), Host: l.host, Certificates: l.secrets, hosts: newHostIndex[*paths](false)}
-		fill(out, l.rules, before.listener(number, out.Name))
+		p := ports[number]
+		if p == nil {
+			p = &Port{Number: number, hosts: newHostIndex[*Listener](false)}
+			ports[number] = p
+		}
+		p.TLS = p.TLS || l.spec.Protocol == gwv1.HTTPSProtocolType || l.spec.Protocol == gwv1.TLSProtocolType
+		p.Streams = p.Streams || l.mode() != Requests
+		out := &Listener{
+			Name: l.name(), Host: l.host, Mode: l.mode(), Certificates: l.secrets, hosts: newHostIndex[*paths](false),
+			streams: newHostIndex[*Rule](false),
+		}
+		for host, rule := range l.streams {
+			out.streams.set(host, rule)
+		}
+		if out.Mode == Requests {
+			fill(out, l.rules, before.listener(number, out.Name))
+		}
 		p.Listeners = append(p.Listeners, out)
 		p.hosts.set(out.Host, out)
 	}
 	return t
+}
+
+// name returns the name of the listener, which no other one of the front has.
+func (l *listener) name() string {
+	if l.set == nil {
+		return string(l.spec.Name)
+	}
+	return svc.NameOf(l.set).String() + "/" + string(l.spec.Name)
 }
 
 // fill gives a listener its rules by host. A host with the same matches as in the table before keeps its part of that.

@@ -37,6 +37,8 @@ const (
 const (
 	FrontGateway = "gateway"
 	FrontIngress = "ingress"
+	// FrontSet is of the Service of a ListenerSet, which only names the Secrets of its namespace that nodes need.
+	FrontSet = "listenerset"
 )
 
 // IngressService is the Service of the front of all Ingresses.
@@ -46,13 +48,21 @@ func IngressService() svc.Name {
 
 // ServiceOfGateway returns the name of the Service of a Gateway, which is also the label of its name.
 func ServiceOfGateway(gateway svc.Name) svc.Name {
+	return serviceName(gateway, ClassName, 40)
+}
+
+// ServiceOfSet returns the name of the Service of a ListenerSet.
+func ServiceOfSet(set svc.Name) svc.Name { return serviceName(set, "listeners-"+ClassName, 32) }
+
+// serviceName appends an end to the name of an object. One that is too long keeps some bytes, and gets a hash.
+func serviceName(of svc.Name, end string, some int) svc.Name {
 	const most = 63 // bytes of a name of DNS
-	name := gateway.Name + "-" + ClassName
+	name := of.Name + "-" + end
 	if len(name) > most {
-		sum := sha256.Sum256([]byte(gateway.Name))
-		name = fmt.Sprintf("%s-%x-%s", strings.TrimRight(gateway.Name[:40], ".-"), sum[:4], ClassName)
+		sum := sha256.Sum256([]byte(of.Name))
+		name = fmt.Sprintf("%s-%x-%s", strings.TrimRight(of.Name[:some], ".-"), sum[:4], end)
 	}
-	return svc.Name{Namespace: gateway.Namespace, Name: strings.ReplaceAll(name, ".", "-")}
+	return svc.Name{Namespace: of.Namespace, Name: strings.ReplaceAll(name, ".", "-")}
 }
 
 // Objects are what fronts are built from. The objects in it are not changed.
@@ -67,6 +77,9 @@ type Objects struct {
 	Secrets    map[svc.Name]Secret
 	// Ingresses have a class of this controller.
 	Ingresses map[svc.Name]*networkingv1.Ingress
+	// Streams are the routes of connections and of datagrams, and Sets the ListenerSets of every Gateway.
+	Streams map[StreamKey]*Stream
+	Sets    map[svc.Name]*gwv1.ListenerSet
 }
 
 // Service is what routes ask of a Service.
@@ -76,11 +89,12 @@ type Service struct {
 	External bool
 }
 
-// ServicePort is a port of TCP of a Service.
+// ServicePort is a port of TCP or UDP of a Service.
 type ServicePort struct {
 	Name     string
 	Number   uint16
 	Protocol string // appProtocol
+	UDP      bool
 }
 
 // Secret is what listeners ask of a Secret.
@@ -111,10 +125,10 @@ func (o *Objects) permitted(from gwv1.ReferenceGrantFrom, kind gwv1.Kind, to svc
 	return false
 }
 
-// port returns a port of a Service, nil if it has none of that number.
-func (s *Service) port(number int32) *ServicePort {
+// port returns a port of a Service, nil if it has none of that number and transport.
+func (s *Service) port(number int32, udp bool) *ServicePort {
 	for i := range s.Ports {
-		if int32(s.Ports[i].Number) == number {
+		if int32(s.Ports[i].Number) == number && s.Ports[i].UDP == udp {
 			return &s.Ports[i]
 		}
 	}
@@ -125,8 +139,8 @@ func (s *Service) port(number int32) *ServicePort {
 func ServiceOf(s *corev1.Service) *Service {
 	out := &Service{External: s.Spec.Type == corev1.ServiceTypeExternalName}
 	for _, p := range s.Spec.Ports {
-		if p.Protocol == corev1.ProtocolTCP || p.Protocol == "" {
-			out.Ports = append(out.Ports, ServicePort{p.Name, uint16(p.Port), valueOf(p.AppProtocol, "")}) //nolint:gosec // validated
+		if udp := p.Protocol == corev1.ProtocolUDP; udp || p.Protocol == corev1.ProtocolTCP || p.Protocol == "" {
+			out.Ports = append(out.Ports, ServicePort{p.Name, uint16(p.Port), valueOf(p.AppProtocol, ""), udp}) //nolint:gosec // validated
 		}
 	}
 	return out

@@ -21,7 +21,7 @@ func objects(t testing.TB, text string) *Objects {
 	o := &Objects{
 		Gateways: map[svc.Name]*gwv1.Gateway{}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Grants: map[svc.Name]*gwv1.ReferenceGrant{},
 		Namespaces: map[string]map[string]string{}, Services: map[svc.Name]*Service{}, Secrets: map[svc.Name]Secret{},
-		Ingresses: map[svc.Name]*networkingv1.Ingress{},
+		Ingresses: map[svc.Name]*networkingv1.Ingress{}, Streams: map[StreamKey]*Stream{}, Sets: map[svc.Name]*gwv1.ListenerSet{},
 	}
 	for doc := range strings.SplitSeq(text, "\n---\n") {
 		var kind metav1.TypeMeta
@@ -33,6 +33,14 @@ func objects(t testing.TB, text string) *Objects {
 			add(t, doc, o.Gateways)
 		case "HTTPRoute":
 			add(t, doc, o.Routes)
+		case "TLSRoute":
+			addStream(t, doc, o, StreamOfTLS)
+		case "TCPRoute":
+			addStream(t, doc, o, StreamOfTCP)
+		case "UDPRoute":
+			addStream(t, doc, o, StreamOfUDP)
+		case "ListenerSet":
+			add(t, doc, o.Sets)
 		case "ReferenceGrant":
 			add(t, doc, o.Grants)
 		case "Ingress":
@@ -75,6 +83,45 @@ func add[T any, P interface {
 		v.SetNamespace("default")
 	}
 	to[svc.NameOf(v)] = v
+}
+
+func addStream[T any, P interface {
+	*T
+	metav1.Object
+}](t testing.TB, doc string, o *Objects, read func(P) *Stream) {
+	t.Helper()
+	have := map[svc.Name]P{}
+	add(t, doc, have)
+	for _, r := range have {
+		s := read(r)
+		o.Streams[s.Key()] = s
+	}
+}
+
+// connect returns where a connection to a port goes that begins with a name of TLS: the Service of the rule's first backend,
+// "requests" for a listener of HTTPS, or why it is rejected.
+func connect(table *Table, port uint16, udp bool, name string) string {
+	p := table.Ports[port]
+	if udp {
+		p = table.Datagrams[port]
+	}
+	if p == nil {
+		return "closed"
+	}
+	l, rule := p.Connection(name)
+	switch {
+	case l == nil:
+		return "no listener"
+	case l.Mode == Requests:
+		return "requests"
+	case rule == nil:
+		return "no route"
+	}
+	w := rule.Pick(0)
+	if w == nil || !w.Valid {
+		return "rejected"
+	}
+	return w.Backend.Name.Name
 }
 
 // fields are header fields and a query.

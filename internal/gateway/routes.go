@@ -18,12 +18,17 @@ type Front struct {
 	Secrets, Named []svc.Name
 	// Targets are where rules lead to, each once.
 	Targets []Target
+	// Revoked are the Services that routes of connections name and must not reach.
+	Revoked map[Revocation]bool
 	// accepted is why the Gateway is not served, "" if it is.
 	accepted gwv1.GatewayConditionReason
 	refused  string
 
 	generation int64
-	listeners  []*listener
+	gateway    svc.Name
+	listeners  []*listener // of the Gateway, then of its ListenerSets
+	sets       map[svc.Name]*listenerSet
+	streams    map[StreamKey][]gwv1.RouteParentStatus
 	// parents are the statuses of the routes that name the Gateway, one for each reference.
 	parents map[svc.Name][]gwv1.RouteParentStatus
 	cache   map[svc.Name]*cachedRoute
@@ -42,36 +47,24 @@ func BuildGateway(o *Objects, name svc.Name, before *Front) *Front {
 	g := o.Gateways[name]
 	secrets := newSecretSet(o, maxGatewaySecrets)
 	f := &Front{
-		accepted: gwv1.GatewayReasonAccepted, generation: g.Generation, listeners: newListeners(o, g, secrets),
+		accepted: gwv1.GatewayReasonAccepted, generation: g.Generation, gateway: name, listeners: newListeners(o, g, secrets),
 		parents: map[svc.Name][]gwv1.RouteParentStatus{}, cache: map[svc.Name]*cachedRoute{},
-		refers: map[svc.Name]bool{},
+		refers: map[svc.Name]bool{}, sets: map[svc.Name]*listenerSet{}, streams: map[StreamKey][]gwv1.RouteParentStatus{},
+		Revoked: map[Revocation]bool{},
 	}
+	f.addSets(o, g, secrets)
 	if before == nil {
 		before = &Front{}
 	}
 	seen := map[Target]bool{}
-	for _, n := range slices.SortedFunc(maps.Keys(o.Routes), svc.Name.Compare) {
-		route := o.Routes[n]
-		if !names(route, name) {
-			continue
-		}
-		admitted := slices.ContainsFunc(f.listeners, func(l *listener) bool { return l.http && l.takesFrom(o, name.Namespace, n.Namespace) })
-		c := before.cache[n].or(o, route, admitted)
-		f.cache[n] = c
-		for _, r := range c.refs {
-			f.refers[r.to] = true
-		}
-		f.attach(o, g, c.compiled)
-		if !admitted {
-			continue
-		}
-		for _, t := range c.targets {
-			if !seen[t] {
-				seen[t] = true
-				f.Targets = append(f.Targets, t)
-			}
+	target := func(t Target) {
+		if !seen[t] {
+			seen[t] = true
+			f.Targets = append(f.Targets, t)
 		}
 	}
+	f.addRoutes(o, before, target)
+	f.addStreams(o, name, target)
 	f.accept(g)
 	f.Secrets, f.Named = secrets.usable, secrets.named
 	f.Table = &Table{Ports: map[uint16]*Port{}}
@@ -81,10 +74,39 @@ func BuildGateway(o *Objects, name svc.Name, before *Front) *Front {
 	return f
 }
 
+// addRoutes adds the HTTPRoutes that name the Gateway.
+func (f *Front) addRoutes(o *Objects, before *Front, target func(Target)) {
+	for _, n := range slices.SortedFunc(maps.Keys(o.Routes), svc.Name.Compare) {
+		route := o.Routes[n]
+		if !slices.ContainsFunc(route.Spec.ParentRefs, func(p gwv1.ParentReference) bool { return f.selects(&p, n.Namespace) }) {
+			continue
+		}
+		admitted := slices.ContainsFunc(f.listeners, func(l *listener) bool {
+			return l.http && l.takesFrom(o, n.Namespace) &&
+				slices.ContainsFunc(route.Spec.ParentRefs, func(p gwv1.ParentReference) bool { return l.isOf(&p, n.Namespace, f.gateway) })
+		})
+		c := before.cache[n].or(o, route, admitted)
+		f.cache[n] = c
+		for _, r := range c.refs {
+			f.refers[r.to] = true
+		}
+		f.attach(o, c.compiled)
+		if !admitted {
+			continue
+		}
+		for _, t := range c.targets {
+			target(t)
+		}
+	}
+}
+
 // accept decides whether the Gateway as a whole is served.
 func (f *Front) accept(g *gwv1.Gateway) {
 	usable, bad := 0, ""
 	for _, l := range f.listeners {
+		if l.set != nil {
+			continue
+		}
 		if l.refused == "" {
 			usable++
 		} else if bad == "" {
@@ -107,11 +129,6 @@ func (f *Front) accept(g *gwv1.Gateway) {
 	}
 }
 
-// names reports whether a route names a Gateway as a parent.
-func names(r *gwv1.HTTPRoute, gateway svc.Name) bool {
-	return slices.ContainsFunc(r.Spec.ParentRefs, func(p gwv1.ParentReference) bool { return parentOf(r.Namespace, &p) == gateway })
-}
-
 // parentOf returns the Gateway that a reference names, the zero Name if it names something else.
 func parentOf(namespace string, p *gwv1.ParentReference) svc.Name {
 	if valueOf(p.Group, gwv1.GroupName) != gwv1.GroupName || valueOf(p.Kind, "Gateway") != "Gateway" {
@@ -121,14 +138,17 @@ func parentOf(namespace string, p *gwv1.ParentReference) svc.Name {
 }
 
 // attach adds a route to the listeners that take it, and keeps its status.
-func (f *Front) attach(o *Objects, g *gwv1.Gateway, c *compiled) {
-	gateway, route := svc.NameOf(g), svc.NameOf(c.object)
+func (f *Front) attach(o *Objects, c *compiled) {
+	route := svc.NameOf(c.object)
 	attached := map[*listener]map[string]bool{}
 	for _, p := range c.object.Spec.ParentRefs {
-		if parentOf(route.Namespace, &p) != gateway {
+		if !f.selects(&p, route.Namespace) {
 			continue
 		}
-		reason, message := f.attachBy(o, &p, c, gateway.Namespace, attached)
+		reason, message := f.attachBy(o, &p, subject{kindHTTPRoute, route.Namespace, c.hosts}, attached)
+		if message == "" && c.wholly {
+			reason, message = gwv1.RouteReasonUnsupportedValue, c.invalid
+		}
 		f.parents[route] = append(f.parents[route], c.status(&p, reason, message))
 	}
 	for l, hosts := range attached {
@@ -139,21 +159,29 @@ func (f *Front) attach(o *Objects, g *gwv1.Gateway, c *compiled) {
 	}
 }
 
+// subject is what listeners ask of a route.
+type subject struct {
+	kind      gwv1.Kind
+	namespace string
+	hosts     []string
+}
+
 // attachBy finds the listeners, with the hosts, that a route attaches to by one reference.
-func (f *Front) attachBy(o *Objects, p *gwv1.ParentReference, c *compiled, gateway string, to map[*listener]map[string]bool) (
+func (f *Front) attachBy(o *Objects, p *gwv1.ParentReference, r subject, to map[*listener]map[string]bool) (
 	reason gwv1.RouteConditionReason, message string,
 ) {
 	named, allowed, matched := false, false, false
 	for _, l := range f.listeners {
-		if p.SectionName != nil && *p.SectionName != l.spec.Name || p.Port != nil && *p.Port != l.spec.Port {
+		elsewhere := p.SectionName != nil && *p.SectionName != l.spec.Name || p.Port != nil && *p.Port != l.spec.Port
+		if elsewhere || !l.isOf(p, r.namespace, f.gateway) {
 			continue
 		}
 		named = true
-		if !l.http || !l.takesFrom(o, gateway, c.object.Namespace) {
+		if !l.takes(r.kind) || !l.takesFrom(o, r.namespace) {
 			continue
 		}
 		allowed = true
-		for _, h := range c.hosts {
+		for _, h := range r.hosts {
 			host, ok := intersectHosts(l.host, h)
 			if !ok {
 				continue
@@ -167,13 +195,11 @@ func (f *Front) attachBy(o *Objects, p *gwv1.ParentReference, c *compiled, gatew
 	}
 	switch {
 	case !named:
-		return gwv1.RouteReasonNoMatchingParent, "the Gateway has no listener of this sectionName and port"
+		return gwv1.RouteReasonNoMatchingParent, "it has no listener of this sectionName and port"
 	case !allowed:
-		return gwv1.RouteReasonNotAllowedByListeners, "no listener lets an HTTPRoute of this namespace attach"
+		return gwv1.RouteReasonNotAllowedByListeners, "no listener lets a route of this kind and namespace attach"
 	case !matched:
 		return gwv1.RouteReasonNoMatchingListenerHostname, "no listener has a hostname of the route"
-	case c.wholly:
-		return gwv1.RouteReasonUnsupportedValue, c.invalid
 	}
 	return gwv1.RouteReasonAccepted, ""
 }
@@ -218,7 +244,11 @@ func (c *cachedRoute) or(o *Objects, r *gwv1.HTTPRoute, admitted bool) *cachedRo
 }
 
 func grantFor(r *gwv1.HTTPRoute) gwv1.ReferenceGrantFrom {
-	return gwv1.ReferenceGrantFrom{Group: gwv1.GroupName, Kind: kindHTTPRoute, Namespace: gwv1.Namespace(r.Namespace)}
+	return grantFrom(kindHTTPRoute, r.Namespace)
+}
+
+func grantFrom(kind gwv1.Kind, namespace string) gwv1.ReferenceGrantFrom {
+	return gwv1.ReferenceGrantFrom{Group: gwv1.GroupName, Kind: kind, Namespace: gwv1.Namespace(namespace)}
 }
 
 // current reports whether the references of a route lead where they did.
@@ -259,26 +289,39 @@ func (f *Front) Status(addresses []string, unprogrammed string) gwv1.GatewayStat
 		s.Addresses = append(s.Addresses, gwv1.GatewayStatusAddress{Type: new(gwv1.IPAddressType), Value: a})
 	}
 	for _, l := range f.listeners {
-		s.Listeners = append(s.Listeners, l.status(f.generation, unprogrammed))
+		if l.set == nil {
+			s.Listeners = append(s.Listeners, l.status(f.generation, unprogrammed))
+		}
+	}
+	if n := f.attachedSets(); n > 0 || len(f.sets) > 0 {
+		s.AttachedListenerSets = &n
 	}
 	return s
 }
 
-// Ports returns the ports of the front, sorted, with true for a port of HTTPS.
-func (f *Front) Ports() map[uint16]bool {
-	out := map[uint16]bool{}
-	for n, p := range f.Table.Ports {
-		out[n] = p.TLS
-	}
-	return out
+// PortKey is a number and a transport.
+type PortKey struct {
+	Number uint16
+	UDP    bool
 }
 
-// ParentsOf returns the Gateways that a route names.
-func ParentsOf(r *gwv1.HTTPRoute) (out []svc.Name) {
-	for i := range r.Spec.ParentRefs {
-		if n := parentOf(r.Namespace, &r.Spec.ParentRefs[i]); n != (svc.Name{}) {
-			out = append(out, n)
+// Ports returns the ports of the front with the names of their protocols: http, https, tls, tcp or udp.
+func (f *Front) Ports() map[PortKey]string {
+	out := map[PortKey]string{}
+	for n, p := range f.Table.Ports {
+		name := "http"
+		switch {
+		case p.TLS && p.Streams:
+			name = "tls"
+		case p.TLS:
+			name = "https"
+		case p.Streams:
+			name = "tcp"
 		}
+		out[PortKey{Number: n}] = name
+	}
+	for n := range f.Table.Datagrams {
+		out[PortKey{n, true}] = "udp"
 	}
 	return out
 }

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"time"
 
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -58,6 +60,22 @@ type Backend struct {
 type Target struct {
 	Backend
 	Timeout time.Duration // 0 is what the front has for all
+	// Route is a route of connections or of datagrams, zero for requests: its connections end when it loses the backend.
+	Route StreamKey
+}
+
+// Target returns where a backend of a rule leads to.
+func (r *Rule) Target(w *Weighted) Target {
+	if w.Backend.Protocol == TCP || w.Backend.Protocol == UDP {
+		return Target{Backend: w.Backend, Route: StreamKey{gwv1.Kind(r.Route.Kind), r.Route.Name}}
+	}
+	return Target{Backend: w.Backend, Timeout: r.Timeout}
+}
+
+// Revocation is a Service that a route names and must not reach: no ReferenceGrant permits it, or no more.
+type Revocation struct {
+	Route   StreamKey
+	Service svc.Name
 }
 
 // BackendProtocol is a protocol that backends are spoken to in.
@@ -67,6 +85,8 @@ type BackendProtocol string
 const (
 	HTTP1 BackendProtocol = "http"
 	H2C   BackendProtocol = "h2c"
+	TCP   BackendProtocol = "tcp" // bytes as they are
+	UDP   BackendProtocol = "udp"
 )
 
 // Pick returns a backend by the weights. random is any number, each with the same probability. It returns nil if no backend

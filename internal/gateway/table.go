@@ -26,13 +26,17 @@ type Fields interface {
 // Table is the route table of a front.
 type Table struct {
 	Ports map[uint16]*Port
+	// Datagrams are the ports of UDP.
+	Datagrams map[uint16]*Port
 }
 
 // Port is a port of a front.
 type Port struct {
 	Number uint16
-	// TLS is true if the port is of HTTPS.
-	TLS       bool
+	// TLS is true if clients begin with TLS.
+	TLS bool
+	// Streams is true if a listener takes whole connections, or datagrams (Connection).
+	Streams   bool
 	Listeners []*Listener
 	hosts     *hostIndex[*Listener]
 }
@@ -44,9 +48,30 @@ type Listener struct {
 	Host string
 	// Certificates are the Secrets of HTTPS; the first is for clients that name no host that another one is for.
 	Certificates []svc.Name
+	Mode         ListenerMode
 	hosts        *hostIndex[*paths]
+	streams      *hostIndex[*Rule]
 	// onlyBest is true if rules of a less specific host are no fallback (Ingress).
 	onlyBest bool
+}
+
+// ListenerMode is what happens to the connections of a listener.
+type ListenerMode int
+
+// The modes.
+const (
+	Requests    ListenerMode = iota // each request is routed
+	Passthrough                     // a connection is routed as it is; also datagrams
+	Terminated                      // a connection is routed after its TLS has ended here
+)
+
+// Connection returns the listener for a connection that begins with a name of TLS, "" for one without, and the rule that takes it.
+// Either is nil if there is none.
+func (p *Port) Connection(name string) (l *Listener, rule *Rule) {
+	if l = p.ListenerFor(name); l != nil && l.streams != nil {
+		rule, _ = l.streams.find(name)
+	}
+	return l, rule
 }
 
 // ListenerFor returns the listener for a host, nil if there is none.

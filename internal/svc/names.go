@@ -68,7 +68,7 @@ const (
 	ACMEHostsAnnotation    = "fairlead.dev/acme-hosts"
 	// IngressService is the Service of the front of all Ingresses, in kube-system.
 	IngressService = "fairlead-ingress"
-	// FrontSecretsAnnotation of the Service of a Gateway, or of all Ingresses, lists the TLS Secrets that nodes need for it:
+	// FrontSecretsAnnotation of the Service of a Gateway, of a ListenerSet, or of all Ingresses, lists the TLS Secrets that nodes need for it:
 	// namespace/name, comma separated. Of other namespaces only IngressService may name some.
 	FrontSecretsAnnotation = "fairlead.dev/front-secrets"
 	// FrontKeysAnnotation of the Service of a Gateway lists the labels and annotations that the Gateway gave it, each as

@@ -2,6 +2,7 @@ package lb
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -25,7 +26,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
-	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead/fairlead/internal/events"
@@ -74,6 +74,7 @@ func newFrontDoor(t *testing.T, nodes int) *frontDoor {
 // resources are the names of the kinds in documents.
 var resources = map[string]string{
 	"Service": "services", "Gateway": "gateways", "HTTPRoute": "httproutes", "Ingress": "ingresses", "ReferenceGrant": "referencegrants",
+	"TLSRoute": "tlsroutes", "TCPRoute": "tcproutes", "UDPRoute": "udproutes", "ListenerSet": "listenersets",
 }
 
 // apply applies manifests.
@@ -85,7 +86,7 @@ func (f *frontDoor) apply(text string) {
 		o := unstructured.Unstructured{Object: object}
 		gv, err := schema.ParseGroupVersion(o.GetAPIVersion())
 		f.must(err)
-		kind := f.dynamic.Resource(gv.WithResource(resources[o.GetKind()])).Namespace("default")
+		kind := f.dynamic.Resource(gv.WithResource(resources[o.GetKind()])).Namespace(cmp.Or(o.GetNamespace(), "default"))
 		_, err = kind.Apply(f.Context(), o.GetName(), &o, metav1.ApplyOptions{FieldManager: "test", Force: true})
 		f.must(err)
 	}
@@ -97,7 +98,13 @@ func (f *frontDoor) pod(name string, port uint16) {
 	host := f.net.Host(name)
 	var l net.Listener
 	host.Do(func() { l = host.ListenTCP(netip.AddrPortFrom(host.Addr4(), port)) })
-	testbed.Serve(f, l, func(c net.Conn) {
+	testbed.Serve(f, l, tells(name))
+	f.slice(name, "http", corev1.ProtocolTCP, netip.AddrPortFrom(host.Addr4(), port))
+}
+
+// tells answers a request with a name and the request line.
+func tells(name string) func(net.Conn) {
+	return func(c net.Conn) {
 		r, err := http.ReadRequest(bufio.NewReader(c))
 		if err != nil {
 			return
@@ -105,21 +112,26 @@ func (f *frontDoor) pod(name string, port uint16) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		body := fmt.Sprintf("%s: %s %s %s\n", name, r.Method, r.RequestURI, r.Proto)
 		_, _ = fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(body), body)
-	})
+	}
+}
+
+// slice makes the EndpointSlice of a Service with one Pod.
+func (f *frontDoor) slice(name, portName string, protocol corev1.Protocol, at netip.AddrPort) {
+	f.Helper()
 	_, err := f.client.DiscoveryV1().EndpointSlices("default").Create(f.Context(), &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
 		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(port)), Protocol: new(corev1.ProtocolTCP)}},
-		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{host.Addr4().String()}}},
+		Ports:       []discoveryv1.EndpointPort{{Name: &portName, Port: new(int32(at.Port())), Protocol: &protocol}},
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{at.Addr().String()}}},
 	}, metav1.CreateOptions{})
 	f.must(err)
 }
 
 // secret makes a TLS Secret, whose certificate curl trusts.
-func (f *frontDoor) secret(name, host string) {
+func (f *frontDoor) secret(namespace, name, host string) {
 	f.Helper()
 	cert, key := f.keyPair(host)
-	_, err := f.client.CoreV1().Secrets("default").Create(f.Context(), &corev1.Secret{
+	_, err := f.client.CoreV1().Secrets(namespace).Create(f.Context(), &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Type: corev1.SecretTypeTLS,
 		Data: map[string][]byte{corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key},
 	}, metav1.CreateOptions{})
@@ -131,17 +143,15 @@ func (f *frontDoor) secret(name, host string) {
 	f.must(file.Close())
 }
 
-var (
-	docManifest = regexp.MustCompile("(?s)<!-- run by test/lb/frontdoor_test.go -->\n```yaml\n(.*?)```")
-	docCommands = regexp.MustCompile("(?s)<!-- run by test/lb/frontdoor_test.go -->\n```console\n(.*?)```")
-)
-
-// document returns the manifests of a document, and its commands with what they print.
-func (f *frontDoor) document(name string) (manifests string, commands [][2]string) {
+// document returns the manifests of a document, and its commands with what they print: the blocks that name a test.
+func (f *frontDoor) document(name, test string) (manifests string, commands [][2]string) {
 	f.Helper()
 	text, err := os.ReadFile("../../docs/" + name)
 	f.must(err)
-	manifest, console := docManifest.FindSubmatch(text), docCommands.FindSubmatch(text)
+	block := func(language string) [][]byte {
+		return regexp.MustCompile("(?s)<!-- run by test/lb/" + test + " -->\n```" + language + "\n(.*?)```").FindSubmatch(text)
+	}
+	manifest, console := block("yaml"), block("console")
 	if manifest == nil || console == nil {
 		f.Fatalf("docs/%s has no marked blocks", name)
 	}
@@ -182,8 +192,8 @@ func TestFrontDoor(t *testing.T) {
 	f := newFrontDoor(t, 1)
 	f.pod("web", 8080)
 	f.pod("cart", 8081)
-	f.secret("shop-tls", "shop.example.com")
-	f.secret("books-tls", "books.example.com")
+	f.secret("default", "shop-tls", "shop.example.com")
+	f.secret("default", "books-tls", "books.example.com")
 	testbed.Until(f, "the GatewayClass", func() error {
 		c, err := f.api.Classes().Get(t.Context(), gateway.ClassName, metav1.GetOptions{})
 		if err == nil && (len(c.Status.Conditions) == 0 || c.Status.Conditions[0].Status != metav1.ConditionTrue) {
@@ -191,27 +201,15 @@ func TestFrontDoor(t *testing.T) {
 		}
 		return err
 	})
-	manifests, commands := f.document("gateway.md")
+	manifests, commands := f.document("gateway.md", "frontdoor_test.go")
 	f.apply(manifests)
-	var g *gwv1.Gateway
-	testbed.Until(f, "the Gateway's address", func() (err error) {
-		if g, err = f.api.Gateways("default").Get(t.Context(), "shop", metav1.GetOptions{}); err != nil {
-			return err
-		}
-		for _, c := range g.Status.Conditions {
-			if c.Type == "Programmed" && c.Status == metav1.ConditionTrue && len(g.Status.Addresses) > 0 {
-				return nil
-			}
-		}
-		text, _ := json.Marshal(g.Status)
-		return fmt.Errorf("status %s", text)
-	})
-	vip := g.Status.Addresses[0].Value
+	vip := f.programmed("shop")
 	f.answers(vip, commands)
 	f.attack(vip)
 	f.statuses()
+	f.streams()
 
-	manifests, commands = f.document("ingress.md")
+	manifests, commands = f.document("ingress.md", "frontdoor_test.go")
 	f.apply(manifests)
 	shared := ""
 	testbed.Until(f, "the Ingress's address", func() error {
@@ -239,6 +237,26 @@ func TestFrontDoor(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// programmed waits until a Gateway is served, and returns its address.
+func (f *frontDoor) programmed(name string) (vip string) {
+	f.Helper()
+	testbed.Until(f, "the address of Gateway "+name, func() error {
+		g, err := f.api.Gateways("default").Get(f.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, c := range g.Status.Conditions {
+			if c.Type == "Programmed" && c.Status == metav1.ConditionTrue && len(g.Status.Addresses) > 0 {
+				vip = g.Status.Addresses[0].Value
+				return nil
+			}
+		}
+		text, _ := json.Marshal(g.Status)
+		return fmt.Errorf("status %s", text)
+	})
+	return vip
 }
 
 // attack asks for paths around the rule for /cart, and by TLS of one host for another one.

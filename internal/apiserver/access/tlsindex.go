@@ -107,6 +107,10 @@ func toTLSRefs(obj any) (any, error) {
 		return obj, nil // a tombstone
 	}
 	out := &tlsRefs{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion}}
+	if s.Spec.ClusterIP == corev1.ClusterIPNone { // of a ListenerSet
+		out.fronts = frontSecrets(s)
+		return out, nil
+	}
 	class := s.Spec.LoadBalancerClass
 	if s.Spec.Type != corev1.ServiceTypeLoadBalancer || class != nil && *class != svc.LoadBalancerClass || !v1.Proxied(s) {
 		return out, nil

@@ -29,6 +29,14 @@ type (
 	RouteClient = gentype.ClientWithList[*gwv1.HTTPRoute, *gwv1.HTTPRouteList]
 	// GrantClient is one for ReferenceGrants.
 	GrantClient = gentype.ClientWithList[*gwv1.ReferenceGrant, *gwv1.ReferenceGrantList]
+	// TLSRouteClient is one for TLSRoutes.
+	TLSRouteClient = gentype.ClientWithList[*gwv1.TLSRoute, *gwv1.TLSRouteList]
+	// TCPRouteClient is one for TCPRoutes.
+	TCPRouteClient = gentype.ClientWithList[*gwv1.TCPRoute, *gwv1.TCPRouteList]
+	// UDPRouteClient is one for UDPRoutes.
+	UDPRouteClient = gentype.ClientWithList[*gwv1.UDPRoute, *gwv1.UDPRouteList]
+	// SetClient is one for ListenerSets.
+	SetClient = gentype.ClientWithList[*gwv1.ListenerSet, *gwv1.ListenerSetList]
 )
 
 // Client is a client of the Gateway API.
@@ -72,4 +80,28 @@ func (c *Client) Routes(namespace string) *RouteClient {
 func (c *Client) Grants() *GrantClient {
 	return gentype.NewClientWithList("referencegrants", c.rest, c.codec, "",
 		func() *gwv1.ReferenceGrant { return &gwv1.ReferenceGrant{} }, func() *gwv1.ReferenceGrantList { return &gwv1.ReferenceGrantList{} })
+}
+
+// TLSRoutes returns the client of the TLSRoutes of a namespace, or of all.
+func (c *Client) TLSRoutes(namespace string) *TLSRouteClient {
+	return gentype.NewClientWithList("tlsroutes", c.rest, c.codec, namespace,
+		func() *gwv1.TLSRoute { return &gwv1.TLSRoute{} }, func() *gwv1.TLSRouteList { return &gwv1.TLSRouteList{} })
+}
+
+// TCPRoutes returns the client of the TCPRoutes of a namespace, or of all.
+func (c *Client) TCPRoutes(namespace string) *TCPRouteClient {
+	return gentype.NewClientWithList("tcproutes", c.rest, c.codec, namespace,
+		func() *gwv1.TCPRoute { return &gwv1.TCPRoute{} }, func() *gwv1.TCPRouteList { return &gwv1.TCPRouteList{} })
+}
+
+// UDPRoutes returns the client of the UDPRoutes of a namespace, or of all.
+func (c *Client) UDPRoutes(namespace string) *UDPRouteClient {
+	return gentype.NewClientWithList("udproutes", c.rest, c.codec, namespace,
+		func() *gwv1.UDPRoute { return &gwv1.UDPRoute{} }, func() *gwv1.UDPRouteList { return &gwv1.UDPRouteList{} })
+}
+
+// Sets returns the client of the ListenerSets of a namespace, or of all.
+func (c *Client) Sets(namespace string) *SetClient {
+	return gentype.NewClientWithList("listenersets", c.rest, c.codec, namespace,
+		func() *gwv1.ListenerSet { return &gwv1.ListenerSet{} }, func() *gwv1.ListenerSetList { return &gwv1.ListenerSetList{} })
 }

@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/apiclient"
 	"github.com/fairlead/fairlead/internal/gateway"
@@ -194,10 +193,18 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 	for _, n := range slices.SortedFunc(maps.Keys(s.Gateways), svc.Name.Compare) {
 		service := gateway.ServiceOfGateway(n)
 		wanted[service] = true
-		step(func(ctx context.Context) error { return c.syncGateway(ctx, s.Gateways[n], s.Fronts[n], have[service]) })
+		for _, set := range s.Fronts[n].Sets() {
+			if len(s.Fronts[n].SetSecrets(set)) > 0 {
+				wanted[gateway.ServiceOfSet(set)] = true
+			}
+		}
+		step(func(ctx context.Context) error { return c.syncGateway(ctx, s, n, have) })
 	}
 	for _, r := range s.Routes {
 		step(func(ctx context.Context) error { return c.writeRoute(ctx, r, s) })
+	}
+	for _, r := range s.Streams {
+		step(func(ctx context.Context) error { return c.writeStream(ctx, r, s) })
 	}
 	if s.Ingress != nil {
 		wanted[gateway.IngressService()] = true
@@ -220,11 +227,16 @@ func (c *controller) ours(s *corev1.Service) bool {
 		return s.Labels[gateway.FrontLabel] == gateway.FrontIngress
 	}
 	owner := metav1.GetControllerOf(s)
+	if owner != nil && owner.Kind == "ListenerSet" {
+		return s.Labels[gateway.FrontLabel] == gateway.FrontSet
+	}
 	return owner != nil && owner.Kind == "Gateway" && s.Labels[gateway.ClassLabel] != ""
 }
 
-// syncGateway keeps the Service of a Gateway, and writes the Gateway's status.
-func (c *controller) syncGateway(ctx context.Context, g *gwv1.Gateway, f *gateway.Front, have *corev1.Service) error {
+// syncGateway keeps the Service of a Gateway, and writes the statuses of the Gateway and its ListenerSets.
+func (c *controller) syncGateway(ctx context.Context, s *watch.State, n svc.Name, services map[svc.Name]*corev1.Service) error {
+	g, f := s.Gateways[n], s.Fronts[n]
+	have := services[gateway.ServiceOfGateway(n)]
 	unprogrammed, err := "", error(nil)
 	if ports := f.Ports(); len(ports) > 0 {
 		unprogrammed, err = c.keepService(ctx, serviceOf(g, ports, f.Secrets), have)
@@ -235,7 +247,9 @@ func (c *controller) syncGateway(ctx context.Context, g *gwv1.Gateway, f *gatewa
 	if unprogrammed == "" && len(addresses) == 0 {
 		unprogrammed = "its Service " + gateway.ServiceOfGateway(svc.NameOf(g)).String() + " has no address yet"
 	}
-	return errors.Join(err, c.writeGateway(ctx, g, f.Status(addresses, unprogrammed)))
+	errs := []error{err, c.writeGateway(ctx, g, f.Status(addresses, unprogrammed))}
+	c.syncSets(ctx, s, f, unprogrammed, services, &errs)
+	return errors.Join(errs...)
 }
 
 func addressesOf(s *corev1.Service) (out []string) {

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -24,6 +25,7 @@ const (
 	protocolAnnotation  = "fairlead.dev/lb-protocol" // only the table knows which ports are of HTTPS
 	addressesAnnotation = "fairlead.dev/lb-addresses"
 	healthAnnotation    = "fairlead.dev/lb-health-check"
+	idleAnnotation      = "fairlead.dev/lb-idle-timeout"
 )
 
 // What svc.FrontKeysAnnotation names.
@@ -32,20 +34,23 @@ const (
 	keyOfAnnotation = "annotation"
 )
 
-// front returns the Service of a front with some ports; true is HTTPS.
-func front(n svc.Name, ports map[uint16]bool) *corev1.Service {
+// front returns the Service of a front with some ports, by the names of their protocols.
+func front(n svc.Name, ports map[gateway.PortKey]string) *corev1.Service {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: n.Namespace, Name: n.Name, Labels: map[string]string{}}}
 	s.Spec = corev1.ServiceSpec{
 		Type: corev1.ServiceTypeLoadBalancer, LoadBalancerClass: new(svc.LoadBalancerClass), AllocateLoadBalancerNodePorts: new(false),
 		IPFamilyPolicy: new(corev1.IPFamilyPolicyPreferDualStack),
 	}
-	for _, p := range slices.Sorted(maps.Keys(ports)) {
-		protocol := "http"
-		if ports[p] {
-			protocol = "https"
+	sorted := slices.SortedFunc(maps.Keys(ports), func(a, b gateway.PortKey) int {
+		return cmp.Or(cmp.Compare(a.Number, b.Number), strings.Compare(ports[a], ports[b]))
+	})
+	for _, p := range sorted {
+		protocol := corev1.ProtocolTCP
+		if p.UDP {
+			protocol = corev1.ProtocolUDP
 		}
-		name := fmt.Sprintf("%s-%d", protocol, p)
-		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: name, Port: int32(p), Protocol: corev1.ProtocolTCP})
+		name := fmt.Sprintf("%s-%d", ports[p], p.Number)
+		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: name, Port: int32(p.Number), Protocol: protocol})
 	}
 	// Whether endpoints are ready, Kubernetes knows: no node has to ask all backends of all routes.
 	s.Annotations = map[string]string{protocolAnnotation: "http", healthAnnotation: "false"}
@@ -54,7 +59,7 @@ func front(n svc.Name, ports map[uint16]bool) *corev1.Service {
 
 // serviceOf returns the Service of a Gateway. Labels and annotations of its infrastructure come first: they cannot replace
 // what makes it the front.
-func serviceOf(g *gwv1.Gateway, ports map[uint16]bool, secrets []svc.Name) *corev1.Service {
+func serviceOf(g *gwv1.Gateway, ports map[gateway.PortKey]string, secrets []svc.Name) *corev1.Service {
 	s := front(gateway.ServiceOfGateway(svc.NameOf(g)), ports)
 	var keys []string
 	if i := g.Spec.Infrastructure; i != nil {
@@ -79,14 +84,33 @@ func serviceOf(g *gwv1.Gateway, ports map[uint16]bool, secrets []svc.Name) *core
 		s.Annotations[addressesAnnotation] = strings.Join(addresses, ",")
 		keys = append(keys, keyOfAnnotation+":"+addressesAnnotation)
 	}
+	if _, has := s.Annotations[idleAnnotation]; !has && !slices.ContainsFunc(slices.Collect(maps.Keys(ports)), isTCP) {
+		s.Annotations[idleAnnotation] = "3600" // the default; by it a front with datagrams only takes the proxied way
+		keys = append(keys, keyOfAnnotation+":"+idleAnnotation)
+	}
 	slices.Sort(keys)
 	s.Annotations[svc.FrontKeysAnnotation] = strings.Join(slices.Compact(keys), ",")
-	setSecrets(s, secrets)
+	setSecrets(s, slices.DeleteFunc(slices.Clone(secrets), func(n svc.Name) bool { return n.Namespace != g.Namespace }))
 	s.Labels[gateway.FrontLabel], s.Labels[gateway.NameLabel] = gateway.FrontGateway, labelValue(g.Name)
 	s.Labels[gateway.ClassLabel] = labelValue(string(g.Spec.GatewayClassName))
 	s.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(g, schema.GroupVersion(gwv1.GroupVersion).WithKind("Gateway"))}
 	return s
 }
+
+// serviceOfSet returns the Service that names the Secrets of a ListenerSet's namespace. It has no address and no ports: who may
+// change Services of a namespace lets nodes read Secrets of that namespace, and of no other.
+func serviceOfSet(set *gwv1.ListenerSet, secrets []svc.Name) *corev1.Service {
+	n := gateway.ServiceOfSet(svc.NameOf(set))
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{
+		Namespace: n.Namespace, Name: n.Name, Labels: map[string]string{gateway.FrontLabel: gateway.FrontSet}, Annotations: map[string]string{},
+		OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(set, schema.GroupVersion(gwv1.GroupVersion).WithKind("ListenerSet"))},
+	}}
+	s.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: corev1.ClusterIPNone}
+	setSecrets(s, secrets)
+	return s
+}
+
+func isTCP(p gateway.PortKey) bool { return !p.UDP }
 
 // setSecrets names the Secrets that nodes need: they may read no others.
 func setSecrets(s *corev1.Service, names []svc.Name) {

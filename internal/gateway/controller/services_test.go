@@ -7,6 +7,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -19,7 +21,7 @@ func TestTakenFromAGateway(t *testing.T) {
 		Labels:      map[gwv1.LabelKey]gwv1.LabelValue{"team": "a", "tier": "front"},
 		Annotations: map[gwv1.AnnotationKey]gwv1.AnnotationValue{"fairlead.dev/lb-drain-timeout": "5", svc.FrontSecretsAnnotation: "other/key"},
 	}
-	ports := map[uint16]bool{80: false}
+	ports := map[gateway.PortKey]string{{Number: 80}: "http"}
 	have := serviceOf(g, ports, nil)
 	if have.Annotations[svc.FrontSecretsAnnotation] != "" {
 		t.Errorf("the Gateway names Secrets: %v", have.Annotations)
@@ -38,5 +40,23 @@ func TestTakenFromAGateway(t *testing.T) {
 	want := map[string]any{addressesAnnotation: nil, "fairlead.dev/lb-drain-timeout": nil, svc.FrontKeysAnnotation: "label:team"}
 	if !reflect.DeepEqual(annotations, want) {
 		t.Errorf("annotations %v, want %v", annotations, want)
+	}
+}
+
+// The Service of a front takes the proxied way whatever its ports are.
+func TestFrontsAreProxied(t *testing.T) {
+	g := &gwv1.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}
+	udp, tcp := gateway.PortKey{Number: 53, UDP: true}, gateway.PortKey{Number: 53}
+	for _, ports := range []map[gateway.PortKey]string{{udp: "udp"}, {tcp: "tcp"}, {tcp: "tls"}, {udp: "udp", tcp: "tcp"}} {
+		s := serviceOf(g, ports, nil)
+		d := dialect.Service{Annotations: s.Annotations}
+		names := map[string]bool{}
+		for _, p := range s.Spec.Ports {
+			names[p.Name] = true
+			d.Ports = append(d.Ports, dialect.Port{Name: p.Name, Number: uint16(p.Port), Protocol: string(p.Protocol)})
+		}
+		if r := dialect.Read(d); r.Way != dialect.Proxied || r.Invalid() || len(names) != len(ports) {
+			t.Errorf("%v: %s, %+v, names %v", ports, r.Way, r.Findings, names)
+		}
 	}
 }

@@ -87,37 +87,48 @@ func (c *controller) writeGateway(ctx context.Context, g *gwv1.Gateway, want gwv
 	return err
 }
 
-// writeRoute writes the parts of a route's status that are ours, if they differ. The parts of other controllers stay.
+// writeRoute writes the parts of a route's status that are ours, if they differ.
 func (c *controller) writeRoute(ctx context.Context, r *gwv1.HTTPRoute, s *watch.State) error {
-	var want []gwv1.RouteParentStatus
-	for _, p := range r.Status.Parents {
+	want, differs := parentsOf(s, r.Namespace, r.Spec.ParentRefs, r.Status.Parents, func(f *gateway.Front) []gwv1.RouteParentStatus {
+		return f.Parents(svc.NameOf(r))
+	})
+	if !differs {
+		return nil
+	}
+	next := r.DeepCopy()
+	next.Status.Parents = want
+	_, err := c.api.Routes(r.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+	return err
+}
+
+// parentsOf returns the statuses that a route should have for its parents, and whether they differ from those that it has. The
+// ones of other controllers stay.
+func parentsOf(s *watch.State, namespace string, refs []gwv1.ParentReference, have []gwv1.RouteParentStatus,
+	of func(*gateway.Front) []gwv1.RouteParentStatus,
+) (want []gwv1.RouteParentStatus, differs bool) {
+	want = []gwv1.RouteParentStatus{}
+	for _, p := range have {
 		if p.ControllerName != gateway.ControllerName {
 			want = append(want, p)
 		}
 	}
 	seen := map[svc.Name]bool{}
-	for _, g := range gateway.ParentsOf(r) {
+	for _, g := range gateway.ParentsOf(s.Sets, namespace, refs) {
 		if f := s.Fronts[g]; f != nil && !seen[g] {
 			seen[g] = true
-			for _, p := range f.Parents(svc.NameOf(r)) {
+			for _, p := range of(f) {
 				p.Conditions = slices.Clone(p.Conditions) // the front's do not change
-				keepTimes(p.Conditions, conditionsOf(r, &p.ParentRef))
+				keepTimes(p.Conditions, conditionsOf(have, &p.ParentRef))
 				want = append(want, p)
 			}
 		}
 	}
-	if len(want) == 0 && len(r.Status.Parents) == 0 || equality.Semantic.DeepEqual(want, r.Status.Parents) {
-		return nil
-	}
-	next := r.DeepCopy()
-	next.Status.Parents = slices.Concat([]gwv1.RouteParentStatus{}, want)
-	_, err := c.api.Routes(r.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
-	return err
+	return want, len(want)+len(have) > 0 && !equality.Semantic.DeepEqual(want, have)
 }
 
-func conditionsOf(r *gwv1.HTTPRoute, ref *gwv1.ParentReference) []metav1.Condition {
-	for i := range r.Status.Parents {
-		p := &r.Status.Parents[i]
+func conditionsOf(have []gwv1.RouteParentStatus, ref *gwv1.ParentReference) []metav1.Condition {
+	for i := range have {
+		p := &have[i]
 		if p.ControllerName == gateway.ControllerName && equality.Semantic.DeepEqual(&p.ParentRef, ref) {
 			return p.Conditions
 		}
@@ -127,9 +138,9 @@ func conditionsOf(r *gwv1.HTTPRoute, ref *gwv1.ParentReference) []metav1.Conditi
 
 // syncIngresses keeps the Service of all Ingresses, writes their statuses, and records what is wrong with them.
 func (c *controller) syncIngresses(ctx context.Context, s *watch.State, have *corev1.Service, errs *[]error) error {
-	ports := map[uint16]bool{gateway.IngressHTTP: false}
+	ports := map[gateway.PortKey]string{{Number: gateway.IngressHTTP}: "http"}
 	if s.Ingress.Table.Ports[gateway.IngressHTTPS] != nil {
-		ports[gateway.IngressHTTPS] = true
+		ports[gateway.PortKey{Number: gateway.IngressHTTPS}] = "https"
 	}
 	want := front(gateway.IngressService(), ports)
 	want.Labels[gateway.FrontLabel] = gateway.FrontIngress
@@ -140,7 +151,7 @@ func (c *controller) syncIngresses(ctx context.Context, s *watch.State, have *co
 	}
 	var numbers []uint16
 	for p := range ports {
-		numbers = append(numbers, p)
+		numbers = append(numbers, p.Number)
 	}
 	slices.Sort(numbers)
 	status := gateway.IngressStatus(addressesOf(have), numbers)

@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
@@ -46,6 +47,7 @@ func (w *Watch) followMore(ctx context.Context, running *sync.WaitGroup) {
 	all := metav1.ListOptions{}
 	if len(w.objects.Gateways) > 0 {
 		start(ctx, w, running, "httproutes", reflector.From(w.o.Gateway.Routes(""), all), w.setRoute)
+		w.followStreams(ctx, running)
 		start(ctx, w, running, "referencegrants", reflector.From(w.o.Gateway.Grants(), all), func(n svc.Name, g *gwv1.ReferenceGrant) {
 			set(w.objects.Grants, n, g)
 			w.dirtyAll = true
@@ -78,6 +80,14 @@ func start[T any, P interface {
 	*T
 	metav1.Object
 }](ctx context.Context, w *Watch, running *sync.WaitGroup, kind string, from reflector.Source, change func(svc.Name, *T)) {
+	follow[T, P](ctx, w, running, kind, from, false, change)
+}
+
+// follow is start. The others do not wait for an optional kind that is not served, or may not be read: then it has no objects.
+func follow[T any, P interface {
+	*T
+	metav1.Object
+}](ctx context.Context, w *Watch, running *sync.WaitGroup, kind string, from reflector.Source, optional bool, change func(svc.Name, *T)) {
 	if w.started[kind] {
 		return
 	}
@@ -90,6 +100,25 @@ func start[T any, P interface {
 		w.o.Changed()
 	}
 	known, listed := map[svc.Name]bool{}, false
+	done := func() {
+		if !listed {
+			listed = true
+			w.pending--
+		}
+	}
+	if optional {
+		from = from.Observed(func(err error) {
+			if !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
+				return
+			}
+			locked(func() {
+				if !listed {
+					w.o.Log.Warn("cannot read a kind of the Gateway API; serving without it", "kind", kind, "err", err)
+				}
+				done()
+			})
+		})
+	}
 	sink := reflector.Sink[P]{
 		Replace: func(list []P) {
 			locked(func() {
@@ -103,10 +132,8 @@ func start[T any, P interface {
 						change(n, nil)
 					}
 				}
-				if known = next; !listed {
-					listed = true
-					w.pending--
-				}
+				known = next
+				done()
 			})
 		},
 		Set: func(o P) {

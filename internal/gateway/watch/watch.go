@@ -60,7 +60,8 @@ func New(o Options) *Watch {
 		objects: gateway.Objects{
 			Gateways: map[svc.Name]*gwv1.Gateway{}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Grants: map[svc.Name]*gwv1.ReferenceGrant{},
 			Namespaces: map[string]map[string]string{}, Services: map[svc.Name]*gateway.Service{}, Secrets: map[svc.Name]gateway.Secret{},
-			Ingresses: map[svc.Name]*networkingv1.Ingress{},
+			Ingresses: map[svc.Name]*networkingv1.Ingress{}, Streams: map[gateway.StreamKey]*gateway.Stream{},
+			Sets: map[svc.Name]*gwv1.ListenerSet{},
 		},
 	}
 }
@@ -74,6 +75,8 @@ type State struct {
 	Gateways  map[svc.Name]*gwv1.Gateway
 	Fronts    map[svc.Name]*gateway.Front
 	Routes    map[svc.Name]*gwv1.HTTPRoute
+	Streams   map[gateway.StreamKey]*gateway.Stream
+	Sets      map[svc.Name]*gwv1.ListenerSet
 	Ingresses map[svc.Name]*networkingv1.Ingress
 	Ingress   *gateway.IngressFront
 	// Certificates are from the Secrets that can be used.
@@ -97,6 +100,7 @@ func (w *Watch) Update(ctx context.Context, running *sync.WaitGroup) *State {
 		return svc.NameOf(a).Compare(svc.NameOf(b))
 	})
 	s.Gateways, s.Fronts, s.Routes = maps.Clone(w.objects.Gateways), maps.Clone(w.fronts), maps.Clone(w.objects.Routes)
+	s.Streams, s.Sets = maps.Clone(w.objects.Streams), maps.Clone(w.objects.Sets)
 	s.Ingresses, s.Ingress = maps.Clone(w.objects.Ingresses), w.ingress
 	for n, t := range w.secrets {
 		if t.cert != nil {
@@ -171,7 +175,7 @@ func (w *Watch) setRoute(n svc.Name, r *gwv1.HTTPRoute) {
 	have := w.objects.Routes[n]
 	for _, o := range []*gwv1.HTTPRoute{have, r} {
 		if o != nil && !sameSpec(have, r) {
-			for _, g := range gateway.ParentsOf(o) {
+			for _, g := range gateway.ParentsOf(w.objects.Sets, n.Namespace, o.Spec.ParentRefs) {
 				w.dirty[g] = true
 			}
 		}

@@ -38,7 +38,7 @@ type target struct {
 	stop   context.CancelFunc
 	slices map[string]*discoveryv1.EndpointSlice
 	listed bool
-	addrs  map[string][]netip.AddrPort // by the name of the port, for as long as nothing changes
+	addrs  map[gateway.Backend][]netip.AddrPort // for as long as nothing changes
 }
 
 func (t *target) end() { t.stop() }
@@ -46,28 +46,35 @@ func (t *target) end() { t.stop() }
 // isRouted reports whether a Service is a front.
 func isRouted(o *corev1.Service) bool { return o.Labels[gateway.FrontLabel] != "" }
 
+// frontState is what a front has of its objects.
+type frontState struct {
+	table   *gateway.Table
+	targets []gateway.Target
+	revoked map[gateway.Revocation]bool
+}
+
 // frontOf returns the table of the front that a Service serves, with its targets. A Service only serves the Gateway whose name
 // and namespace it has, whatever its labels are.
-func (r *routing) frontOf(o *corev1.Service) (t *gateway.Table, targets []gateway.Target, ok bool) {
+func (r *routing) frontOf(o *corev1.Service) (out frontState, ok bool) {
 	if r.state == nil {
-		return nil, nil, false
+		return frontState{}, false
 	}
 	n := svc.NameOf(o)
 	if n == gateway.IngressService() {
 		if f := r.state.Ingress; f != nil {
-			return f.Table, f.Targets, true
+			return frontState{table: f.Table, targets: f.Targets}, true
 		}
-		return nil, nil, false
+		return frontState{}, false
 	}
 	owner := metav1.GetControllerOf(o) // the label has only the first 63 bytes of the name
 	if owner == nil || owner.Kind != "Gateway" {
-		return nil, nil, false
+		return frontState{}, false
 	}
 	g := svc.Name{Namespace: n.Namespace, Name: owner.Name}
 	if f := r.state.Fronts[g]; f != nil && gateway.ServiceOfGateway(g) == n {
-		return f.Table, f.Targets, true
+		return frontState{f.Table, f.Targets, f.Revoked}, true
 	}
-	return nil, nil, false
+	return frontState{}, false
 }
 
 // follow follows what fronts depend on, once there is one, and has fronts that have changed built again.
@@ -101,16 +108,16 @@ func (r *routing) follow(ctx context.Context, running *sync.WaitGroup) {
 		if !isRouted(s.object) {
 			continue
 		}
-		table, targets, ok := r.frontOf(s.object)
+		front, ok := r.frontOf(s.object)
 		if !ok {
 			s.built, s.last = nil, nil
 			continue
 		}
-		for _, t := range targets {
+		for _, t := range front.targets {
 			named[t.Name] = true
 		}
-		if s.table != table || before == nil || !maps.Equal(before.Certificates, next.Certificates) {
-			s.table, s.built = table, nil
+		if s.table != front.table || before == nil || !maps.Equal(before.Certificates, next.Certificates) {
+			s.table, s.built = front.table, nil
 		}
 	}
 	followNamed(r.backends, named, func(n svc.Name) *target { return r.followTarget(ctx, running, n) })
@@ -152,15 +159,19 @@ func (r *routing) followTarget(ctx context.Context, running *sync.WaitGroup, n s
 
 // endpoints returns the endpoints of a port that package table chooses for this node, of IPv4 if there are any.
 func (t *target) endpoints(b gateway.Backend, node, zone string) []netip.AddrPort {
-	if out, known := t.addrs[b.PortName]; known {
+	if out, known := t.addrs[b]; known {
 		return out
 	}
 	var out []netip.AddrPort
+	transport := svc.TCP
+	if b.Protocol == gateway.UDP {
+		transport = svc.UDP
+	}
 	for _, family := range []svc.Family{svc.IPv4, svc.IPv6} {
 		key := table.Key{ID: svc.PortName{Name: b.Name, Port: b.PortName}, Family: family}
 		var all []table.Candidate
 		for _, name := range slices.Sorted(maps.Keys(t.slices)) {
-			all = table.AppendCandidates(all, t.slices[name], key, svc.TCP, node)
+			all = table.AppendCandidates(all, t.slices[name], key, transport, node)
 		}
 		all = table.Unique(all)
 		chosen := table.ForCluster(all, node, zone)
@@ -174,9 +185,9 @@ func (t *target) endpoints(b gateway.Backend, node, zone string) []netip.AddrPor
 		}
 	}
 	if t.addrs == nil {
-		t.addrs = map[string][]netip.AddrPort{}
+		t.addrs = map[gateway.Backend][]netip.AddrPort{}
 	}
-	t.addrs[b.PortName] = out
+	t.addrs[b] = out
 	return out
 }
 
@@ -185,15 +196,19 @@ func (d *draft) route() reason {
 	if !isRouted(d.from.object) {
 		return reason{}
 	}
-	t, targets, ok := d.routing.frontOf(d.from.object)
+	front, ok := d.routing.frontOf(d.from.object)
 	switch {
 	case d.routing.watch == nil:
 		return because("this node serves no Gateways and Ingresses")
 	case !ok:
 		return waitFor("its routes")
 	}
-	routes := &proxied.Routes{Ports: t.Ports, Targets: map[gateway.Target][]netip.AddrPort{}, Certificates: d.routing.state.Certificates}
-	for _, to := range targets {
+	t := front.table
+	routes := &proxied.Routes{
+		Ports: t.Ports, Datagrams: t.Datagrams, Targets: map[gateway.Target][]netip.AddrPort{}, Revoked: front.revoked,
+		Certificates: d.routing.state.Certificates,
+	}
+	for _, to := range front.targets {
 		back := d.routing.backends[to.Name]
 		if back == nil || !back.listed {
 			return waitFor("the EndpointSlices of " + to.Name.String())
@@ -204,11 +219,19 @@ func (d *draft) route() reason {
 	d.to.Spec.Listeners = nil // a port without a listener that serves is closed
 	for _, l := range d.from.spec.Listeners {
 		p := t.Ports[l.Port]
-		if p == nil {
-			continue
+		if l.Protocol == dialect.UDP {
+			p = t.Datagrams[l.Port]
 		}
-		if l.Protocol, l.Backend = dialect.HTTP, dialect.HTTP; p.TLS {
-			l.Protocol = dialect.HTTPS
+		switch {
+		case p == nil:
+			continue
+		case l.Protocol == dialect.UDP:
+		case p.TLS:
+			l.Protocol, l.Backend = dialect.HTTPS, dialect.HTTP
+		case p.Streams:
+			l.Protocol, l.Backend = dialect.TCP, dialect.TCP
+		default:
+			l.Protocol, l.Backend = dialect.HTTP, dialect.HTTP
 		}
 		d.to.Spec.Listeners = append(d.to.Spec.Listeners, l)
 	}

@@ -24,7 +24,7 @@ func TestFrontOfGateway(t *testing.T) {
 		}
 		n := gateway.ServiceOfGateway(g)
 		r := routing{state: &watch.State{Fronts: map[svc.Name]*gateway.Front{g: {Table: &gateway.Table{}}}}}
-		_, _, ok := r.frontOf(&corev1.Service{ObjectMeta: metav1.ObjectMeta{
+		_, ok := r.frontOf(&corev1.Service{ObjectMeta: metav1.ObjectMeta{
 			Namespace: n.Namespace, Name: n.Name, Labels: map[string]string{gateway.NameLabel: c.owner[:min(63, len(c.owner))]},
 			OwnerReferences: []metav1.OwnerReference{{Kind: c.kind, Name: c.owner, Controller: new(true)}},
 		}})

@@ -33,9 +33,10 @@ type Config struct {
 	// Transport is of HTTP, by Engine.Configure.
 	Transport any
 
-	usage *usage
-	owner logship.Owner  // of access logs
-	logs  *accesslog.Log // nil if none is asked for
+	usage   *usage
+	streams *streams       // nil unless connections are routed as a whole
+	owner   logship.Owner  // of access logs
+	logs    *accesslog.Log // nil if none is asked for
 }
 
 // Admits reports whether a client is within the ranges that the Service is for.
@@ -70,7 +71,7 @@ func newConfig(v *Service, l dialect.Listener, old *Config) (*Config, error) {
 		c.Sticky = pods.NewSticky(v.Key, v.Spec.Sticky)
 	}
 	if v.Routes != nil {
-		return c, v.Routes.configure(c, l.Port, old)
+		return c, v.Routes.configure(c, l, old)
 	}
 	if !l.Protocol.IsTLS() {
 		return c, nil

@@ -29,10 +29,11 @@ type gate struct {
 func (g *gate) Accept(conn *relay.Conn, client netip.AddrPort) (relay.Session, time.Duration) {
 	c := g.listener.relays.Load()
 	defer g.server.panics.Recover(c.Service) // the relay's threads have other connections
-	if !c.Admits(client.Addr()) || !g.server.admission.admit(conn, c) {
+	to := c.target()
+	if to == nil || !c.Admits(client.Addr()) || !g.server.admission.admit(conn, c) {
 		return nil, 0
 	}
-	r := &relayed{server: g.server, config: c, conn: conn, client: client, at: g.listener.at, began: time.Now()}
+	r := &relayed{server: g.server, config: c, pool: to.Pool, conn: conn, client: client, at: g.listener.at, began: time.Now()}
 	return r, c.Spec.IdleTimeout.Std()
 }
 
@@ -40,6 +41,7 @@ func (g *gate) Accept(conn *relay.Conn, client netip.AddrPort) (relay.Session, t
 type relayed struct {
 	server     *Server
 	config     *Config
+	pool       *pods.Pool
 	conn       *relay.Conn
 	client, at netip.AddrPort
 	began      time.Time
@@ -56,7 +58,7 @@ func (r *relayed) Pick() netip.AddrPort {
 	if len(r.tried) == pods.MaxDials {
 		return netip.AddrPort{}
 	}
-	m, err := r.config.Pool.Pick(r.client.Addr(), r.tried)
+	m, err := r.pool.Pick(r.client.Addr(), r.tried)
 	if err != nil {
 		r.server.log.Debug("closed a connection", "service", r.config.Service, "client", r.client, "err", err)
 		return netip.AddrPort{}
@@ -68,7 +70,7 @@ func (r *relayed) Pick() netip.AddrPort {
 // Failed has another Pod be picked.
 func (r *relayed) Failed(err error) {
 	r.tried = append(r.tried, r.member)
-	r.config.Pool.Failed(r.member)
+	r.pool.Failed(r.member)
 	r.server.log.Debug("cannot connect to an endpoint; trying another one",
 		"service", r.config.Service, "endpoint", r.member.Addr(), "err", err)
 }
@@ -77,10 +79,10 @@ func (r *relayed) Failed(err error) {
 func (r *relayed) Answered() (first []byte, ok bool) {
 	defer r.server.panics.Recover(r.config.Service, r.conn)
 	k := &pods.Link{Close: func() { _ = r.conn.Close() }}
-	if !r.config.Pool.Add(r.member, k) {
+	if !r.pool.Add(r.member, k) {
 		return nil, false
 	}
-	r.config.Pool.Reached(r.member)
+	r.pool.Reached(r.member)
 	r.link, r.before = k, time.Since(r.began)
 	if v := r.config.Spec.ProxyProtocol; v != 0 {
 		first = proxyproto.Header(v, r.client, r.at)
@@ -94,7 +96,7 @@ func (r *relayed) Ended(toPod, toClient int64) {
 	defer r.server.panics.Recover(c.Service)
 	line := accesslog.Entry{Client: r.client, Before: -1, During: -1, After: -1}
 	if r.link != nil {
-		c.Pool.Remove(r.member, r.link)
+		r.pool.Remove(r.member, r.link)
 		line.Pod, line.Before, line.Received, line.Sent = r.member.Addr(), r.before, toPod, toClient
 	}
 	if c.logs != nil {

@@ -139,7 +139,7 @@ func TestPanicOfDatagrams(t *testing.T) {
 	client := r.At
 	before := r.server.Usage()
 	u := l.begin(good, client)
-	u.config = &bad
+	u.config, u.pool = &bad, nil
 	was := r.server.Panics()
 	l.answer(u, client, client)
 	if after := r.server.Usage(); r.server.Panics() != was+1 || after != before {

@@ -19,10 +19,14 @@ import (
 // Routes make a Service the front of a Gateway, or of Ingresses: what each request is for decides where it goes.
 type Routes struct {
 	Ports map[uint16]*gateway.Port
+	// Datagrams are the ports of UDP.
+	Datagrams map[uint16]*gateway.Port
 	// Targets are the endpoints of what rules lead to.
 	Targets map[gateway.Target][]netip.AddrPort
 	// Certificates are from the Secrets that listeners name.
 	Certificates map[svc.Name]*tls.Certificate
+	// Revoked are the Services that a route of connections must no longer reach: it loses the connections that it has there.
+	Revoked map[gateway.Revocation]bool
 }
 
 // routedProtocols are offered to clients of HTTPS (ALPN).
@@ -32,10 +36,46 @@ var routedProtocols = []string{"h2", "http/1.1"}
 
 var errNoListener = errors.New("no listener is for this name")
 
+// port returns the routes of a port.
+func (t *Routes) port(l dialect.Listener) *gateway.Port {
+	if l.Protocol == dialect.UDP {
+		return t.Datagrams[l.Port]
+	}
+	return t.Ports[l.Port]
+}
+
+// carries reports whether the routes of a port are for a protocol of clients.
+func carries(table *gateway.Port, p dialect.Protocol) bool {
+	switch p {
+	case dialect.HTTP:
+		return !table.TLS && !table.Streams
+	case dialect.HTTPS: // also for streams of TLS
+		return table.TLS
+	case dialect.TCP, dialect.UDP:
+		return !table.TLS && table.Streams
+	}
+	return false
+}
+
+// give sets what chooses a backend for each request, connection, or client of UDP.
+func (t *Routes) give(c *Config, l dialect.Listener, targets map[gateway.Target]*Config) {
+	table := t.port(l)
+	if c.Protocol.IsHTTP() {
+		c.Router = &router{port: table, targets: targets}
+	}
+	if table.Streams {
+		c.streams = &streams{port: table, targets: targets}
+		if c.TLS != nil {
+			c.streams.tls = c.TLS.Clone() // with the keys of session tickets
+			c.streams.tls.NextProtos = nil
+		}
+	}
+}
+
 // configure sets what differs from a port without routes.
-func (t *Routes) configure(c *Config, port uint16, old *Config) error {
-	table := t.Ports[port]
-	if table == nil || !c.Protocol.IsHTTP() || table.TLS != c.Protocol.IsTLS() {
+func (t *Routes) configure(c *Config, l dialect.Listener, old *Config) error {
+	table, port := t.port(l), l.Port
+	if table == nil || !carries(table, c.Protocol) {
 		return fmt.Errorf("port %d: there are no routes for %s", port, c.Protocol)
 	}
 	if !table.TLS {
@@ -77,7 +117,10 @@ func (t *Routes) certificate(p *gateway.Port, h *tls.ClientHelloInfo) (*tls.Cert
 	return first, nil
 }
 
-func targetKey(n svc.Name, b gateway.Backend) poolKey { return poolKey{service: n, target: b} }
+func targetKey(n svc.Name, t gateway.Target) poolKey {
+	t.Timeout = 0
+	return poolKey{service: n, target: t, udp: t.Protocol == gateway.UDP}
+}
 
 // targeting makes the configurations of the targets of a Service. The caller of its methods holds the Server's mu.
 type targeting struct {
@@ -102,6 +145,11 @@ func (m *targeting) all(had *Service, before map[gateway.Target]*Config) map[gat
 		}
 		next[t] = m.one(t, addrs, old)
 	}
+	for t := range before {
+		if next[t] == nil && v.Routes.Revoked[gateway.Revocation{Route: t.Route, Service: t.Name}] {
+			m.drains[targetKey(v.Name, t)] = 0
+		}
+	}
 	return next
 }
 
@@ -115,11 +163,21 @@ func (m *targeting) one(t gateway.Target, addrs []netip.AddrPort, old *Config) *
 	c := &Config{
 		Service: v.Name, Spec: &spec, Protocol: dialect.HTTP, Backend: dialect.HTTP, owner: logship.OwnerOf(v.Name, v.Key), usage: m.usage,
 	}
-	if t.Protocol == gateway.H2C {
+	health := v.Spec.Health
+	switch t.Protocol {
+	case gateway.H2C:
 		c.Backend = dialect.H2C
+	case gateway.TCP:
+		c.Protocol, c.Backend = dialect.TCP, dialect.TCP
+	case gateway.UDP:
+		c.Protocol, c.Backend = dialect.UDP, dialect.UDP
+		health = datagramChecks(health)
+	case gateway.HTTP1:
 	}
-	m.web.Configure(c, old)
-	key := targetKey(v.Name, t.Backend)
+	if c.Protocol.IsHTTP() {
+		m.web.Configure(c, old)
+	}
+	key := targetKey(v.Name, t)
 	drain := v.Spec.DrainTimeout.Std()
 	if !v.Spec.Draining {
 		drain = 0
@@ -128,7 +186,7 @@ func (m *targeting) one(t gateway.Target, addrs []netip.AddrPort, old *Config) *
 	}
 	m.drains[key] = drain
 	c.Pool = m.pool(key)
-	o := pods.Options{Balance: v.Spec.Balance, SlowStart: v.Spec.SlowStart.Std(), Checks: pods.Checks{Health: v.Spec.Health}}
+	o := pods.Options{Balance: v.Spec.Balance, SlowStart: v.Spec.SlowStart.Std(), Checks: pods.Checks{Health: health}}
 	c.Pool.Set(o, addrs, drain)
 	return c
 }

@@ -41,6 +41,9 @@ func (s *Server) serve(socket *net.TCPConn, l *Listener, c *Config) Parked {
 	if !c.Admits(client.Addr()) {
 		return nil
 	}
+	if c.streams != nil && c.Protocol.IsTLS() {
+		return serveNamed(s, socket, conn, l, c, client, at)
+	}
 	if c.Protocol.IsHTTP() {
 		return s.web.Serve(conn, l, c, client, at)
 	}
@@ -59,14 +62,19 @@ func (s *Server) serve(socket *net.TCPConn, l *Listener, c *Config) Parked {
 		front, protocol = t, t.ConnectionState().NegotiatedProtocol
 		line.TLS(t.ConnectionState())
 	}
-	m, pod, k := s.connect(socket, c, client, at, protocol)
+	to := c.target()
+	if to == nil {
+		line.Before = -1
+		return nil
+	}
+	m, pod, k := s.connect(socket, to, client, at, protocol)
 	if pod == nil {
 		line.Before = -1
 		return nil
 	}
 	line.Pod, line.Before = m.Addr(), time.Since(began)
 	defer pod.Close()
-	defer c.Pool.Remove(m, k)
+	defer to.Pool.Remove(m, k)
 	back := pod
 	_ = conn.SetDeadline(time.Time{})
 	line.Sent, line.Received = stream.Join(s.panics, c.Service, front, back, c.Spec.IdleTimeout.Std())

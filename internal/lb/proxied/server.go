@@ -96,7 +96,7 @@ type poolKey struct {
 	service svc.Name
 	port    uint16
 	udp     bool
-	target  gateway.Backend // of Routes
+	target  gateway.Target // of Routes, without its timeout
 }
 
 func keyOf(v *Service, l dialect.Listener) poolKey {
@@ -227,7 +227,7 @@ func (use inUse) take(s *Server, v *Service) error {
 		}
 	}
 	for t := range s.targets[v.Name] {
-		use.pools[targetKey(v.Name, t.Backend)] = true
+		use.pools[targetKey(v.Name, t)] = true
 	}
 	for _, l := range v.Spec.Listeners {
 		at := addressesAt(v, l)
@@ -285,7 +285,7 @@ func (s *Server) setListener(v *Service, l dialect.Listener) (listens []netip.Ad
 		s.web.Configure(c, old)
 	}
 	if v.Routes != nil {
-		c.Router = &router{port: v.Routes.Ports[l.Port], targets: s.targets[v.Name]}
+		v.Routes.give(c, l, s.targets[v.Name])
 	}
 	c.Pool = s.pool(keyOf(v, l), v)
 	var errs []error

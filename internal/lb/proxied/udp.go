@@ -37,6 +37,7 @@ type udpListener struct {
 // udpSession is the datagrams of a client. pod is connected, so that the kernel accepts only datagrams of the Pod.
 type udpSession struct {
 	config *Config // as it began
+	pool   *pods.Pool
 	member *pods.Member
 	pod    *net.UDPConn
 	last   atomic.Int64 // when the client has sent something last, since began
@@ -140,7 +141,12 @@ func (l *udpListener) session(client, from netip.AddrPort) *udpSession {
 // begin returns a session with a Pod, nil if there is none, or too many clients are there.
 func (l *udpListener) begin(c *Config, client netip.AddrPort) *udpSession {
 	s := l.server
-	m, err := c.Pool.Pick(client.Addr(), nil)
+	to := c.target()
+	if to == nil {
+		s.log.Debug("dropped a datagram, for which there is no route", "service", c.Service, "client", client)
+		return nil
+	}
+	m, err := to.Pool.Pick(client.Addr(), nil)
 	if err != nil {
 		s.log.Debug("dropped a datagram", "service", c.Service, "client", client, "err", err)
 		return nil
@@ -151,7 +157,7 @@ func (l *udpListener) begin(c *Config, client netip.AddrPort) *udpSession {
 		s.log.Debug("dropped a datagram", "service", c.Service, "client", client, "endpoint", m.Addr(), "err", err)
 		return nil
 	}
-	u := &udpSession{config: c, member: m, pod: pod.(*net.UDPConn), began: time.Now()}
+	u := &udpSession{config: c, pool: to.Pool, member: m, pod: pod.(*net.UDPConn), began: time.Now()}
 	if !s.admission.admitSession(u) {
 		_ = pod.Close()
 		return nil
@@ -174,10 +180,10 @@ func (l *udpListener) answer(u *udpSession, client, from netip.AddrPort) {
 		s.admission.forgetSession(u)
 	}()
 	defer s.panics.Recover(c.Service)
-	if !c.Pool.Add(u.member, k) {
+	if !u.pool.Add(u.member, k) {
 		return
 	}
-	defer c.Pool.Remove(u.member, k)
+	defer u.pool.Remove(u.member, k)
 	idle := min(udpIdle, c.Spec.IdleTimeout.Std())
 	buf := stream.GetBuffer()
 	defer stream.PutBuffer(buf)

@@ -1,0 +1,82 @@
+package controller
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/watch"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// writeStream writes the parts of the status of a route of connections or of datagrams that are ours, if they differ.
+func (c *controller) writeStream(ctx context.Context, r *gateway.Stream, s *watch.State) error {
+	key := r.Key()
+	want, differs := parentsOf(s, key.Namespace, r.Parents, r.Status, func(f *gateway.Front) []gwv1.RouteParentStatus {
+		return f.StreamParents(key)
+	})
+	if !differs {
+		return nil
+	}
+	var err error
+	switch o := r.Object.(type) {
+	case *gwv1.TLSRoute:
+		next := o.DeepCopy()
+		next.Status.Parents = want
+		_, err = c.api.TLSRoutes(key.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+	case *gwv1.TCPRoute:
+		next := o.DeepCopy()
+		next.Status.Parents = want
+		_, err = c.api.TCPRoutes(key.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+	case *gwv1.UDPRoute:
+		next := o.DeepCopy()
+		next.Status.Parents = want
+		_, err = c.api.UDPRoutes(key.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+	}
+	return err
+}
+
+// writeSet writes the status of a ListenerSet of one of our Gateways if it differs.
+func (c *controller) writeSet(ctx context.Context, set *gwv1.ListenerSet, want gwv1.ListenerSetStatus) error {
+	keepTimes(want.Conditions, set.Status.Conditions)
+	for i := range want.Listeners {
+		l := &want.Listeners[i]
+		at := slices.IndexFunc(set.Status.Listeners, func(h gwv1.ListenerEntryStatus) bool { return h.Name == l.Name })
+		if at < 0 {
+			keepTimes(l.Conditions, nil)
+		} else {
+			keepTimes(l.Conditions, set.Status.Listeners[at].Conditions)
+		}
+	}
+	if equality.Semantic.DeepEqual(want, set.Status) {
+		return nil
+	}
+	next := set.DeepCopy()
+	next.Status = want
+	_, err := c.api.Sets(set.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+	return err
+}
+
+// syncSets keeps the Services of the ListenerSets of a Gateway, and writes their statuses.
+func (c *controller) syncSets(ctx context.Context, s *watch.State, f *gateway.Front, unprogrammed string,
+	services map[svc.Name]*corev1.Service, errs *[]error,
+) {
+	for _, n := range f.Sets() {
+		set, why := s.Sets[n], unprogrammed
+		if set == nil {
+			continue
+		}
+		if secrets := f.SetSecrets(n); len(secrets) > 0 {
+			problem, err := c.keepService(ctx, serviceOfSet(set, secrets), services[gateway.ServiceOfSet(n)])
+			*errs = append(*errs, ignoreRaces(err))
+			why = cmp.Or(why, problem)
+		}
+		*errs = append(*errs, ignoreRaces(c.writeSet(ctx, set, f.SetStatus(n, why))))
+	}
+}

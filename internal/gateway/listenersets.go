@@ -1,0 +1,226 @@
+package gateway
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+const (
+	kindGateway     gwv1.Kind = "Gateway"
+	kindListenerSet gwv1.Kind = "ListenerSet"
+	// parentNotProgrammed has no constant in the API's module, only its comment.
+	parentNotProgrammed gwv1.ListenerSetConditionReason = "ParentNotProgrammed"
+	// maxListeners bounds the listeners of a Gateway with those of its ListenerSets: each port is a socket on each node.
+	maxListeners = 1024
+)
+
+// listenerSet is a ListenerSet of a Gateway while its front is built.
+type listenerSet struct {
+	object    *gwv1.ListenerSet
+	listeners []*listener
+	// accepted is the reason of the condition, and refused why it is not accepted, "" if it is.
+	accepted gwv1.ListenerSetConditionReason
+	refused  string
+}
+
+// GatewayOf returns the Gateway that a ListenerSet names, the zero Name if it names something else.
+func GatewayOf(s *gwv1.ListenerSet) svc.Name {
+	p := &s.Spec.ParentRef
+	if valueOf(p.Group, gwv1.GroupName) != gwv1.GroupName || valueOf(p.Kind, kindGateway) != kindGateway {
+		return svc.Name{}
+	}
+	return svc.Name{Namespace: string(valueOf(p.Namespace, gwv1.Namespace(s.Namespace))), Name: string(p.Name)}
+}
+
+// setOf returns the ListenerSet that a reference names, the zero Name if it names something else.
+func setOf(namespace string, p *gwv1.ParentReference) svc.Name {
+	if valueOf(p.Group, gwv1.GroupName) != gwv1.GroupName || valueOf(p.Kind, kindGateway) != kindListenerSet {
+		return svc.Name{}
+	}
+	return svc.Name{Namespace: string(valueOf(p.Namespace, gwv1.Namespace(namespace))), Name: string(p.Name)}
+}
+
+// ParentsOf returns the Gateways that the references of a route name, or the ListenerSets that they name.
+func ParentsOf(sets map[svc.Name]*gwv1.ListenerSet, namespace string, refs []gwv1.ParentReference) (out []svc.Name) {
+	for i := range refs {
+		n := parentOf(namespace, &refs[i])
+		if set := sets[setOf(namespace, &refs[i])]; set != nil {
+			n = GatewayOf(set)
+		}
+		if n != (svc.Name{}) {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+// selects reports whether a reference of a route names the Gateway, or one of its ListenerSets.
+func (f *Front) selects(p *gwv1.ParentReference, namespace string) bool {
+	return parentOf(namespace, p) == f.gateway || f.sets[setOf(namespace, p)] != nil
+}
+
+// isOf reports whether a listener belongs to the object that a reference names: a route that names a Gateway does not attach to
+// the listeners of its ListenerSets.
+func (l *listener) isOf(p *gwv1.ParentReference, namespace string, gateway svc.Name) bool {
+	if l.set != nil {
+		return setOf(namespace, p) == svc.NameOf(l.set)
+	}
+	return parentOf(namespace, p) == gateway
+}
+
+// addSets adds the listeners of the ListenerSets that name the Gateway, the older ones first.
+func (f *Front) addSets(o *Objects, g *gwv1.Gateway, secrets *secretSet) {
+	var sets []*gwv1.ListenerSet
+	for s := range maps.Values(o.Sets) {
+		if GatewayOf(s) == f.gateway {
+			sets = append(sets, s)
+		}
+	}
+	slices.SortFunc(sets, func(a, b *gwv1.ListenerSet) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), svc.NameOf(a).Compare(svc.NameOf(b)))
+	})
+	for _, s := range sets {
+		out := &listenerSet{object: s, accepted: gwv1.ListenerSetReasonAccepted}
+		f.sets[svc.NameOf(s)] = out
+		if !takesSet(o, g, s.Namespace) {
+			out.accepted = gwv1.ListenerSetReasonNotAllowed
+			out.refused = "the Gateway's allowedListeners do not allow ListenerSets of this namespace"
+			continue
+		}
+		for i := range s.Spec.Listeners {
+			e := &s.Spec.Listeners[i]
+			out.listeners = append(out.listeners, newListener(o, g, s, &gwv1.Listener{
+				Name: e.Name, Hostname: e.Hostname, Port: e.Port, Protocol: e.Protocol, TLS: e.TLS, AllowedRoutes: e.AllowedRoutes,
+			}, secrets))
+		}
+		for _, l := range out.listeners {
+			if len(f.listeners)+len(out.listeners) > maxListeners {
+				l.refuse(gwv1.ListenerConditionReason(gwv1.ListenerEntryReasonTooManyListeners), "the Gateway has too many listeners")
+			}
+			l.giveWay(f.listeners)
+		}
+		compareAll(out.listeners)
+		f.listeners = append(f.listeners, out.listeners...)
+		out.accept()
+	}
+}
+
+// giveWay refuses a listener that cannot be told from one that takes precedence. A listener of another ListenerSet that was
+// refused itself keeps nothing free.
+func (l *listener) giveWay(earlier []*listener) {
+	for _, e := range earlier {
+		if e.set == nil || e.refused == "" {
+			l.compare(e)
+		}
+	}
+	l.refuseConflict()
+}
+
+// accept decides whether the ListenerSet has a listener that is served.
+func (s *listenerSet) accept() {
+	usable, bad := 0, ""
+	for _, l := range s.listeners {
+		if l.refused == "" {
+			usable++
+		} else if bad == "" {
+			bad = "listener " + string(l.spec.Name) + ": " + l.refused
+		}
+	}
+	if bad != "" {
+		s.accepted = gwv1.ListenerSetReasonListenersNotValid
+	}
+	if usable == 0 {
+		s.refused = bad
+	}
+}
+
+// takesSet reports whether ListenerSets of a namespace may add listeners to a Gateway: by default of none.
+func takesSet(o *Objects, g *gwv1.Gateway, namespace string) bool {
+	a := g.Spec.AllowedListeners
+	if a == nil || a.Namespaces == nil {
+		return false
+	}
+	switch valueOf(a.Namespaces.From, gwv1.NamespacesFromNone) {
+	case gwv1.NamespacesFromAll:
+		return true
+	case gwv1.NamespacesFromSame:
+		return namespace == g.Namespace
+	case gwv1.NamespacesFromSelector:
+		s, err := metav1.LabelSelectorAsSelector(a.Namespaces.Selector)
+		have, known := o.Namespaces[namespace]
+		return err == nil && known && a.Namespaces.Selector != nil && s.Matches(labels.Set(have))
+	}
+	return false
+}
+
+// Sets returns the names of the ListenerSets that name the Gateway.
+func (f *Front) Sets() []svc.Name { return slices.SortedFunc(maps.Keys(f.sets), svc.Name.Compare) }
+
+// SetStatus returns the status of a ListenerSet of Sets. unprogrammed is why the Gateway is not served at its addresses, "" if it is.
+func (f *Front) SetStatus(name svc.Name, unprogrammed string) gwv1.ListenerSetStatus {
+	s := f.sets[name]
+	generation := s.object.Generation
+	accepted, refused := s.accepted, s.refused
+	if refused == "" && f.refused != "" {
+		accepted, refused = gwv1.ListenerSetReasonParentNotAccepted, "the Gateway is not accepted"
+	}
+	out := gwv1.ListenerSetStatus{}
+	served := false
+	for _, l := range s.listeners {
+		pending := unprogrammed
+		if f.refused != "" {
+			pending = "the Gateway is not accepted"
+		}
+		of := l.status(generation, pending)
+		served = served || l.serves()
+		out.Listeners = append(out.Listeners, gwv1.ListenerEntryStatus{
+			Name: of.Name, SupportedKinds: of.SupportedKinds, AttachedRoutes: of.AttachedRoutes, Conditions: of.Conditions,
+		})
+	}
+	programmed, why := gwv1.ListenerSetReasonProgrammed, ""
+	switch {
+	case refused != "":
+		programmed, why = accepted, refused
+	case !served:
+		programmed, why = gwv1.ListenerSetReasonListenersNotValid, "no listener can be served"
+	case unprogrammed != "":
+		programmed, why = parentNotProgrammed, unprogrammed
+	}
+	out.Conditions = []metav1.Condition{
+		condition(gwv1.ListenerSetConditionAccepted, refused == "", accepted, generation, refused),
+		condition(gwv1.ListenerSetConditionProgrammed, why == "", programmed, generation, why),
+	}
+	return out
+}
+
+// SetSecrets returns the usable Secrets of the ListenerSet's own namespace that its listeners name, if that is not the Gateway's.
+func (f *Front) SetSecrets(name svc.Name) (out []svc.Name) {
+	if name.Namespace == f.gateway.Namespace {
+		return nil
+	}
+	for _, l := range f.sets[name].listeners {
+		for _, n := range l.secrets {
+			if n.Namespace == name.Namespace && !slices.Contains(out, n) {
+				out = append(out, n)
+			}
+		}
+	}
+	return out
+}
+
+// attachedSets returns how many ListenerSets are accepted.
+func (f *Front) attachedSets() (n int32) {
+	for _, s := range f.sets {
+		if s.refused == "" && f.refused == "" {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,172 @@
+package gateway
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// The kinds of routes of connections and of datagrams.
+const (
+	KindTLSRoute gwv1.Kind = "TLSRoute"
+	KindTCPRoute gwv1.Kind = "TCPRoute"
+	KindUDPRoute gwv1.Kind = "UDPRoute"
+)
+
+// StreamKey names a Stream.
+type StreamKey struct {
+	Kind gwv1.Kind
+	svc.Name
+}
+
+// compare orders keys by kind, namespace and name.
+func (k StreamKey) compare(o StreamKey) int {
+	if c := strings.Compare(string(k.Kind), string(o.Kind)); c != 0 {
+		return c
+	}
+	return k.Name.Compare(o.Name)
+}
+
+// Stream is a TLSRoute, a TCPRoute or a UDPRoute: whole connections, or the datagrams of a client, go to one backend.
+type Stream struct {
+	Kind    gwv1.Kind
+	Object  metav1.Object // as it was read, with its status
+	Parents []gwv1.ParentReference
+	// Hostnames are of a TLSRoute.
+	Hostnames []gwv1.Hostname
+	Backends  []gwv1.BackendRef
+	// Status is what the object has.
+	Status []gwv1.RouteParentStatus
+}
+
+// Key names the route.
+func (s *Stream) Key() StreamKey { return StreamKey{s.Kind, svc.NameOf(s.Object)} }
+
+// StreamOfTLS returns what a TLSRoute asks for. The definitions of the kinds allow one rule.
+func StreamOfTLS(r *gwv1.TLSRoute) *Stream {
+	s := &Stream{Kind: KindTLSRoute, Object: r, Parents: r.Spec.ParentRefs, Hostnames: r.Spec.Hostnames, Status: r.Status.Parents}
+	if len(r.Spec.Rules) > 0 {
+		s.Backends = r.Spec.Rules[0].BackendRefs
+	}
+	return s
+}
+
+// StreamOfTCP returns what a TCPRoute asks for.
+func StreamOfTCP(r *gwv1.TCPRoute) *Stream {
+	s := &Stream{Kind: KindTCPRoute, Object: r, Parents: r.Spec.ParentRefs, Status: r.Status.Parents}
+	if len(r.Spec.Rules) > 0 {
+		s.Backends = r.Spec.Rules[0].BackendRefs
+	}
+	return s
+}
+
+// StreamOfUDP returns what a UDPRoute asks for.
+func StreamOfUDP(r *gwv1.UDPRoute) *Stream {
+	s := &Stream{Kind: KindUDPRoute, Object: r, Parents: r.Spec.ParentRefs, Status: r.Status.Parents}
+	if len(r.Spec.Rules) > 0 {
+		s.Backends = r.Spec.Rules[0].BackendRefs
+	}
+	return s
+}
+
+// hosts returns the patterns of a route, "" for all.
+func (s *Stream) hosts() (out []string) {
+	for _, h := range s.Hostnames {
+		out = append(out, strings.ToLower(string(h)))
+	}
+	if len(out) == 0 {
+		out = append(out, "")
+	}
+	return out
+}
+
+// addStreams adds the routes of connections and of datagrams that name the Gateway.
+func (f *Front) addStreams(o *Objects, gateway svc.Name, target func(Target)) {
+	for _, key := range slices.SortedFunc(maps.Keys(o.Streams), StreamKey.compare) {
+		s := o.Streams[key]
+		if !slices.Contains(ParentsOf(o.Sets, key.Namespace, s.Parents), gateway) {
+			continue
+		}
+		c := f.compileStream(o, s)
+		attached := map[*listener]map[string]bool{}
+		for i := range s.Parents {
+			p := &s.Parents[i]
+			if f.selects(p, key.Namespace) {
+				reason, message := f.attachBy(o, p, subject{key.Kind, key.Namespace, s.hosts()}, attached)
+				f.streams[key] = append(f.streams[key], c.status(p, reason, message))
+			}
+		}
+		for l, hosts := range attached {
+			l.attached++
+			for h := range hosts {
+				if have := l.streams[h]; have == nil || c.rule.Route.compare(have.Route) < 0 {
+					l.streams[h] = c.rule
+				}
+			}
+		}
+		if len(attached) > 0 {
+			for i := range c.rule.Backends {
+				if w := &c.rule.Backends[i]; w.Valid {
+					target(c.rule.Target(w))
+				}
+			}
+		}
+	}
+}
+
+// compiledStream is a route of connections or of datagrams as a table has it.
+type compiledStream struct {
+	object     metav1.Object
+	rule       *Rule
+	reason     gwv1.RouteConditionReason
+	unresolved string
+}
+
+func (f *Front) compileStream(o *Objects, s *Stream) *compiledStream {
+	key := s.Key()
+	c := &compiledStream{object: s.Object, reason: gwv1.RouteReasonResolvedRefs, rule: &Rule{
+		Route: RouteKey{Kind: string(key.Kind), Created: s.Object.GetCreationTimestamp().Time, Name: key.Name},
+	}}
+	protocol := TCP
+	if key.Kind == KindUDPRoute {
+		protocol = UDP
+	}
+	for i := range s.Backends {
+		ref := &s.Backends[i]
+		to := svc.Name{Namespace: string(valueOf(ref.Namespace, gwv1.Namespace(key.Namespace))), Name: string(ref.Name)}
+		f.refers[to] = true
+		w := Weighted{Weight: uint32(max(0, valueOf(ref.Weight, 1)))} //nolint:gosec // the definition of the kind bounds it
+		backend, reason, wrong := o.resolve(key.Kind, key.Namespace, &ref.BackendObjectReference, protocol)
+		if w.Backend, w.Valid = backend, wrong == ""; wrong != "" && c.unresolved == "" {
+			c.reason, c.unresolved = reason, fmt.Sprintf("rules[0].backendRefs[%d]: %s", i, wrong)
+		}
+		if reason == gwv1.RouteReasonRefNotPermitted {
+			f.Revoked[Revocation{key, to}] = true
+		}
+		c.rule.Backends = append(c.rule.Backends, w)
+		c.rule.total += uint64(w.Weight)
+	}
+	return c
+}
+
+// status returns the status of a route for one of its parents.
+func (c *compiledStream) status(p *gwv1.ParentReference, reason gwv1.RouteConditionReason, message string) gwv1.RouteParentStatus {
+	generation := c.object.GetGeneration()
+	return gwv1.RouteParentStatus{
+		ParentRef: *p, ControllerName: ControllerName,
+		Conditions: []metav1.Condition{
+			condition(gwv1.RouteConditionAccepted, message == "", reason, generation, message),
+			condition(gwv1.RouteConditionResolvedRefs, c.unresolved == "", c.reason, generation, c.unresolved),
+		},
+	}
+}
+
+// StreamParents returns the statuses of a route of connections or of datagrams for the references that name the Gateway or one
+// of its ListenerSets.
+func (f *Front) StreamParents(key StreamKey) []gwv1.RouteParentStatus { return f.streams[key] }

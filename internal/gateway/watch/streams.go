@@ -1,0 +1,61 @@
+package watch
+
+import (
+	"context"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/reflector"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// followStreams follows the routes of connections and of datagrams, and the ListenerSets. A bundle of the Gateway API that is
+// older than v1.6 may lack them. The caller holds mu.
+func (w *Watch) followStreams(ctx context.Context, running *sync.WaitGroup) {
+	all := metav1.ListOptions{}
+	follow(ctx, w, running, "tlsroutes", reflector.From(w.o.Gateway.TLSRoutes(""), all), true, func(n svc.Name, r *gwv1.TLSRoute) {
+		setStream(w, gateway.StreamKey{Kind: gateway.KindTLSRoute, Name: n}, r, gateway.StreamOfTLS)
+	})
+	follow(ctx, w, running, "tcproutes", reflector.From(w.o.Gateway.TCPRoutes(""), all), true, func(n svc.Name, r *gwv1.TCPRoute) {
+		setStream(w, gateway.StreamKey{Kind: gateway.KindTCPRoute, Name: n}, r, gateway.StreamOfTCP)
+	})
+	follow(ctx, w, running, "udproutes", reflector.From(w.o.Gateway.UDPRoutes(""), all), true, func(n svc.Name, r *gwv1.UDPRoute) {
+		setStream(w, gateway.StreamKey{Kind: gateway.KindUDPRoute, Name: n}, r, gateway.StreamOfUDP)
+	})
+	follow(ctx, w, running, "listenersets", reflector.From(w.o.Gateway.Sets(""), all), true, w.setListenerSet)
+}
+
+// setStream takes a route over, nil if it has gone. The Gateways that it names, or has named before, are built again. The caller
+// holds mu.
+func setStream[T any](w *Watch, key gateway.StreamKey, r *T, read func(*T) *gateway.Stream) {
+	have := w.objects.Streams[key]
+	var next *gateway.Stream
+	if r != nil {
+		next = read(r)
+	}
+	same := have != nil && next != nil && have.Object.GetUID() == next.Object.GetUID() &&
+		have.Object.GetGeneration() == next.Object.GetGeneration()
+	for _, s := range []*gateway.Stream{have, next} {
+		if s != nil && !same {
+			for _, g := range gateway.ParentsOf(w.objects.Sets, key.Namespace, s.Parents) {
+				w.dirty[g] = true
+			}
+		}
+	}
+	set(w.objects.Streams, key, next)
+}
+
+// setListenerSet takes a ListenerSet over, nil if it has gone. The Gateway that it names, or has named before, is built again.
+// The caller holds mu.
+func (w *Watch) setListenerSet(n svc.Name, s *gwv1.ListenerSet) {
+	have := w.objects.Sets[n]
+	for _, o := range []*gwv1.ListenerSet{have, s} {
+		if o != nil && !sameSpec(have, s) {
+			w.dirty[gateway.GatewayOf(o)] = true
+		}
+	}
+	set(w.objects.Sets, n, s)
+}

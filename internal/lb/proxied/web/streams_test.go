@@ -1,0 +1,199 @@
+package web
+
+import (
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/lb/proxied"
+	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// streamFront is the objects of a Gateway with one port, as text.
+type streamFront struct {
+	listeners string
+	http      string // HTTPRoute, "" without one
+	streams   []*gateway.Stream
+	grants    map[svc.Name]*gwv1.ReferenceGrant
+	services  map[svc.Name]netip.AddrPort // with their Pod; of UDP if udp
+	udp       bool
+	cert      *tls.Certificate
+}
+
+// serve makes the Service of a rig that front.
+func (r *rig) serve(s *streamFront) {
+	r.Helper()
+	g := &gwv1.Gateway{}
+	r.Must(yaml.UnmarshalStrict([]byte("metadata: {name: g, namespace: default}\nspec: {gatewayClassName: fairlead, listeners: ["+
+		strings.ReplaceAll(s.listeners, "PORT", fmt.Sprint(r.At.Port()))+"]}"), g))
+	n, cert := svc.NameOf(g), svc.Name{Namespace: "default", Name: "c"}
+	o := &gateway.Objects{
+		Gateways: map[svc.Name]*gwv1.Gateway{n: g}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Services: map[svc.Name]*gateway.Service{},
+		Secrets: map[svc.Name]gateway.Secret{cert: {}}, Grants: s.grants, Streams: map[gateway.StreamKey]*gateway.Stream{},
+	}
+	if s.http != "" {
+		route := &gwv1.HTTPRoute{}
+		r.Must(yaml.UnmarshalStrict([]byte(s.http), route))
+		o.Routes[svc.NameOf(route)] = route
+	}
+	for _, route := range s.streams {
+		o.Streams[route.Key()] = route
+	}
+	for name := range s.services {
+		o.Services[name] = &gateway.Service{Ports: []gateway.ServicePort{{Number: 80, UDP: s.udp}}}
+	}
+	f := gateway.BuildGateway(o, n, nil)
+	r.service.Routes = &proxied.Routes{
+		Ports: f.Table.Ports, Datagrams: f.Table.Datagrams, Targets: map[gateway.Target][]netip.AddrPort{}, Revoked: f.Revoked,
+		Certificates: map[svc.Name]*tls.Certificate{cert: s.cert},
+	}
+	for _, t := range f.Targets {
+		r.service.Routes.Targets[t] = []netip.AddrPort{s.services[t.Name]}
+	}
+	r.service.Spec.Listeners = nil
+	for key, protocol := range f.Ports() {
+		l := dialect.Listener{Port: key.Number, Protocol: dialect.Protocol(protocol), Backend: dialect.TCP}
+		if protocol == "tls" {
+			l.Protocol, l.Backend = dialect.HTTPS, dialect.HTTP
+		}
+		r.service.Spec.Listeners = append(r.service.Spec.Listeners, l)
+	}
+	r.set()
+}
+
+func streamOf[T any](r *rig, read func(*T) *gateway.Stream, text string) *gateway.Stream {
+	r.Helper()
+	o := new(T)
+	r.Must(yaml.UnmarshalStrict([]byte(text), o))
+	return read(o)
+}
+
+// say sends a line by a connection, and returns the answer or an error.
+func say(c net.Conn, err error, line string) string {
+	if err != nil {
+		return err.Error()
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(lbtest.Patience))
+	out, err := lbtest.Say(c, line)
+	if err != nil {
+		return err.Error()
+	}
+	return out
+}
+
+// One port has HTTPS, TLS that is passed on as it is, and TLS that ends here: the name decides. The Pod of the second has the
+// certificate, not the load balancer; a name or a client without one reaches nothing.
+func TestNamedStreams(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http"})
+	own, _, _ := lbtest.Certificate(t, "front.example.com")
+	inner, _, _ := lbtest.Certificate(t, "pass.example.com")
+	secure := r.Pod(func(c net.Conn) {
+		t := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{inner}})
+		lbtest.Named("secure")(t)
+	})
+	name := func(n string) svc.Name { return svc.Name{Namespace: "default", Name: n} }
+	f := &streamFront{
+		cert: &own,
+		listeners: `{name: a, port: PORT, protocol: HTTPS, hostname: web.example.com, tls: {certificateRefs: [{name: c}]}},
+{name: b, port: PORT, protocol: TLS, hostname: "*.example.com", tls: {mode: Passthrough}},
+{name: c, port: PORT, protocol: TLS, hostname: end.example.com, tls: {mode: Terminate, certificateRefs: [{name: c}]}}`,
+		http: "metadata: {name: r, namespace: default}\nspec: {parentRefs: [{name: g}], rules: [{backendRefs: [{name: web, port: 80}]}]}",
+		services: map[svc.Name]netip.AddrPort{
+			name("web"): r.Web(lbtest.Tell), name("secure"): secure, name("plain"): r.Pod(lbtest.Named("plain")),
+		},
+	}
+	for host, to := range map[string]string{"pass.example.com": "secure", "end.example.com": "plain", "gone.example.com": "none"} {
+		f.streams = append(f.streams, streamOf(r, gateway.StreamOfTLS, "metadata: {name: "+to+", namespace: default}\nspec: "+
+			"{parentRefs: [{name: g}], hostnames: ["+host+"], rules: [{backendRefs: [{name: "+to+", port: 80}]}]}"))
+	}
+	r.serve(f)
+	connect := func(name string) (*tls.Conn, error) {
+		d := &net.Dialer{Timeout: lbtest.Patience}
+		return tls.DialWithDialer(d, "tcp", r.At.String(), &tls.Config{ServerName: name, InsecureSkipVerify: true}) //nolint:gosec // seen below
+	}
+	for host, want := range map[string][2]string{
+		"pass.example.com": {"secure", "pass.example.com"}, "end.example.com": {"plain", "front.example.com"},
+	} {
+		c, err := connect(host)
+		r.Must(err)
+		if got := c.ConnectionState().PeerCertificates[0].DNSNames[0]; got != want[1] {
+			t.Errorf("%s has the certificate of %s, want %s", host, got, want[1])
+		}
+		if got := say(c, nil, "x"); !strings.Contains(got, want[0]) {
+			t.Errorf("%s: %q, want %s", host, got, want[0])
+		}
+	}
+	c, err := connect("web.example.com")
+	r.Must(err)
+	if got := asks(t, c, "/q"); !strings.Contains(got, "/q") {
+		t.Errorf("requests: %q", got)
+	}
+	_ = c.Close()
+	for host, want := range map[string]string{
+		"other.example.org": "unrecognized name", "": "unrecognized name", "x.example.com": "unrecognized name",
+		"gone.example.com": "access denied",
+	} {
+		if c, err := connect(host); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, %v; want %s", host, c, err, want)
+		}
+	}
+	plain, err := net.Dial("tcp", r.At.String())
+	if got := say(plain, err, "GET / HTTP/1.1\r\n\r"); got != io.EOF.Error() && !strings.Contains(got, "reset") {
+		t.Errorf("plain text: %q", got)
+	}
+}
+
+// A connection, and a client of UDP, goes to the backend of the port's route. When the ReferenceGrant for it goes, so do the
+// connections that use it.
+func TestStreamsEndWithTheirGrant(t *testing.T) {
+	for _, udp := range []bool{false, true} {
+		r := newRig(t, map[string]string{lbProtocol: "http"})
+		db := svc.Name{Namespace: "other", Name: "db"}
+		f := &streamFront{udp: udp, services: map[svc.Name]netip.AddrPort{db: r.Pod(lbtest.Named("db"))}, cert: &tls.Certificate{}}
+		network, kind, text := "tcp", "TCP", "metadata: {name: r, namespace: default}\nspec: {parentRefs: [{name: g}], rules: "+
+			"[{backendRefs: [{namespace: other, name: db, port: 80}]}]}"
+		if udp {
+			network, kind = "udp", "UDP"
+			f.services[db] = r.Echo("db")
+			f.streams = []*gateway.Stream{streamOf(r, gateway.StreamOfUDP, text)}
+		} else {
+			f.streams = []*gateway.Stream{streamOf(r, gateway.StreamOfTCP, text)}
+		}
+		f.listeners = "{name: l, port: PORT, protocol: " + kind + "}"
+		grant := &gwv1.ReferenceGrant{}
+		r.Must(yaml.UnmarshalStrict([]byte("metadata: {name: g, namespace: other}\nspec: {from: [{group: gateway.networking.k8s.io, kind: "+
+			kind+"Route, namespace: default}], to: [{group: \"\", kind: Service}]}"), grant))
+		f.grants = map[svc.Name]*gwv1.ReferenceGrant{svc.NameOf(grant): grant}
+		r.serve(f)
+		c, err := net.Dial(network, r.At.String())
+		r.Must(err)
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(lbtest.Patience))
+		if got, err := lbtest.Say(c, "x"); err != nil || !strings.Contains(got, "x") {
+			t.Fatalf("%s: %q, %v", kind, got, err)
+		}
+		f.grants = nil
+		r.serve(f)
+		if udp {
+			_ = c.SetDeadline(time.Now().Add(200 * time.Millisecond))
+		}
+		if got, err := lbtest.Say(c, "y"); err == nil {
+			t.Errorf("%s: the grant has gone, and the backend answers %q", kind, got)
+		}
+		if u := r.server.Usage(); !udp && u.AtPods != 0 {
+			t.Errorf("%s: %+v", kind, u)
+		}
+	}
+}
