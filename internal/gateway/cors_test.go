@@ -75,8 +75,10 @@ func TestCORSAnswers(t *testing.T) {
 		want          string
 	}{
 		{
-			"allowOrigins: ['https://a'], allowMethods: [GET, PUT], allowHeaders: [x-a, x-b], exposeHeaders: [x-c], allowCredentials: true, maxAge: 60",
-			"x-z", 200, "Allow-Origin=https://a; Allow-Credentials=true; Allow-Methods=GET, PUT; Allow-Headers=x-a, x-b; Expose-Headers=x-c; Max-Age=60",
+			"allowOrigins: ['https://a'], allowMethods: [GET, PUT], allowHeaders: [x-a, x-b], exposeHeaders: [x-c], " +
+				"allowCredentials: true, maxAge: 60", "x-z", 200,
+			"Allow-Origin=https://a; Allow-Credentials=true; Allow-Methods=GET, PUT; Allow-Headers=x-a, x-b; " +
+				"Expose-Headers=x-c; Max-Age=60",
 		},
 		{
 			"allowOrigins: ['*'], allowMethods: ['*'], allowHeaders: ['*']", "x-z",
@@ -95,7 +97,8 @@ func TestCORSAnswers(t *testing.T) {
 	}
 	cors, _ := corsOf(t, "allowOrigins: ['https://a'], exposeHeaders: [x-c], allowCredentials: true")
 	for origin, want := range map[string]string{
-		"https://a": "Vary=Origin; Allow-Origin=https://a; Allow-Credentials=true; Expose-Headers=x-c", "https://b": "Vary=Origin", "": "Vary=Origin",
+		"https://a": "Vary=Origin; Allow-Origin=https://a; Allow-Credentials=true; Expose-Headers=x-c",
+		"https://b": "Vary=Origin", "": "Vary=Origin",
 	} {
 		if m := cors.Answer(origin); textOfFields(m.Add) != want || len(m.Remove) != len(corsFields) {
 			t.Errorf("%q: %+v, want %s", origin, m, want)

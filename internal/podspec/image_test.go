@@ -8,7 +8,9 @@ import (
 
 // A prefix is for the images whose names it ends a part of, the longest one counts, and what is no prefix is refused.
 func TestImages(t *testing.T) {
-	m, err := ParseImages([]string{"example.com/echo=/usr/bin/echo", "example.com/echo:v2=/usr/bin/echo2", "example.com/all/=/usr/bin/all/../any"})
+	m, err := ParseImages([]string{
+		"example.com/echo=/usr/bin/echo", "example.com/echo:v2=/usr/bin/echo2", "example.com/all/=/usr/bin/all/../any",
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
