@@ -8,12 +8,12 @@ import (
 	"sigs.k8s.io/gateway-api/pkg/features"
 )
 
-// SupportedFeatures are the features of the Gateway API that are served, sorted, for the status of a GatewayClass. The
-// conformance tests take from it what to test (make conformance).
+// SupportedFeatures are the features of the Gateway API whose conformance tests pass, sorted, and its core features, for the
+// status of a GatewayClass. The tests take from it what to test (make conformance).
 func SupportedFeatures() (out []gwv1.SupportedFeature) {
 	for _, f := range []features.FeatureName{
 		features.SupportGateway, features.SupportReferenceGrant, features.SupportHTTPRoute,
-		features.SupportGatewayPort8080, features.SupportGatewayStaticAddresses, features.SupportGatewayHTTPListenerIsolation,
+		features.SupportGatewayPort8080, features.SupportGatewayHTTPListenerIsolation,
 		features.SupportGatewayInfrastructure, features.SupportGatewayAddressEmpty, features.SupportGatewayHTTPSListenerDetectMisdirectedRequests,
 		features.SupportHTTPRouteBackendRequestHeaderModification, features.SupportHTTPRouteQueryParamMatching,
 		features.SupportHTTPRouteMethodMatching, features.SupportHTTPRouteResponseHeaderModification, features.SupportHTTPRoutePortRedirect,

@@ -435,7 +435,7 @@ func BenchmarkChange(b *testing.B) {
 	}
 }
 
-// A Gateway that gets no address says whether it was asked for one that cannot be had.
+// The status of a Gateway without an address reports whether that was asked for, and cannot be had.
 func TestAddressNotUsable(t *testing.T) {
 	for addresses, want := range map[string]string{
 		"": "False AddressNotAssigned", ", addresses: [{value: 203.0.113.9}]": "False AddressNotUsable",
