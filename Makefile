@@ -21,7 +21,7 @@ HEAVY       := $(addprefix $(MODULE)/,internal/apiserver internal/dataplane/ipvs
   internal/cli test/api)
 GOTEST      := go test -json -vet=off -ldflags='-s -w' -timeout 40m
 
-.PHONY: help build demo test test-unit bench check mutate fmt generate clean setup fetch kubectl wireguard-go test-apiserver release image soak
+.PHONY: help build demo test test-unit bench conformance check mutate fmt generate clean setup fetch kubectl wireguard-go test-apiserver release image soak
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -44,6 +44,11 @@ soak: setup build ## ten minutes of kills and partitions of three servers and fi
 
 test-unit: ## the pure rooms: no root, no set-up, under a minute
 	go test $(UNIT)
+
+conformance: setup build fetch ## the conformance tests of the Gateway API, profile GATEWAY-HTTP, against a cluster in namespaces
+	FAIRLEAD_BIN=$(CURDIR)/bin go test ./test/lb -v -run TestGatewayConformance -count=1 -timeout 60m -args \
+	  -conformance-profiles GATEWAY-HTTP -conformance-report $(CURDIR)/bin/conformance.yaml \
+	  -conformance-log $(CURDIR)/bin/conformance.log -conformance-version $(VERSION)
 
 bench: build ## measure against the peers; bench/README.md says what to expect
 	$(MAKE) -C bench
@@ -79,6 +84,8 @@ setup: ## install the Debian packages that tests and demo use, when root
 fetch: ## download what tests build themselves: their namespaces have no network
 	go -C test/pebble build -o /dev/null github.com/letsencrypt/pebble/v2/cmd/pebble
 	go -C test/h2spec build -o /dev/null github.com/summerwind/h2spec/cmd/h2spec
+	go -C test/conformance build -o /dev/null sigs.k8s.io/gateway-api/conformance/echo-basic
+	go -C test/conformance test -c -vet=off -o /dev/null .
 	go -C bench/peers/s3 build -o /dev/null .
 	go -C tools/release build -o /dev/null ./sbom
 	go -C tools/release build -o /dev/null ./image

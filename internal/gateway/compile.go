@@ -74,6 +74,11 @@ func (b *ruleCompiler) compile(index int) bool {
 	object := b.route.object
 	rule := &Rule{Index: index, Route: RouteKey{Kind: kindHTTPRoute, Created: object.CreationTimestamp.Time, Name: svc.NameOf(object)}}
 	rule.Filters, rule.Redirect = b.filters(b.spec.Filters, ".filters", true)
+	for i := range b.spec.Filters {
+		if f := &b.spec.Filters[i]; f.Type == gwv1.HTTPRouteFilterCORS && f.CORS != nil {
+			rule.CORS = b.cors(f.CORS, fmt.Sprintf(".filters[%d].cors", i))
+		}
+	}
 	b.timeouts(rule)
 	if b.spec.Retry != nil {
 		b.fail(".retry is not served")
@@ -86,7 +91,7 @@ func (b *ruleCompiler) compile(index int) bool {
 	}
 	matches := b.matches(rule)
 	if b.invalid { // no request may pass without what the rule asks for
-		rule.Filters, rule.Redirect, rule.Backends, rule.total = Filters{}, nil, nil, 0
+		rule.Filters, rule.Redirect, rule.CORS, rule.Backends, rule.total = Filters{}, nil, nil, nil, 0
 	}
 	b.route.matches = append(b.route.matches, matches...)
 	return !b.invalid
@@ -292,6 +297,7 @@ func (b *ruleCompiler) filters(specs []gwv1.HTTPRouteFilter, at string, rules bo
 			f.Response = b.modifier(spec.ResponseHeaderModifier, at+".responseHeaderModifier")
 		case spec.Type == gwv1.HTTPRouteFilterRequestRedirect && spec.RequestRedirect != nil && rules:
 			redirect = b.redirect(spec.RequestRedirect, at+".requestRedirect")
+		case spec.Type == gwv1.HTTPRouteFilterCORS && spec.CORS != nil && rules: // see compile
 		case spec.Type == gwv1.HTTPRouteFilterURLRewrite && spec.URLRewrite != nil && rules:
 			f.Rewrite = Rewrite{
 				Host: strings.ToLower(string(valueOf(spec.URLRewrite.Hostname, ""))),

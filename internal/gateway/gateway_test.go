@@ -434,3 +434,19 @@ func BenchmarkChange(b *testing.B) {
 		f = BuildGateway(o, name, f)
 	}
 }
+
+// The status of a Gateway without an address reports whether that was asked for, and cannot be had.
+func TestAddressNotUsable(t *testing.T) {
+	for addresses, want := range map[string]string{
+		"": "False AddressNotAssigned", ", addresses: [{value: 203.0.113.9}]": "False AddressNotUsable",
+		", addresses: [{type: IPAddress}]": "False AddressNotAssigned",
+	} {
+		f := builtFrom(t, strings.Replace(plainGateway, "protocol: HTTP}]", "protocol: HTTP}]"+addresses, 1))
+		if got := conditionOf(f.Status(nil, "no address yet").Conditions, "Programmed"); got != want {
+			t.Errorf("%q: %s, want %s", addresses, got, want)
+		}
+		if got := conditionOf(f.Status([]string{"192.0.2.1"}, "").Conditions, "Programmed"); got != "True Programmed" {
+			t.Errorf("%q with an address: %s", addresses, got)
+		}
+	}
+}

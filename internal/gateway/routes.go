@@ -23,6 +23,8 @@ type Front struct {
 	// accepted is why the Gateway is not served, "" if it is.
 	accepted gwv1.GatewayConditionReason
 	refused  string
+	// static is true if the Gateway asks for addresses of its own choice.
+	static bool
 
 	generation int64
 	gateway    svc.Name
@@ -122,6 +124,7 @@ func (f *Front) accept(g *gwv1.Gateway) {
 		f.accepted = gwv1.GatewayReasonListenersNotValid
 	}
 	for i, a := range g.Spec.Addresses {
+		f.static = f.static || a.Value != ""
 		if valueOf(a.Type, gwv1.IPAddressType) != gwv1.IPAddressType && f.refused == "" {
 			f.accepted = gwv1.GatewayReasonUnsupportedAddress
 			f.refused = fmt.Sprintf("addresses[%d].type: want IPAddress", i)
@@ -276,6 +279,8 @@ func (f *Front) Status(addresses []string, unprogrammed string) gwv1.GatewayStat
 	switch {
 	case f.refused != "":
 		programmed, unprogrammed = gwv1.GatewayReasonInvalid, f.refused
+	case unprogrammed != "" && len(addresses) == 0 && f.static:
+		programmed = gwv1.GatewayReasonAddressNotUsable
 	case unprogrammed != "" && len(addresses) == 0:
 		programmed = gwv1.GatewayReasonAddressNotAssigned
 	case unprogrammed != "":

@@ -31,6 +31,8 @@ type Rule struct {
 	Filters Filters
 	// Redirect, if not nil, answers requests instead of a backend.
 	Redirect *Redirect
+	// CORS, if not nil, answers the questions of browsers, and tells them what they may use.
+	CORS     *CORS
 	Backends []Weighted
 	total    uint64 // of the weights
 	// Timeout is how long a backend may be silent before the answer is 504; 0 is what the front has for all.

@@ -29,7 +29,8 @@ var table = []row{
 		"containers.env.value containers.env.valueFrom.fieldRef containers.env.valueFrom.configMapKeyRef " +
 		"containers.env.valueFrom.secretKeyRef containers.restartPolicy containers.lifecycle.postStart containers.lifecycle.preStop " +
 		"containers.stdin containers.stdinOnce containers.tty containers.terminationMessagePolicy", Done, "", nil},
-	{"containers.image", Done, "`host`, or `fairlead.dev/registered` of a program that runs already (docs/registered.md); " +
+	{"containers.image", Done, "`host`, or `fairlead.dev/registered` of a program that runs already (docs/registered.md), " +
+		"or an image that the node has a program for (`--image-map`, docs/sets.md); " +
 		"with another one the container waits, reason ImageNotSupported", nil},
 	{"containers.imagePullPolicy imagePullSecrets", Moot, "no image is pulled", nil},
 	{"containers.ports.name containers.ports.containerPort containers.ports.protocol", Done, "", nil},

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/podspec"
+	"github.com/fairlead/fairlead/internal/runner"
 )
 
 func status(p *corev1.Pod) corev1.ContainerStatus {
@@ -208,7 +210,11 @@ func TestHostNetwork(t *testing.T) {
 }
 
 func TestWhatCannotRun(t *testing.T) {
-	c := newCluster(t, nil)
+	images, err := podspec.ParseImages([]string{"example.com/sleep=/bin/sleep"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newCluster(t, func(o *runner.Options) { o.Images = images })
 	waiting := func(name, reason, message string) {
 		t.Helper()
 		got := c.until(name, "waiting for "+reason, func(p *corev1.Pod) bool {
@@ -234,6 +240,17 @@ func TestWhatCannotRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.until("image", "started", func(p *corev1.Pod) bool { return status(p).State.Waiting == nil || status(p).RestartCount > 0 })
+
+	// The node has a program for some images, and not for those that only look like them.
+	for name, image := range map[string]string{"mapped": "example.com/sleep:v1", "similar": "example.com/sleeping:v1"} {
+		mapped := pod(name, "")
+		mapped.Spec.Containers[0].Image, mapped.Spec.Containers[0].Command, mapped.Spec.Containers[0].Args = image, nil, []string{"600"}
+		c.create(mapped)
+	}
+	if got := c.ready("mapped"); status(got).Image != "example.com/sleep:v1" {
+		t.Errorf("the status has image %s", status(got).Image)
+	}
+	waiting("similar", "ImageNotSupported", "--image-map")
 
 	config := pod("config", "exec sleep 600")
 	config.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/podspec"
 	"github.com/fairlead/fairlead/internal/runner/api"
 	"github.com/fairlead/fairlead/internal/runner/confinement"
 	"github.com/fairlead/fairlead/internal/runner/logfile"
@@ -81,6 +82,8 @@ type Options struct {
 	// API server: no route to pods may take them.
 	ServiceCIDRs []netip.Prefix
 	ServerAddrs  []netip.Addr
+	// Images are the programs that stand for images.
+	Images podspec.Images
 	// ClusterDNS are the name servers of pods, ClusterDomain the domain they
 	// serve, by default cluster.local.
 	ClusterDNS    []netip.Addr

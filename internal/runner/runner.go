@@ -97,7 +97,7 @@ func (r *Runner) connect() {
 	metrics := pod.NewMetrics()
 	r.pods = pod.New(pod.Options{
 		Client: o.Client, Dir: podsDir(o.StateDir), ShimCommand: o.ShimCommand, LogLimit: o.LogLimit,
-		ClusterDNS: o.ClusterDNS, ClusterDomain: o.ClusterDomain,
+		Images: o.Images, ClusterDNS: o.ClusterDNS, ClusterDomain: o.ClusterDomain,
 		BackOff: o.BackOff, StopTimeout: o.StopTimeout, DrainWait: o.DrainWait,
 		Network: r.network, HostPorts: r.hostPorts, Confinement: r.confinement, Groups: r.groups, Metrics: metrics, Events: r.events,
 		MayStart: r.mayStart, ServiceVars: r.services.variables, Selected: r.services.selected,

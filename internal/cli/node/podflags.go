@@ -9,6 +9,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/agent"
 	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/podspec"
 	"github.com/fairlead/fairlead/internal/runner"
 )
 
@@ -22,6 +23,7 @@ type PodFlags struct {
 	uids        string
 	pids        int64
 	maxPods     int64
+	images      []string
 	drainWait   time.Duration
 	network     podNetworkFlags
 }
@@ -36,6 +38,9 @@ func (f *PodFlags) add(cmd *cobra.Command) {
 	flags.Int64Var(&f.pids, "pod-max-pids", runner.DefaultPodPIDs, "processes and threads of each Pod that is not allowed to be privileged")
 	flags.Int64Var(&f.maxPods, "max-pods", agent.DefaultMaxPods,
 		"Pods that the scheduler puts on this node at most; the node's range of addresses must be large enough")
+	flags.StringArrayVar(&f.images, "image-map", nil,
+		"PREFIX=PROGRAM: the program of this machine that containers run as the entry point of images whose name begins with PREFIX, "+
+			"as registry.example/echo=/usr/local/bin/echo; can be repeated")
 	flags.DurationVar(&f.drainWait, "drain-wait", time.Second,
 		"how long a Pod that is being deleted keeps running, at most, until no node sends it new connections; 0 for not at all")
 	f.network.add(flags)
@@ -50,6 +55,9 @@ func (f *PodFlags) check() error {
 	}
 	if _, err := runner.ParseUIDRange(f.uids); err != nil {
 		return base.Usagef("--pod-uid-range: %v", err)
+	}
+	if _, err := podspec.ParseImages(f.images); err != nil {
+		return base.Usagef("--image-map: %v", err)
 	}
 	return f.network.check()
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/cli/parts"
 	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/podspec"
 	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/runner"
 	"github.com/fairlead/fairlead/internal/runner/api"
@@ -44,6 +45,10 @@ func (b *builder) runner() (*runner.Runner, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w; --node-ip names an address of this machine", err)
 	}
+	images, err := podspec.ParseImages(b.Pods.images)
+	if err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
 	mirrors := b.client
 	if b.Registrar != nil {
 		if mirrors, err = kubernetes.NewForConfig(b.Registrar); err != nil {
@@ -61,7 +66,7 @@ func (b *builder) runner() (*runner.Runner, error) {
 		Overlay:      link.OverlayOptions{VNI: int(b.Pods.network.vxlanVNI), Port: b.Pods.network.vxlanPort},
 		WireGuard:    wg,
 		ClusterCIDRs: b.Networks.PodCIDRs, ServiceCIDRs: b.Networks.ServiceCIDRs, ServerAddrs: parts.ServerAddrs(b.config, b.Log),
-		ClusterDNS: clusterDNS, ClusterDomain: b.DNS.Domains[0],
+		Images: images, ClusterDNS: clusterDNS, ClusterDomain: b.DNS.Domains[0],
 		Listener: listener, ClientCA: ca, Status: func() any { return b.proxy.Status() }, StopPods: b.StopPods,
 		Views:   map[string]api.View{"explain": parts.Explain(running), "history": parts.History(running)},
 		Protect: true, UIDs: uids, PodPIDs: b.Pods.pids, Hide: []string{filepath.Dir(b.StateDir)}, // pki, and the store

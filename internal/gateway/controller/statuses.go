@@ -55,11 +55,12 @@ func (c *controller) writeClass(ctx context.Context, class *gwv1.GatewayClass) e
 		want[i].ObservedGeneration = class.Generation
 	}
 	keepTimes(want, class.Status.Conditions)
-	if equality.Semantic.DeepEqual(want, class.Status.Conditions) {
+	features := gateway.SupportedFeatures()
+	if equality.Semantic.DeepEqual(want, class.Status.Conditions) && equality.Semantic.DeepEqual(features, class.Status.SupportedFeatures) {
 		return nil
 	}
 	next := class.DeepCopy()
-	next.Status.Conditions = want
+	next.Status.Conditions, next.Status.SupportedFeatures = want, features
 	_, err := c.api.Classes().UpdateStatus(ctx, next, metav1.UpdateOptions{})
 	return err
 }

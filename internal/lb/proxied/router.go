@@ -41,6 +41,15 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 		return reply(http.StatusBadRequest)
 	case gateway.Routed:
 	}
+	origin := ""
+	if rule.CORS != nil {
+		fields := head{r: r}
+		origin, _ = fields.Header("origin")
+		if method, asks := fields.Header("access-control-request-method"); asks && origin != "" && string(r.Method) == http.MethodOptions {
+			headers, _ := fields.Header("access-control-request-headers")
+			return preflight(rule.CORS, origin, method, headers)
+		}
+	}
 	if d := rule.Redirect; d != nil {
 		return redirect(d, host, canonical, query, prefix, from)
 	}
@@ -66,12 +75,27 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 		r.Fields = modify(r.Fields, m)
 	}
 	out := Route{To: to}
-	if !rule.Filters.Response.Empty() || !w.Filters.Response.Empty() {
+	if !rule.Filters.Response.Empty() || !w.Filters.Response.Empty() || rule.CORS != nil {
 		out.Edit = func(answer *http1.Response) {
-			answer.Fields = modify(modify(answer.Fields, &w.Filters.Response), &rule.Filters.Response)
+			answer.Fields = modify(answer.Fields, &w.Filters.Response)
+			if rule.CORS != nil {
+				m := rule.CORS.Answer(origin)
+				answer.Fields = modify(answer.Fields, &m)
+			}
+			answer.Fields = modify(answer.Fields, &rule.Filters.Response)
 		}
 	}
 	return out
+}
+
+// preflight answers a browser's question whether a page of another origin may send a request.
+func preflight(c *gateway.CORS, origin, method, headers string) Route {
+	status, fields := c.Preflight(origin, method, headers)
+	r := &Reply{Status: status}
+	for _, f := range fields {
+		r.Fields = append(r.Fields, http1.Field{Name: []byte(f.Name), Value: []byte(f.Value)})
+	}
+	return Route{Reply: r}
 }
 
 // redirect answers with another place, at the port by which the client came unless that is changed.

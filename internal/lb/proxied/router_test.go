@@ -35,6 +35,11 @@ spec:
     backendRefs: [{name: web, port: 80}]
   - matches: [{path: {value: /old}}]
     filters: [{type: RequestRedirect, requestRedirect: {scheme: https, statusCode: 308}}]
+  - matches: [{path: {value: /cors}}]
+    filters:
+    - {type: CORS, cors: {allowOrigins: ["https://a.example"], allowMethods: [PUT]}}
+    - {type: ResponseHeaderModifier, responseHeaderModifier: {set: [{name: X-Out, value: "1"}]}}
+    backendRefs: [{name: web, port: 80}]
   - matches: [{path: {value: /none}}]
     backendRefs: [{name: missing, port: 80}]`
 
@@ -112,6 +117,29 @@ func TestRouterChangesHeads(t *testing.T) {
 	o.targets = nil
 	if route := o.Route(request(t, "GET /app HTTP/1.1\nHost: shop\nX-Version: 2"), from); route.Reply == nil || route.Reply.Status != 503 {
 		t.Errorf("%+v", route)
+	}
+}
+
+// A question of a browser is answered here; what a backend says of origins is replaced by what the rule says.
+func TestRouterAnswersBrowsers(t *testing.T) {
+	o, web := newRouter(t)
+	ask := "OPTIONS /cors HTTP/1.1\nHost: shop\nOrigin: https://a.example\n"
+	route := o.Route(request(t, ask+"Access-Control-Request-Method: PUT"), Origin{})
+	if p := route.Reply; p == nil || p.Status != 200 || !strings.Contains(textOf(p.Fields), "Access-Control-Allow-Methods=PUT") {
+		t.Errorf("%+v", route)
+	}
+	if route := o.Route(request(t, strings.TrimSpace(ask)), Origin{}); route.To != web { // OPTIONS without a question is for the backend
+		t.Errorf("%+v", route)
+	}
+	for origin, want := range map[string]string{
+		"https://a.example": "Vary=Origin Access-Control-Allow-Origin=https://a.example X-Out=1", "https://b.example": "Vary=Origin X-Out=1",
+	} {
+		route := o.Route(request(t, "GET /cors HTTP/1.1\nHost: shop\nOrigin: "+origin), Origin{})
+		answer := &http1.Response{}
+		answer.Fields = []http1.Field{{Name: []byte("access-control-allow-origin"), Value: []byte("*")}}
+		if route.Edit(answer); textOf(answer.Fields) != want {
+			t.Errorf("%s: %s, want %s", origin, textOf(answer.Fields), want)
+		}
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/events"
+	"github.com/fairlead/fairlead/internal/podspec"
 	"github.com/fairlead/fairlead/internal/runner/confinement"
 	"github.com/fairlead/fairlead/internal/runner/logfile"
 	"github.com/fairlead/fairlead/internal/runner/podnet"
@@ -28,9 +29,11 @@ import (
 type Options struct {
 	Client kubernetes.Interface
 	// Dir has a directory for each Pod.
-	Dir           string
-	ShimCommand   []string
-	LogLimit      logfile.Limit
+	Dir         string
+	ShimCommand []string
+	LogLimit    logfile.Limit
+	// Images are the programs that stand for images.
+	Images        podspec.Images
 	ClusterDNS    []netip.Addr
 	ClusterDomain string
 	// BackOff is the delay before the second restart of a container.

@@ -29,12 +29,13 @@ type configError struct{ reason, message string }
 func (e configError) Error() string { return e.message }
 
 // checkContainer returns why a container can never run here.
-func checkContainer(pod *corev1.PodSpec, c *corev1.Container) error {
-	if why := podspec.CannotRun(c.Image); why != "" {
-		return configError{"ImageNotSupported", why}
+func (n *node) checkContainer(pod *corev1.PodSpec, c *corev1.Container) error {
+	_, cannot, err := n.Images.Command(c.Image, c.Command, c.Args)
+	if cannot != "" {
+		return configError{"ImageNotSupported", cannot}
 	}
-	if len(c.Command)+len(c.Args) == 0 {
-		return configError{"CreateContainerConfigError", "command is required: with image host there is no default one"}
+	if err != nil {
+		return configError{"CreateContainerConfigError", err.Error()}
 	}
 	if f := podspec.FirstRefused(pod, c.Name); f != nil {
 		return configError{"CreateContainerConfigError", fmt.Sprintf("%s is not supported: %s", f.Field, f.Why)}
@@ -46,9 +47,10 @@ func checkContainer(pod *corev1.PodSpec, c *corev1.Container) error {
 // may pass.
 func (c *container) shimSpec(ctx context.Context, pod *corev1.Pod, attempt int) (shim.Container, error) {
 	w, spec := c.w, c.Spec
-	if err := checkContainer(&pod.Spec, spec); err != nil {
+	if err := w.node.checkContainer(&pod.Spec, spec); err != nil {
 		return shim.Container{}, err
 	}
+	command, _, _ := w.node.Images.Command(spec.Image, spec.Command, spec.Args) // checked
 	confined, err := w.node.Confinement.Of(pod, spec)
 	var refused confinement.RefusedError
 	if errors.As(err, &refused) {
@@ -56,6 +58,10 @@ func (c *container) shimSpec(ctx context.Context, pod *corev1.Pod, attempt int) 
 	}
 	if err != nil {
 		return shim.Container{}, err
+	}
+	if program := w.node.Images.Program(spec.Image); len(spec.Command) == 0 && confined != nil && confined.Mount.Hides(program) {
+		return shim.Container{}, configError{"CreateContainerConfigError", fmt.Sprintf(
+			"the node's program for image %.100q is %s, in a directory that is hidden from Pods", spec.Image, program)}
 	}
 	f, from, p := w.facts(pod), w.source(pod), w.paths
 	vars, err := values.Variables(ctx, f, spec, w.node.ServiceVars(pod), from)
@@ -71,7 +77,7 @@ func (c *container) shimSpec(ctx context.Context, pod *corev1.Pod, attempt int) 
 		return "", false
 	}
 	var args []string
-	for _, a := range append(slices.Clone(spec.Command), spec.Args...) {
+	for _, a := range append(slices.Clone(command), spec.Args...) {
 		args = append(args, values.Expand(a, value))
 	}
 	paths, err := c.volumes(ctx, f, from, volumes.OwnerOf(pod, confined))

@@ -64,7 +64,7 @@ func (w *worker) startPod(ctx context.Context, pod *corev1.Pod) time.Time {
 		if c.Now != nil {
 			continue
 		}
-		if err := checkContainer(&pod.Spec, c.Spec); err != nil {
+		if err := w.node.checkContainer(&pod.Spec, c.Spec); err != nil {
 			c.startFailed(pod, err)
 			return time.Time{} // until the object changes
 		}

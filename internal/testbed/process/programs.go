@@ -86,7 +86,7 @@ func Put(name, dir string) error {
 
 func build(name, dir string) error {
 	s := sources[name]
-	return compile(context.Background(), filepath.Join(dir, name), s.dir, s.pkg)
+	return compile(context.Background(), filepath.Join(dir, name), s.dir, s.pkg, "build")
 }
 
 // Build builds a program that one test needs, without cgo, and returns its path. dir, relative to the
@@ -94,7 +94,17 @@ func build(name, dir string) error {
 func Build(t testing.TB, dir, pkg string, flags ...string) string {
 	t.Helper()
 	to := filepath.Join(t.TempDir(), path.Base(path.Join(dir, pkg)))
-	if err := compile(t.Context(), to, dir, pkg, flags...); err != nil {
+	if err := compile(t.Context(), to, dir, pkg, slices.Concat([]string{"build"}, flags)...); err != nil {
+		t.Fatal(err)
+	}
+	return to
+}
+
+// BuildTest is Build for the program of a package's tests.
+func BuildTest(t testing.TB, dir, pkg string) string {
+	t.Helper()
+	to := filepath.Join(t.TempDir(), path.Base(path.Join(dir, pkg))+".test")
+	if err := compile(t.Context(), to, dir, pkg, "test", "-c", "-vet=off"); err != nil {
 		t.Fatal(err)
 	}
 	return to
@@ -103,17 +113,18 @@ func Build(t testing.TB, dir, pkg string, flags ...string) string {
 // buildTimeout bounds one build; a machine under load without a cache takes minutes.
 const buildTimeout = 10 * time.Minute
 
-func compile(ctx context.Context, to, dir, pkg string, flags ...string) error {
+// compile runs a command of go, build or test, which makes a program.
+func compile(ctx context.Context, to, dir, pkg string, command ...string) error {
 	root, err := repository()
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, buildTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "go", slices.Concat([]string{"build", "-o", to}, flags, []string{pkg})...)
+	cmd := exec.CommandContext(ctx, "go", slices.Concat(command, []string{"-o", to, pkg})...)
 	cmd.Dir, cmd.Env = filepath.Join(root, dir), append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("go build of %s in %s: %w\n%s", pkg, cmd.Dir, err, out)
+		return fmt.Errorf("go %s of %s in %s: %w\n%s", command[0], pkg, cmd.Dir, err, out)
 	}
 	return nil
 }

@@ -1,0 +1,31 @@
+package gateway
+
+import (
+	"slices"
+	"strings"
+
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+	"sigs.k8s.io/gateway-api/pkg/features"
+)
+
+// SupportedFeatures are the features of the Gateway API whose conformance tests pass, sorted, and its core features, for the
+// status of a GatewayClass. The tests take from it what to test (make conformance).
+func SupportedFeatures() (out []gwv1.SupportedFeature) {
+	for _, f := range []features.FeatureName{
+		features.SupportGateway, features.SupportReferenceGrant, features.SupportHTTPRoute,
+		features.SupportGatewayPort8080, features.SupportGatewayHTTPListenerIsolation,
+		features.SupportGatewayInfrastructure, features.SupportGatewayAddressEmpty, features.SupportGatewayHTTPSListenerDetectMisdirectedRequests,
+		features.SupportHTTPRouteBackendRequestHeaderModification, features.SupportHTTPRouteQueryParamMatching,
+		features.SupportHTTPRouteMethodMatching, features.SupportHTTPRouteResponseHeaderModification, features.SupportHTTPRoutePortRedirect,
+		features.SupportHTTPRouteSchemeRedirect, features.SupportHTTPRoutePathRedirect, features.SupportHTTPRouteHostRewrite,
+		features.SupportHTTPRoutePathRewrite, features.SupportHTTPRouteRequestTimeout, features.SupportHTTPRouteBackendTimeout,
+		features.SupportHTTPRouteParentRefPort, features.SupportHTTPRouteBackendProtocolH2C,
+		features.SupportHTTPRouteBackendProtocolWebSocket, features.SupportHTTPRouteNamedRouteRule, features.SupportHTTPRouteCORS,
+		features.SupportHTTPRoute303RedirectStatusCode, features.SupportHTTPRoute307RedirectStatusCode,
+		features.SupportHTTPRoute308RedirectStatusCode,
+	} {
+		out = append(out, gwv1.SupportedFeature{Name: gwv1.FeatureName(f)})
+	}
+	slices.SortFunc(out, func(a, b gwv1.SupportedFeature) int { return strings.Compare(string(a.Name), string(b.Name)) })
+	return out
+}

@@ -1,0 +1,119 @@
+package lb
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/api"
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
+)
+
+// These choose what of the conformance tests of the Gateway API runs (make conformance).
+var (
+	conformanceProfiles = flag.String("conformance-profiles", "", "the profiles of the conformance tests; empty for none")
+	conformanceRun      = flag.String("conformance-run", "", "run only the tests that match this pattern, without a report")
+	conformanceReport   = flag.String("conformance-report", "", "the file for the report")
+	conformanceLog      = flag.String("conformance-log", "", "the file for the output of the tests")
+	conformanceVersion  = flag.String("conformance-version", "unknown", "the version in the report")
+)
+
+// The conformance tests of the Gateway API pass on a server and an agent as users start them. Its backends are the published
+// echo-basic, run as processes by --image-map; the tests stand on a machine outside of the cluster.
+func TestGatewayConformance(t *testing.T) {
+	if *conformanceProfiles == "" {
+		t.Skip("make conformance runs these tests, which take many minutes")
+	}
+	inParallel(t)
+	dir := t.TempDir()
+	suite := process.BuildTest(t, "test/conformance", ".")
+	echo := process.Build(t, "test/conformance", "sigs.k8s.io/gateway-api/conformance/echo-basic")
+	dns := process.Build(t, "bench/peers/coredns", ".")
+	c := newClusterWith(t, nil, []string{
+		"--image-map", "registry.k8s.io/gateway-api/echo-basic=" + echo, "--image-map", "registry.k8s.io/coredns/coredns=" + dns,
+	}, "n1")
+	c.acceptedClass()
+	runner := c.net.Outside("suite")
+	kubeconfig := c.server.KubeconfigAt(t, c.host.Addr4())
+	args := []string{
+		"-test.v", "-test.timeout", "40m", "--gateway-class", gateway.ClassName,
+		"--namespace-labels", "pod-security.kubernetes.io/enforce=privileged", "--cleanup-base-resources=false",
+		"--usable-address", usableAddress, "--unusable-address", unusableAddress, "--conformance-profiles", *conformanceProfiles,
+		"--organization", "fairlead", "--project", "fairlead", "--url", "https://github.com/fairlead/fairlead",
+		"--version", *conformanceVersion, "--contact", "https://github.com/fairlead/fairlead/issues",
+	}
+	switch {
+	case *conformanceRun != "":
+		args = append(args, "-test.run", "^TestConformance$/"+*conformanceRun)
+	case *conformanceReport != "":
+		args = append(args, "--report-output", *conformanceReport)
+	}
+	cmd := runner.Command(context.Background(), suite, args...)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "KUBECONFIG="+kubeconfig)
+	c.judge(cmd)
+}
+
+// Addresses for a Gateway: one of the pool, and one of no pool.
+const usableAddress, unusableAddress = "192.168.77.190", "203.0.113.9"
+
+// acceptedClass waits until the GatewayClass is accepted.
+func (c *cluster) acceptedClass() {
+	c.Helper()
+	client, err := api.NewClient(c.server.Config)
+	c.must(err)
+	testbed.Until(c, "the GatewayClass", func() error {
+		class, err := client.Classes().Get(c.Context(), gateway.ClassName, metav1.GetOptions{})
+		if err == nil && (len(class.Status.Conditions) == 0 || len(class.Status.SupportedFeatures) == 0) {
+			err = fmt.Errorf("status %+v", class.Status)
+		}
+		return err
+	})
+}
+
+// judge runs the tests. Each of theirs that fails, fails this one, and there must be some that pass.
+func (c *cluster) judge(cmd *exec.Cmd) {
+	c.Helper()
+	out, err := cmd.StdoutPipe()
+	c.must(err)
+	log, err := os.Create(cmp.Or(*conformanceLog, filepath.Join(cmd.Dir, "suite.log")))
+	c.must(err)
+	defer log.Close()
+	cmd.Stderr = log
+	c.must(cmd.Start())
+	began := time.Now()
+	count := map[string]int{}
+	lines := bufio.NewScanner(out)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		_, _ = fmt.Fprintln(log, lines.Text())
+		verdict, test, ok := strings.Cut(strings.TrimSpace(lines.Text()), ": TestConformance/")
+		verdict, is := strings.CutPrefix(verdict, "--- ")
+		if !ok || !is || strings.Contains(test, "/") {
+			continue
+		}
+		count[verdict]++
+		if verdict == "FAIL" {
+			c.Errorf("%s", test)
+		} else {
+			c.Logf("%s %s", verdict, test)
+		}
+	}
+	err = cmd.Wait()
+	c.Logf("%d passed, %d failed, %d skipped, in %s", count["PASS"], count["FAIL"], count["SKIP"], time.Since(began).Round(time.Second))
+	if err != nil || count["PASS"] == 0 {
+		text, _ := os.ReadFile(log.Name())
+		c.Errorf("the conformance tests: %v, %d passed; the end of their output:\n%s", err, count["PASS"], text[max(0, len(text)-8000):])
+	}
+}
