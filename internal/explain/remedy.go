@@ -1,6 +1,6 @@
 package explain
 
-// remedies say what to do about each cause.
+// remedies are what to do about each cause.
 var remedies = map[Cause]string{
 	NoService:       "check the name, namespace, address and port that the client uses against 'kubectl get services -A'",
 	NoEndpoint:      "give the Pods the labels of spec.selector, or change the selector; without a selector, write an EndpointSlice",

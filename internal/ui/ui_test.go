@@ -57,13 +57,15 @@ func TestFiles(t *testing.T) {
 	if small.Header().Get("Content-Encoding") != "gzip" || small.Body.Len() >= plain.Body.Len() {
 		t.Errorf("compressed: %v, %d of %d bytes", small.Header(), small.Body.Len(), plain.Body.Len())
 	}
-	if w := get(Files(), http.MethodGet, "/ui/app.js", "If-None-Match", plain.Header().Get("ETag")); w.Code != http.StatusNotModified || w.Body.Len() > 0 {
+	w := get(Files(), http.MethodGet, "/ui/app.js", "If-None-Match", plain.Header().Get("ETag"))
+	if w.Code != http.StatusNotModified || w.Body.Len() > 0 {
 		t.Errorf("an unchanged file: %d, %d bytes", w.Code, w.Body.Len())
 	}
 }
 
 // The HTML has no script or style of its own, and no file names another host.
 func TestNoOtherHost(t *testing.T) {
+	unsafe := regexp.MustCompile(`\beval\(|new Function|innerHTML|document\.write|localStorage|sessionStorage|document\.cookie`)
 	elsewhere := regexp.MustCompile(`(?:src|href|from|import|fetch|url)\s*[=(]?\s*["'(]?(https?:)?//`)
 	var sum int
 	for name, f := range files() {
@@ -74,8 +76,7 @@ func TestNoOtherHost(t *testing.T) {
 		if m := elsewhere.Find(f.plain); m != nil {
 			t.Errorf("%s has %q", name, m)
 		}
-		if strings.HasSuffix(name, ".js") && regexp.MustCompile(`\beval\(|new Function|innerHTML|document\.write|localStorage|sessionStorage|document\.cookie`).
-			Match(f.plain) && name != "/preact-htm.js" {
+		if strings.HasSuffix(name, ".js") && unsafe.Match(f.plain) && name != "/preact-htm.js" {
 			t.Errorf("%s makes code from text, or keeps something", name)
 		}
 	}
@@ -149,7 +150,8 @@ func TestTurns(t *testing.T) {
 func TestLocal(t *testing.T) {
 	var asked []string
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		asked = append(asked, r.Method+" "+r.URL.RequestURI()+" "+r.Header.Get("Authorization")+r.Header.Get("Impersonate-User")+r.Header.Get("Cookie"))
+		asked = append(asked, r.Method+" "+r.URL.RequestURI()+" "+r.Header.Get("Authorization")+r.Header.Get("Impersonate-User")+
+			r.Header.Get("Cookie"))
 		w.Header().Set("Set-Cookie", "a=b")
 		_, _ = io.WriteString(w, "{}")
 	}))
@@ -160,12 +162,14 @@ func TestLocal(t *testing.T) {
 	}
 	key := []string{"Authorization", "Bearer secret", "Impersonate-User", "root", "Cookie", "c=d"}
 	w := get(h, http.MethodGet, "/api/v1/services?watch=1", key...)
-	if w.Code != http.StatusOK || w.Header().Get("Set-Cookie") != "" || len(asked) != 1 || asked[0] != "GET /api/v1/services?watch=1 Bearer admin" {
+	if w.Code != http.StatusOK || w.Header().Get("Set-Cookie") != "" || len(asked) != 1 ||
+		asked[0] != "GET /api/v1/services?watch=1 Bearer admin" {
 		t.Errorf("%d %v, asked %q", w.Code, w.Header(), asked)
 	}
 	for _, path := range []string{
 		"/api/v1/secrets", "/api/v1/namespaces/a/secrets/b", "/api/v1/nodes/n/proxy/run", "/api/v1/namespaces/a/pods/b/exec?command=sh",
-		"/apis/apps/v1/deployments", "/api/v1/namespaces/a%2F..%2F..%2Fsecrets/services", "/metrics", "/", "/api/v1/services/a",
+		"/apis/apps/v1/deployments", "/api/v1/namespaces/a%2F..%2F..%2Fsecrets/services", "/metrics", "/",
+		"/api/v1/services/a",
 	} {
 		if w := get(h, http.MethodGet, path, key...); w.Code < 300 || len(asked) != 1 {
 			t.Errorf("%s: %d, asked %q", path, w.Code, asked)

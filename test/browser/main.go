@@ -26,7 +26,7 @@ import (
 // timeout bounds one request.
 const timeout = 2 * time.Minute
 
-// request has one of the fields that say what to do.
+// request is one thing to do, by the field that is set.
 type request struct {
 	// Open is a URL to load.
 	Open string `json:"open,omitempty"`
@@ -56,7 +56,7 @@ type answer struct {
 // seen is what happened in the browser.
 type seen struct {
 	mu sync.Mutex
-	// Hosts are the hosts that requests went to, Errors what the console says of errors and refused content.
+	// Hosts are the hosts that requests went to, Errors the errors and the refused content of the console.
 	Hosts  []string `json:"hosts"`
 	Errors []string `json:"errors"`
 	// Bytes are the bytes received of files, by path below /ui.
@@ -174,7 +174,7 @@ func (s *seen) do(ctx context.Context, r *request) (json.RawMessage, error) {
 		}
 		return s.eval(ctx, string(text)+"\n;0")
 	case r.Into != "":
-		return nil, chromedp.Do(ctx, chromedp.Clear(chromedp.CSS(r.Into)), chromedp.SendKeys(chromedp.CSS(r.Into), r.Text))
+		return nil, s.replace(ctx, r.Into, r.Text)
 	case r.Click != "":
 		return nil, chromedp.Do(ctx, chromedp.Click(chromedp.CSS(r.Click)))
 	case r.Key != "":
@@ -211,6 +211,18 @@ func (s *seen) wait(ctx context.Context, expression string) error {
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
+}
+
+// replace types text in place of what a field has.
+func (s *seen) replace(ctx context.Context, field, text string) error {
+	name, err := json.Marshal(field)
+	if err != nil {
+		return err
+	}
+	if _, err := s.eval(ctx, fmt.Sprintf("{ const f = document.querySelector(%s); f.focus(); f.select(); }", name)); err != nil {
+		return err
+	}
+	return chromedp.Do(ctx, chromedp.KeyEvent(text))
 }
 
 // eval returns the value of an expression, or of its promise.

@@ -109,7 +109,8 @@ func (b *browser) accessible(view string) {
 		if *pictures != "" {
 			b.do("picture", filepath.Join(*pictures, "page-"+view+"-"+theme+".png"))
 		}
-		found := b.do("eval", `axe.run().then(r => r.violations.map(v => v.id + ': ' + v.nodes.map(n => n.target + ' ' + n.failureSummary).join('; ')))`)
+		found := b.do("eval", `axe.run().then(r => r.violations.map(v =>
+			v.id + ': ' + v.nodes.map(n => n.target + ' ' + n.failureSummary).join('; ')))`)
 		if string(found) != "[]" {
 			b.t.Errorf("view %s, theme %s: %s", view, theme, found)
 		}
@@ -223,8 +224,8 @@ func (c *cluster) manyServices(b *browser) {
 	b.do("eval", `import('/ui/store.js').then(({ state, changed }) => {
 		for (let i = 0; i < 10000; i++) {
 			const key = 'many/s' + i;
-			state.services.set(key, { key, kind: 'Service', namespace: 'many', name: 's' + i, type: 'ClusterIP', ips: ['10.96.9.9'], external: [],
-				alias: '', balancers: [], ports: [{ port: 80, protocol: 'TCP', node: 0, target: '80' }], selector: '', policy: '', writes: [], text: '' });
+			state.services.set(key, { key, kind: 'Service', namespace: 'many', name: 's' + i, type: 'ClusterIP', ips: ['10.96.9.9'],
+				external: [], alias: '', balancers: [], ports: [{ port: 80, protocol: 'TCP', node: 0, target: '80' }], selector: '', policy: '', writes: [], text: '' });
 		}
 		location.hash = '#/map';
 		changed();
@@ -301,6 +302,10 @@ func (c *cluster) tenant(b *browser) {
 	}
 	if out, err := raw("/fairlead/services?namespace=shop"); err != nil || !strings.Contains(out, "shop/cart") {
 		c.t.Errorf("a tenant does not get its own Services: %v\n%s", err, out)
+	}
+	if out, err := raw("/fairlead/status?namespace=shop"); err != nil || !strings.Contains(out, "service shop/cart has no ready endpoint") ||
+		strings.Contains(out, "default/") || strings.Contains(out, c.node.Name()) {
+		c.t.Errorf("a tenant's report: %v\n%s", err, out)
 	}
 	// Nodes answer only who may ask them.
 	if out, err := raw("/fairlead/explain?question=cart&namespace=shop"); strings.Contains(out, `"proof"`) {

@@ -61,7 +61,7 @@ export async function follow(path, on, signal) {
       wait = 0;
     } catch (e) {
       if (signal.aborted) return;
-      if (e.code === 403 || e.code === 401) { on.state(e.message); return; }
+      if (e.code === 403 || e.code === 401) { on.state(e.message, e.code); return; }
       if (e.code === 410) { version = ''; continue; }
       on.state('the server does not answer: ' + e.message);
       wait = Math.min(30000, wait * 2 || 500);

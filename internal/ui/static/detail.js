@@ -8,8 +8,8 @@ const levelOf = (answer) => ({ answers: 'good', sometimes: 'warn', 'not a Servic
 const Lines = ({ list }) => html`<ul class="lines">${(list || []).map((l, i) => html`<li key=${i}>${l.text} <span class="source">[${l.source}]</span></li>`)}</ul>`;
 
 function Frontend({ f }) {
-  return html`<div class="frontend"><h4>${f.kind} ${f.protocol} ${f.address}: <span class=${'answer ' + levelOf(f.answer)}>${f.answer}${
-    f.cause ? ', ' + f.cause : ''}</span></h4>
+  return html`<div class="frontend"><h3>${f.kind} ${f.protocol} ${f.address}: <span class=${'answer ' + levelOf(f.answer)}>${f.answer}${
+    f.cause ? ', ' + f.cause : ''}</span></h3>
     <${Lines} list=${f.lines} />
     ${f.proof && f.proof.length ? html`<details><summary>read back from the node (${f.proof.length})</summary><${Lines} list=${f.proof} /></details>` : ''}</div>`;
 }

@@ -46,8 +46,8 @@ function Endpoints({ list, of }) {
   if (!list.length) return html`<span class="quiet">no endpoint</span>`;
   const dots = list.slice(0, maxDots).map((e) => html`<i key=${e.address} class=${'dot ' + (e.ready ? 'good' : 'off')}
     title=${`${e.pod || e.address}${e.node ? ' on ' + e.node : ''}: ${e.ready ? 'ready' : e.leaving ? 'terminating' : 'not ready'}`}></i>`);
-  return html`<span>${ready} of ${list.length} ready${nodes ? ` on ${nodes} node${nodes > 1 ? 's' : ''}` : ''}</span>
-    <span class="dots" aria-hidden="true">${dots}${list.length > maxDots ? ' +' + (list.length - maxDots) : ''}</span>`;
+  return html`<span>${ready} of ${list.length} ready${nodes ? ` on ${nodes} node${nodes > 1 ? 's' : ''}` : ''}
+    <span class="dots" aria-hidden="true">${dots}${list.length > maxDots ? ' +' + (list.length - maxDots) : ''}</span></span>`;
 }
 
 function Row({ s, j, index, open, selected }) {

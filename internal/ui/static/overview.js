@@ -19,7 +19,7 @@ function Wrong({ open }) {
   const list = wrong();
   const named = new Set(list.map(([s]) => s.key));
   // A Service that is above with its cause is not repeated.
-  const lines = state.problems.filter((l) => { const m = /^service (\S+) /.exec(l); return !m || !named.has(m[1]); });
+  const lines = state.problems.filter((l) => { const m = /^service ([^\s:]+)/.exec(l); return !m || !named.has(m[1]); });
   const blind = [...state.trouble.values()];
   if (!list.length && !lines.length) {
     if (!state.judged || !state.report || blind.length) return html`<p role="status" class="headline wait">${
@@ -37,7 +37,7 @@ function Wrong({ open }) {
 function Nodes() {
   const report = new Map(((state.report || {}).nodes || []).map((n) => [n.name, n]));
   const all = [...state.nodes.values()].sort((a, b) => a.ready - b.ready || (a.name < b.name ? -1 : 1));
-  if (!all.length) return html`<p class="quiet">${state.trouble.has('Nodes') ? 'you may not read Nodes' : 'no node has joined'}</p>`;
+  if (!all.length) return html`<p class="quiet">${state.nodesHidden ? 'you may not read Nodes' : 'no node has joined'}</p>`;
   return html`<div class="wide" tabindex="0" role="region" aria-label="Nodes"><table><caption class="unseen">Nodes</caption>
     <thead><tr><th>node</th><th>ready</th><th>address</th><th>Pods</th><th>mode</th><th>service ports</th><th>programmed</th></tr></thead>
     <tbody>${all.slice(0, 200).map((n) => {

@@ -7,6 +7,7 @@ export const state = {
   services: new Map(), // by NAMESPACE/NAME
   slices: new Map(), // by the key of the Service, then by the name of the slice
   nodes: new Map(),
+  nodesHidden: false, // the user may not read them
   findings: new Map(), // the Services that do not answer, by their key
   explained: new Map(), // the worst verdict of an explanation, until the Service changes
   problems: [], // lines of the report
@@ -58,7 +59,7 @@ function fieldNames(fields) {
       if (name.startsWith('f:')) out.push(top.slice(2) + '.' + name.slice(2));
     }
   }
-  return out.slice(0, 6).join(', ');
+  return out.sort((a, b) => b.startsWith('spec.') - a.startsWith('spec.')).slice(0, 6).join(', ');
 }
 
 function serviceOf(o) {
@@ -149,9 +150,12 @@ function noteDifference(before, after) {
 // The server's judgement.
 
 const dirty = new Set();
+const listed = new Set(); // the kinds that have been listed
 let judging = false;
-let all = true; // judge all Services at the next turn
+let all = true; // judge all Services when that may be
+let nextAll = 0;
 let lastAll = 0;
+let waiting = 0;
 
 function touch(key) {
   state.explained.delete(key);
@@ -164,13 +168,17 @@ const minPause = 250;
 
 const place = () => (state.namespace ? [['namespace', state.namespace]] : []);
 
-// turn asks for the Services that changed, or for all of them; one question at a time, and not faster than minPause.
+// turn asks for the Services that changed, one question at a time and not faster than minPause; for all of them it asks so
+// seldom that this takes a tenth of the time.
 async function turn() {
-  if (judging || (!all && !dirty.size)) return;
+  if (judging || listed.size < 2) return;
+  const whole = (all || dirty.size > 3 * maxAsked) && Date.now() >= nextAll;
+  if (!whole && !dirty.size) {
+    if (all) waiting ||= setTimeout(() => { waiting = 0; turn(); }, nextAll - Date.now());
+    return;
+  }
   judging = true;
-  const names = [...dirty].slice(0, maxAsked);
-  const whole = all || dirty.size > 3 * maxAsked;
-  let rest = minPause;
+  const names = whole ? [] : [...dirty].slice(0, maxAsked);
   if (whole) {
     all = false;
     dirty.clear();
@@ -178,19 +186,24 @@ async function turn() {
     for (const n of names) dirty.delete(n);
   }
   const begin = performance.now();
+  let rest = minPause;
   try {
     const { value } = await ask('/fairlead/services', whole ? place() : names.map((n) => ['service', n]));
-    if (whole) { state.findings.clear(); state.judged = true; lastAll = Date.now(); }
+    if (whole) {
+      state.findings.clear();
+      state.judged = true;
+      lastAll = Date.now();
+    }
     for (const n of names) state.findings.delete(n);
     for (const f of value) state.findings.set(f.service, f);
     state.trouble.delete('judgement');
-    if (whole) rest = Math.max(rest, 10 * (performance.now() - begin)); // a tenth of one client's time is the server's at most
     wantReport = true;
   } catch (e) {
     state.trouble.set('judgement', 'cannot judge the Services: ' + e.message);
-    all = all || whole;
+    if (whole) all = true; else for (const n of names) dirty.add(n);
     rest = 5000;
   }
+  if (whole) nextAll = Date.now() + 10 * (performance.now() - begin);
   changed();
   setTimeout(() => { judging = false; turn(); }, rest);
 }
@@ -198,6 +211,7 @@ async function turn() {
 let wantReport = true;
 let reporting = false;
 let reportAfter = 0;
+let mayCertificates = true;
 
 // aboutService finds the Service that a line of the report is about.
 const aboutService = /(?:^|: )service ([^\s:]+\/[^\s:]+)/;
@@ -220,7 +234,14 @@ async function report() {
   } catch (e) {
     state.trouble.set('report', 'cannot get the report: ' + e.message);
   }
-  try { state.certificates = (await ask('/fairlead/certificates')).value; } catch { state.certificates = null; } // for administrators
+  if (mayCertificates) {
+    try {
+      state.certificates = (await ask('/fairlead/certificates')).value;
+    } catch (e) {
+      state.certificates = null;
+      mayCertificates = e.code !== 403 && e.code !== 404; // for administrators of a server of fairlead
+    }
+  }
   reportAfter = Date.now() + Math.max(2000, 10 * (performance.now() - begin));
   reporting = false;
   changed();
@@ -248,6 +269,7 @@ export function begin(namespace) {
     reset(items) {
       state.services = new Map(items.map(serviceOf).map((s) => [s.key, s]));
       for (const s of state.services.values()) noteWrites(s, s.key, 'Service');
+      listed.add('services');
       all = true;
       turn();
       changed();
@@ -270,6 +292,7 @@ export function begin(namespace) {
     reset(items) {
       state.slices = new Map();
       for (const s of items.map(sliceOf)) put(s);
+      listed.add('slices');
       all = true;
       turn();
       changed();
@@ -284,7 +307,10 @@ export function begin(namespace) {
     },
   }, signal);
   follow('/api/v1/nodes', {
-    state: say('Nodes'),
+    state(text, code) {
+      state.nodesHidden = code === 403;
+      say('Nodes')(code === 403 && namespace ? '' : text); // the user of one namespace need not see them
+    },
     reset(items) { state.nodes = new Map(items.map((n) => [n.metadata.name, nodeOf(n)])); changed(); },
     one(type, o) {
       const n = nodeOf(o);

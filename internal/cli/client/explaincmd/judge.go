@@ -151,7 +151,7 @@ func (j *judging) places(s *corev1.Service) []string {
 	return out[:min(len(out), maxNodes)]
 }
 
-// verdict explains a Service on a node, with Pods only if it does not answer: then they say why.
+// verdict explains a Service on a node, with Pods only if it does not answer: they have the reason.
 func (j *judging) verdict(ctx context.Context, s *corev1.Service, node string) *explain.Verdict {
 	name := svc.NameOf(s)
 	q := &explain.Question{Service: name}

@@ -226,7 +226,8 @@ func readObjects(ctx context.Context, client kubernetes.Interface, podsOf metav1
 	if err != nil {
 		return o, err
 	}
-	if o.pods, err = listAllowed(ctx, namespace, podsOf, func(in string) lister[corev1.PodList] { return client.CoreV1().Pods(in) }); err != nil {
+	o.pods, err = listAllowed(ctx, namespace, podsOf, func(in string) lister[corev1.PodList] { return client.CoreV1().Pods(in) })
+	if err != nil {
 		return o, err
 	}
 	all := metav1.ListOptions{}

@@ -75,7 +75,8 @@ has a key: who has the link, has these rights to read.`,
 		},
 	}
 	f.Add(cmd)
-	cmd.Flags().BoolVar(&f.loopback, "loopback", false, "serve the page on loopback with the rights of the kubeconfig, also for a server of fairlead")
+	cmd.Flags().BoolVar(&f.loopback, "loopback", false,
+		"serve the page on loopback with the rights of the kubeconfig, also for a server of fairlead")
 	cmd.Flags().Uint16Var(&f.port, "port", 0, "port on loopback (default: a free one)")
 	cmd.Flags().BoolVar(&f.noBrowser, "no-browser", false, "do not start a browser")
 	return cmd
@@ -161,7 +162,8 @@ func (f *uiFlags) openSecretly(link string) (remove func(), err error) {
 	}
 	remove = func() { _ = os.RemoveAll(dir) }
 	file := filepath.Join(dir, "open.html")
-	text := `<!doctype html><meta charset="utf-8"><title>fairlead</title><meta http-equiv="refresh" content="0; url=` + html.EscapeString(link) + `">`
+	text := `<!doctype html><meta charset="utf-8"><title>fairlead</title>` +
+		`<meta http-equiv="refresh" content="0; url=` + html.EscapeString(link) + `">`
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		return remove, err
 	}
