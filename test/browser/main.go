@@ -219,6 +219,9 @@ func (s *seen) replace(ctx context.Context, field, text string) error {
 	if err != nil {
 		return err
 	}
+	if err := s.wait(ctx, fmt.Sprintf("document.querySelector(%s)", name)); err != nil {
+		return err
+	}
 	if _, err := s.eval(ctx, fmt.Sprintf("{ const f = document.querySelector(%s); f.focus(); f.select(); }", name)); err != nil {
 		return err
 	}

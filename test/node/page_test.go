@@ -20,6 +20,17 @@ import (
 
 var pictures = flag.String("pictures", "", "a directory to write pictures of the page to, for README and docs")
 
+// hostileEvent has HTML in what a tenant may write.
+const hostileEvent = `
+apiVersion: v1
+kind: Event
+metadata: {name: hostile, namespace: default}
+involvedObject: {apiVersion: v1, kind: Service, namespace: default, name: typo}
+reason: Hostile
+type: Normal
+message: "<img src=x onerror=throw(1)>"
+`
+
 // browser is a Chromium on a host, driven by test/browser.
 type browser struct {
 	t   *testing.T
@@ -188,10 +199,12 @@ func (c *cluster) page() {
 	c.t.Logf("a new Service was judged on the page %s after kubectl ended", time.Since(begin))
 	c.kubectl("patch", "service", "late", "-p", `{"spec":{"selector":{"app":"MyApp"}}}`)
 	b.shows(".row.good", "default/late", "2 of 2 ready")
+	c.apply(hostileEvent)
 	b.do("eval", "location.hash = '#/changes'")
 	b.shows(".line li", "default/late", "created", "by kubectl-create")
 	b.shows(".line li", "default/late", "wrote spec.selector", "by kubectl-patch")
 	b.shows(".line li", "default/late", "endpoint added", "by fairlead")
+	b.shows(".line li", "Hostile: <img src=x onerror=throw(1)>")
 	b.accessible("changes")
 	c.manyServices(b)
 	c.seen(b)
@@ -200,6 +213,22 @@ func (c *cluster) page() {
 	b.login("not-a-token")
 	b.shows("[role=alert]", "does not accept this token")
 	c.tenant(b)
+	c.loopback(b)
+}
+
+// loopback is the page that 'fairlead ui' serves itself: its link needs no login, and the address does not keep the key.
+func (c *cluster) loopback(b *browser) {
+	c.t.Helper()
+	if out := process.Output(c.t, c.fairlead(c.server, "ui", "--no-browser")); !strings.HasPrefix(out, c.api.Config.Host+"/ui\n") {
+		c.t.Errorf("fairlead ui prints %s", out)
+	}
+	serving := process.Start(c.t, c.fairlead(c.server, "ui", "--loopback", "--no-browser"))
+	b.do("open", serving.Says(`http://127\.0\.0\.1:\d+/ui/#key=\w+`)[0])
+	b.shows(".wrong li.bad", "default/typo", "refused, NoEndpoint")
+	if at := string(b.do("eval", "location.href")); strings.Contains(at, "key") {
+		c.t.Errorf("the address has the key: %s", at)
+	}
+	serving.Stop()
 }
 
 // causes opens the explanations of Services that nodes must be asked about; the map then has what they say.
@@ -275,8 +304,8 @@ func (c *cluster) tenant(b *browser) {
 	c.kubectl("create", "-n", "shop", "serviceaccount", "tenant")
 	c.kubectl("create", "-n", "shop", "rolebinding", "tenant", "--clusterrole=edit", "--serviceaccount=shop:tenant")
 	token := strings.TrimSpace(c.kubectl("create", "-n", "shop", "token", "tenant"))
+	b.do("open", "about:blank") // a change of the fragment loads nothing
 	b.do("open", c.api.Config.Host+"/ui/#/wrong")
-	b.do("eval", "location.reload()")
 	b.login(token)
 	b.shows(".top", "namespace shop")
 	b.shows(".wrong li.bad", "shop/cart", "refused, NoEndpoint")
