@@ -97,7 +97,9 @@ func (s *seen) note(event any) {
 			s.Errors = append(s.Errors, "console: "+strings.Join(words, " "))
 		}
 	case *cdplog.EventEntryAdded:
-		if e.Entry.Level == cdplog.EntryLevelError || e.Entry.Source == cdplog.EntrySourceSecurity {
+		// Of source network are answers with an error, which a page may expect.
+		failed := e.Entry.Level == cdplog.EntryLevelError && e.Entry.Source != cdplog.EntrySourceNetwork
+		if failed || e.Entry.Source == cdplog.EntrySourceSecurity {
 			s.Errors = append(s.Errors, fmt.Sprintf("%s: %s %s", e.Entry.Source, e.Entry.Text, e.Entry.URL))
 		}
 	}

@@ -186,7 +186,7 @@ func (c *cluster) page() {
 		}
 		return nil
 	})
-	b.shows(".detail", "What changed", "created")
+	b.shows(".detail", "What changed", "wrote spec", "by kubectl-client-side-apply")
 	b.accessible("explain")
 	c.causes(b)
 
@@ -228,6 +228,7 @@ func (c *cluster) loopback(b *browser) {
 	if at := string(b.do("eval", "location.href")); strings.Contains(at, "key") {
 		c.t.Errorf("the address has the key: %s", at)
 	}
+	b.do("open", "about:blank")
 	serving.Stop()
 }
 
@@ -254,7 +255,8 @@ func (c *cluster) manyServices(b *browser) {
 		for (let i = 0; i < 10000; i++) {
 			const key = 'many/s' + i;
 			state.services.set(key, { key, kind: 'Service', namespace: 'many', name: 's' + i, type: 'ClusterIP', ips: ['10.96.9.9'],
-				external: [], alias: '', balancers: [], ports: [{ port: 80, protocol: 'TCP', node: 0, target: '80' }], selector: '', policy: '', writes: [], text: '' });
+				external: [], alias: '', balancers: [], ports: [{ port: 80, protocol: 'TCP', node: 0, target: '80' }],
+				selector: '', policy: '', writes: [], text: '' });
 		}
 		location.hash = '#/map';
 		changed();
@@ -333,7 +335,7 @@ func (c *cluster) tenant(b *browser) {
 		c.t.Errorf("a tenant does not get its own Services: %v\n%s", err, out)
 	}
 	if out, err := raw("/fairlead/status?namespace=shop"); err != nil || !strings.Contains(out, "service shop/cart has no ready endpoint") ||
-		strings.Contains(out, "default/") || strings.Contains(out, c.node.Name()) {
+		strings.Contains(out, "default/") || strings.Contains(out, `"name": "`+c.node.Name()) {
 		c.t.Errorf("a tenant's report: %v\n%s", err, out)
 	}
 	// Nodes answer only who may ask them.
