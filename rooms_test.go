@@ -145,9 +145,11 @@ var rooms = map[string]int{
 	"apiserver":             8,
 	"cli/kubeproxy":         8,
 	"cli/node":              9,
-	"cli/daemon":            10,
 	"cli/host":              10,
-	"cli":                   11,
+	"ui":                    10,
+	"cli/client/uicmd":      11,
+	"cli/daemon":            11,
+	"cli":                   12,
 }
 
 // testOnly are rooms that only _test.go files and other testOnly rooms may

@@ -109,7 +109,7 @@ func (a *assembly) filters(h http.Handler, c *genericapiserver.Config) http.Hand
 	if a.members != nil {
 		h = a.members.Joining(h)
 	}
-	return h
+	return static(h, a.opts.Static)
 }
 
 // configureDocuments sets what describes the API: discovery and OpenAPI.
@@ -257,6 +257,11 @@ func (a *assembly) installPaths(context.Context) error {
 	for _, path := range []string{members.Path, members.TokenPath} {
 		mux.Handle(path, h)
 		mux.HandlePrefix(path+"/", h)
+	}
+	if a.opts.Questions != nil {
+		for path, h := range a.opts.Questions(a.actAs) {
+			mux.Handle(path, h)
+		}
 	}
 	a.rotation = a.newRotation()
 	mux.Handle(certs.Path, certs.NewAPI(a.creds, serverNamed(a.publicURL()), a.rotation, a.guard.Authorizer))

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/netip"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/apiserver/access"
 	"github.com/fairlead/fairlead/internal/apiserver/admit"
@@ -121,6 +123,12 @@ type Options struct {
 	// UnsafeNoFsync makes the embedded etcd lose acknowledged writes when the
 	// machine (not only the process) crashes. For tests.
 	UnsafeNoFsync bool
+
+	// Static has, by path, handlers that answer everyone at that path and below it: they must serve nothing but files.
+	Static map[string]http.Handler
+	// Questions returns, by path, handlers that answer with the rights of the user who asks; it gets what returns a client
+	// configuration that acts as the user of a request. Each authenticated user may ask them.
+	Questions func(as func(*http.Request) (*rest.Config, error)) map[string]http.Handler
 
 	// ReadyzChecks are further checks of /readyz.
 	ReadyzChecks []ReadyzCheck

@@ -24,6 +24,7 @@ import (
 	"github.com/fairlead/fairlead/internal/cli/client/lbview"
 	"github.com/fairlead/fairlead/internal/cli/client/pods"
 	"github.com/fairlead/fairlead/internal/cli/client/status"
+	"github.com/fairlead/fairlead/internal/cli/client/uicmd"
 	"github.com/fairlead/fairlead/internal/cli/config"
 	"github.com/fairlead/fairlead/internal/cli/daemon"
 	"github.com/fairlead/fairlead/internal/cli/host"
@@ -121,7 +122,7 @@ commands, flags and their values.`,
 		with(daemon.NewLB(g), lbview.NewStatus(g), lbview.NewExplain(g)),
 		pods.NewRun(g), pods.NewScale(g), pods.NewRestart(g), pods.NewRm(g), pods.NewPs(g), pods.NewLogs(g),
 		pods.NewRegister(g), pods.NewDeregister(g), status.NewStatus(g), status.NewTop(g),
-		explaincmd.NewExplain(g), explaincmd.NewPlan(g), explaincmd.NewHistory(g),
+		explaincmd.NewExplain(g), explaincmd.NewPlan(g), explaincmd.NewHistory(g), uicmd.NewUI(g),
 		client.NewEnv(g), client.NewKubeconfig(g), client.NewToken(g), client.NewNode(g), client.NewCerts(g), config.NewCommand(g, emptyRoot),
 		client.NewBackup(g), client.NewRestore(g),
 		host.NewCheck(g), host.NewCleanup(g), host.NewUninstall(g), newVersion(g),

@@ -116,6 +116,8 @@ type Verdict struct {
 	// Answer and Cause are the worst of the Frontends.
 	Answer Answer `json:"answer"`
 	Cause  Cause  `json:"cause,omitempty"`
+	// Remedy is what to do about the Cause.
+	Remedy string `json:"remedy,omitempty"`
 	// Lines are about the Service as a whole.
 	Lines     []Line     `json:"lines,omitempty"`
 	Frontends []Frontend `json:"frontends,omitempty"`
@@ -163,6 +165,7 @@ func severity(a Answer) int {
 // Explain answers a question for the node of facts.
 func Explain(q *Question, o *Objects, facts *Facts) *Verdict {
 	v := &Verdict{Node: facts.Node, Mode: facts.Mode, Client: q.Client, Answer: Answers}
+	defer func() { v.Remedy = v.Cause.Remedy() }()
 	e := &explaining{question: q, objects: o, facts: facts, verdict: v}
 	if facts.Problem != "" {
 		v.add("what this node has is not known: "+facts.Problem, "agent of node "+facts.Node)

@@ -87,6 +87,7 @@ func TestStatus(t *testing.T) {
 	c.stories()
 	c.explains()
 	c.plans()
+	c.page()
 
 	local := func(args ...string) *exec.Cmd {
 		cmd := c.node.Command(t.Context(), process.Program("fairlead"), append([]string{"status", "--data-dir", c.path("agent")}, args...)...)

@@ -13,6 +13,9 @@ import (
 // name.
 func aggregateTo(name string) string { return "rbac.authorization.k8s.io/aggregate-to-" + name }
 
+// questionsRole lets all authenticated users ask what svc.QuestionPaths answer.
+const questionsRole = "system:fairlead-questions"
+
 // userRoles returns the roles for users and their workloads.
 func userRoles() []rbacv1.ClusterRole {
 	health := []string{"/healthz", "/livez", "/readyz"}
@@ -68,6 +71,8 @@ func userRoles() []rbacv1.ClusterRole {
 		),
 		role("system:discovery", allowPaths(append(append(health, version...),
 			"/api", "/api/*", "/apis", "/apis/*", "/openapi", "/openapi/*", "/healthz/*", "/livez/*", "/readyz/*")...)),
+		// What they answer is what the rights of the user who asks allow.
+		role(questionsRole, allowPaths(svc.QuestionPaths()...)),
 		role("system:public-info-viewer", allowPaths(append(health, version...)...)),
 		role("system:monitoring", allowPaths(append(health, "/metrics", "/metrics/slis", "/healthz/*", "/livez/*", "/readyz/*")...)),
 		role("system:auth-delegator",
@@ -84,6 +89,7 @@ func userBindings() []rbacv1.ClusterRoleBinding {
 		bind("cluster-admin", groupSubject(user.SystemPrivilegedGroup)),
 		bind("system:basic-user", groupSubject(user.AllAuthenticated)),
 		bind("system:discovery", groupSubject(user.AllAuthenticated)),
+		bind(questionsRole, groupSubject(user.AllAuthenticated)),
 		bind("system:public-info-viewer", groupSubject(user.AllAuthenticated), groupSubject(user.AllUnauthenticated)),
 		bind("system:monitoring", groupSubject(user.MonitoringGroup)),
 		bind("system:service-account-issuer-discovery", groupSubject(accountGroup)),

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/http"
 	"net/netip"
 	"slices"
 	"time"
@@ -23,6 +24,7 @@ import (
 	"github.com/fairlead/fairlead/internal/controller"
 	"github.com/fairlead/fairlead/internal/registry/resourcequota"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/ui"
 )
 
 // serverFlags set up the API server; 'server' and 'up' have them.
@@ -94,6 +96,7 @@ func (f *serverFlags) complete() error {
 		return base.Usagef("--backup-keep is %d; want 0 or more", f.BackupKeep)
 	}
 	f.Options.ServiceCIDRs, f.Options.PodCIDRs = f.NetworkFlags.ServiceCIDRs, f.NetworkFlags.PodCIDRs
+	f.Static, f.Questions = map[string]http.Handler{ui.Path: ui.Files()}, ui.Questions
 	f.NodePorts = svc.PortRange(f.nodePorts)
 	if f.advertise != "" {
 		a, err := netip.ParseAddr(f.advertise)
@@ -204,9 +207,10 @@ func serverSummary(out io.Writer, s *apiserver.Server, binds []netip.Addr) {
 	fmt.Fprintf(out, `API server   %s
 kubeconfig   %s
 join token   %s
+page         %s, or: fairlead ui
 
 next         export KUBECONFIG=%[2]s && kubectl get svc
-`, s.URL(), s.Kubeconfig(), s.TokenFile())
+`, s.URL(), s.Kubeconfig(), s.TokenFile(), s.URL()+ui.Path)
 	i := slices.IndexFunc(binds, func(a netip.Addr) bool { return !a.IsLoopback() })
 	if i < 0 {
 		fmt.Fprintln(out, "add a node   only on this machine: for others, start it with --bind-address 127.0.0.1,ADDRESS")

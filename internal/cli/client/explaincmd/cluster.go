@@ -64,13 +64,7 @@ func read(ctx context.Context, client kubernetes.Interface, q *explain.Question,
 	if err == nil {
 		c.objects.Pods = pointers(pods.Items)
 	}
-	if nodes, err := client.CoreV1().Nodes().List(ctx, all); err == nil {
-		for i := range nodes.Items {
-			c.nodes[nodes.Items[i].Name] = &nodes.Items[i]
-			c.names = append(c.names, nodes.Items[i].Name)
-		}
-		slices.Sort(c.names)
-	}
+	c.readNodes(ctx, client)
 	if list, err := client.CoreV1().Namespaces().List(ctx, all); err == nil {
 		for i := range list.Items {
 			c.objects.Namespaces = append(c.objects.Namespaces, list.Items[i].Name)
@@ -78,6 +72,19 @@ func read(ctx context.Context, client kubernetes.Interface, q *explain.Question,
 	}
 	c.settings(ctx, client)
 	return c, nil
+}
+
+// readNodes reads the Nodes, if the user may.
+func (c *cluster) readNodes(ctx context.Context, client kubernetes.Interface) {
+	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return
+	}
+	for i := range nodes.Items {
+		c.nodes[nodes.Items[i].Name] = &nodes.Items[i]
+		c.names = append(c.names, nodes.Items[i].Name)
+	}
+	slices.Sort(c.names)
 }
 
 // settings reads the ranges and domains that a fairlead server publishes, else the ServiceCIDRs and the usual domain.

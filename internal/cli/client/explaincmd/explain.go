@@ -35,13 +35,36 @@ type Report struct {
 	NotAsked int `json:"notAsked,omitempty"`
 }
 
+// Asked is a question as a user writes it; the flags of 'fairlead explain' say what each field means.
+type Asked struct {
+	Question, From, Node, Protocol string
+	// Namespace is that of names without one.
+	Namespace string
+	// Probe lets nodes connect to the endpoints.
+	Probe bool
+}
+
+// Ask answers a question with the rights of the client. A question that cannot be read is a usage error.
+func Ask(ctx context.Context, client kubernetes.Interface, a *Asked) (*Report, error) {
+	q, err := parseQuestion(a.Question, a.Protocol, a.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, base.RequestTimeout)
+	defer cancel()
+	r, err := a.report(ctx, client, q)
+	if err != nil {
+		return nil, err
+	}
+	r.Question = a.Question
+	return r, nil
+}
+
 // explainFlags are the flags of 'fairlead explain'.
 type explainFlags struct {
 	base.ClientFlags
-	output         base.OutputFlag
-	from, node     string
-	protocol       string
-	probeEndpoints bool
+	output base.OutputFlag
+	asked  Asked
 }
 
 // NewExplain returns 'fairlead explain'.
@@ -75,27 +98,21 @@ that cannot be asked is explained by what the API has.`,
 			if err != nil {
 				return err
 			}
-			q, err := parseQuestion(args[0], f.protocol, cmp.Or(namespace, metav1.NamespaceDefault))
+			f.asked.Question, f.asked.Namespace = args[0], cmp.Or(namespace, metav1.NamespaceDefault)
+			r, err := Ask(cmd.Context(), client, &f.asked)
 			if err != nil {
 				return err
 			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), base.RequestTimeout)
-			defer cancel()
-			r, err := f.report(ctx, client, q, cmp.Or(namespace, metav1.NamespaceDefault))
-			if err != nil {
-				return err
-			}
-			r.Question = args[0]
 			return f.output.Write(g.Out, r, r.print)
 		},
 	}
 	f.Add(cmd)
 	f.AddNamespace(cmd)
 	f.output.Add(cmd)
-	cmd.Flags().StringVar(&f.from, "from", "", "who connects: a Pod, a Node or an IP address (default: any client)")
-	cmd.Flags().StringVar(&f.node, "node", "", "the node whose answer counts (default: that of --from, else all nodes)")
-	cmd.Flags().StringVar(&f.protocol, "protocol", "", "TCP, UDP or SCTP, for ADDRESS:PORT (default: any)")
-	cmd.Flags().BoolVar(&f.probeEndpoints, "probe", true, "let each node connect once to each endpoint, over TCP")
+	cmd.Flags().StringVar(&f.asked.From, "from", "", "who connects: a Pod, a Node or an IP address (default: any client)")
+	cmd.Flags().StringVar(&f.asked.Node, "node", "", "the node whose answer counts (default: that of --from, else all nodes)")
+	cmd.Flags().StringVar(&f.asked.Protocol, "protocol", "", "TCP, UDP or SCTP, for ADDRESS:PORT (default: any)")
+	cmd.Flags().BoolVar(&f.asked.Probe, "probe", true, "let each node connect once to each endpoint, over TCP")
 	return cmd
 }
 
@@ -134,15 +151,15 @@ func parseQuestion(text, protocol, namespace string) (*explain.Question, error) 
 	return q, nil
 }
 
-func (f *explainFlags) report(ctx context.Context, client kubernetes.Interface, q *explain.Question, namespace string) (*Report, error) {
-	c, err := read(ctx, client, q, namespace)
+func (a *Asked) report(ctx context.Context, client kubernetes.Interface, q *explain.Question) (*Report, error) {
+	c, err := read(ctx, client, q, a.Namespace)
 	if err != nil {
 		return nil, err
 	}
-	if q.Client, err = c.client(f.from, namespace); err != nil {
+	if q.Client, err = c.client(a.From, a.Namespace); err != nil {
 		return nil, err
 	}
-	nodes, left, err := c.choose(f.node, q)
+	nodes, left, err := c.choose(a.Node, q)
 	if err != nil {
 		return nil, err
 	}
@@ -153,7 +170,7 @@ func (f *explainFlags) report(ctx context.Context, client kubernetes.Interface, 
 		group.Go(func() error {
 			objects := c.objects
 			objects.Node = c.nodes[n]
-			r.Verdicts[i] = explain.Explain(q, &objects, c.facts(ctx, client, n, q, f.probeEndpoints))
+			r.Verdicts[i] = explain.Explain(q, &objects, c.facts(ctx, client, n, q, a.Probe))
 			return nil
 		})
 	}

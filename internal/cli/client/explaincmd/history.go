@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -20,11 +21,11 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// maxSince is how long an agent remembers.
-const maxSince = time.Hour
+// MaxSince is how long an agent remembers.
+const MaxSince = time.Hour
 
-// historyReport is what 'fairlead history' shows. Its JSON form is meant for programs: fields are only ever added.
-type historyReport struct {
+// History is what 'fairlead history' shows. Its JSON form is meant for programs: fields are only ever added.
+type History struct {
 	Service string        `json:"service"`
 	Since   time.Time     `json:"since"`
 	Changes []nodeHistory `json:"changes"`
@@ -61,8 +62,8 @@ of its agent is not known.`,
 			if err := output.Check(); err != nil {
 				return err
 			}
-			if since <= 0 || since > maxSince {
-				return base.Usagef("--since is %s; want a time of at most %s, such as 10m", since, maxSince)
+			if since <= 0 || since > MaxSince {
+				return base.Usagef("--since is %s; want a time of at most %s, such as 10m", since, MaxSince)
 			}
 			client, namespace, err := f.Client()
 			if err != nil {
@@ -75,9 +76,7 @@ of its agent is not known.`,
 			if q.Service == (svc.Name{}) {
 				return base.Usagef("%q is not a SERVICE or NAMESPACE/SERVICE", args[0])
 			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), base.RequestTimeout)
-			defer cancel()
-			r, err := past(ctx, client, q, node, since)
+			r, err := Past(cmd.Context(), client, q.Service, node, since)
 			if err != nil {
 				return err
 			}
@@ -88,27 +87,28 @@ of its agent is not known.`,
 	f.AddNamespace(cmd)
 	output.Add(cmd)
 	cmd.Flags().StringVar(&node, "node", "", "only this node (default: all nodes)")
-	cmd.Flags().DurationVar(&since, "since", maxSince, "how far back")
+	cmd.Flags().DurationVar(&since, "since", MaxSince, "how far back")
 	return cmd
 }
 
-func past(ctx context.Context, client kubernetes.Interface, q *explain.Question, node string, since time.Duration) (*historyReport, error) {
-	c, err := read(ctx, client, q, q.Service.Namespace)
+// Past asks nodes for what they had for a Service, with the rights of the client; an empty node is for all of them.
+func Past(ctx context.Context, client kubernetes.Interface, service svc.Name, node string, since time.Duration) (*History, error) {
+	ctx, cancel := context.WithTimeout(ctx, base.RequestTimeout)
+	defer cancel()
+	c := &cluster{nodes: map[string]*corev1.Node{}}
+	c.readNodes(ctx, client)
+	nodes, left, err := c.choose(node, &explain.Question{Service: service})
 	if err != nil {
 		return nil, err
 	}
-	nodes, left, err := c.choose(node, q)
-	if err != nil {
-		return nil, err
-	}
-	r := &historyReport{Service: q.Service.String(), Since: time.Now().Add(-since).UTC(), Changes: []nodeHistory{}}
+	r := &History{Service: service.String(), Since: time.Now().Add(-since).UTC(), Changes: []nodeHistory{}}
 	if left > 0 {
 		r.Problems = append(r.Problems, fmt.Sprintf("%d more nodes were not asked: name one with --node", left))
 	}
 	for _, n := range nodes {
 		ctx, cancel := context.WithTimeout(ctx, askTimeout)
 		text, err := answerOf(ctx, client.CoreV1().RESTClient().Get().Resource("nodes").Name(n).SubResource("proxy").Suffix("history").
-			Param("service", q.Service.String()).Param("since", since.String()))
+			Param("service", service.String()).Param("since", since.String()))
 		cancel()
 		var list []proxy.Past
 		if err == nil {
@@ -125,7 +125,7 @@ func past(ctx context.Context, client kubernetes.Interface, q *explain.Question,
 	return r, nil
 }
 
-func (r *historyReport) print(out io.Writer) error {
+func (r *History) print(out io.Writer) error {
 	if len(r.Changes) == 0 {
 		fmt.Fprintf(out, "nothing changed for Service %s since %s\n", r.Service, r.Since.Local().Format(time.TimeOnly))
 	}

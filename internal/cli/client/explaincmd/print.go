@@ -50,6 +50,9 @@ func printVerdict(out io.Writer, question string, v *explain.Verdict) {
 		fmt.Fprintf(out, "client %s, %s\n", base.PlainLine(v.Client.Text), where)
 	}
 	printLines(out, "", v.Lines)
+	if v.Remedy != "" {
+		fmt.Fprintf(out, "what to do: %s\n", v.Remedy)
+	}
 	for i := range v.Frontends {
 		f := &v.Frontends[i]
 		answer := string(f.Answer)

@@ -49,7 +49,8 @@ func readRelated(ctx context.Context, client kubernetes.Interface, namespace str
 		out.ingresses = l.Items
 	}
 	only := metav1.ListOptions{FieldSelector: "type=" + corev1.EventTypeWarning, Limit: maxEvents}
-	if l, err := client.CoreV1().Events("").List(ctx, only); err == nil {
+	events, err := listAllowed(ctx, namespace, only, func(in string) lister[corev1.EventList] { return client.CoreV1().Events(in) })
+	if l := events; err == nil {
 		out.warnings = newestWarnings(l.Items)
 	}
 	return out

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -158,23 +159,12 @@ func collect(ctx context.Context, client kubernetes.Interface, own string, probe
 	if own != "" {
 		podsOf.FieldSelector = "spec.nodeName=" + own
 	}
-	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	o, err := readObjects(ctx, client, podsOf, want.namespace)
 	if err != nil {
 		return nil, err
 	}
-	pods, err := client.CoreV1().Pods("").List(ctx, podsOf)
-	if err != nil {
-		return nil, err
-	}
-	all, err := client.CoreV1().Services("").List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, err
-	}
-	slicesList, err := client.DiscoveryV1().EndpointSlices("").List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, err
-	}
-	services, err := want.services(all.Items)
+	nodes, pods, slicesList := o.nodes, o.pods, o.slices
+	services, err := want.services(o.services.Items)
 	if err != nil {
 		return nil, err
 	}
@@ -195,7 +185,9 @@ func collect(ctx context.Context, client kubernetes.Interface, own string, probe
 	}
 	now := time.Now()
 	index := newPodIndex(pods.Items, own == "")
-	r.judgeNodes(nodes.Items)
+	if !o.nodesUnknown {
+		r.judgeNodes(nodes.Items)
+	}
 	r.judgeServices(services, index)
 	r.judgeEndpoints(services, slicesList.Items, index, now)
 	r.judgeProgrammed(now)
@@ -213,6 +205,54 @@ func collect(ctx context.Context, client kubernetes.Interface, own string, probe
 		r.probe(ctx, probe, nodes.Items, handMade(services, slicesList.Items, nodes.Items, probe.local))
 	}
 	return r, nil
+}
+
+// objects are what a report is made of.
+type objects struct {
+	nodes *corev1.NodeList
+	// nodesUnknown is set if the user may not read Nodes.
+	nodesUnknown bool
+	pods         *corev1.PodList
+	services     *corev1.ServiceList
+	slices       *discoveryv1.EndpointSliceList
+}
+
+// readObjects reads them in all namespaces, or in the one that is asked for if the user has no rights beyond it.
+func readObjects(ctx context.Context, client kubernetes.Interface, podsOf metav1.ListOptions, namespace string) (o objects, err error) {
+	o.nodes, err = client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if o.nodesUnknown = apierrors.IsForbidden(err) && namespace != ""; o.nodesUnknown {
+		o.nodes, err = &corev1.NodeList{}, nil
+	}
+	if err != nil {
+		return o, err
+	}
+	o.pods, err = listAllowed(ctx, namespace, podsOf, func(in string) lister[corev1.PodList] { return client.CoreV1().Pods(in) })
+	if err != nil {
+		return o, err
+	}
+	all := metav1.ListOptions{}
+	o.services, err = listAllowed(ctx, namespace, all, func(in string) lister[corev1.ServiceList] { return client.CoreV1().Services(in) })
+	if err != nil {
+		return o, err
+	}
+	o.slices, err = listAllowed(ctx, namespace, all, func(in string) lister[discoveryv1.EndpointSliceList] {
+		return client.DiscoveryV1().EndpointSlices(in)
+	})
+	return o, err
+}
+
+// lister is the client of one kind.
+type lister[T any] interface {
+	List(context.Context, metav1.ListOptions) (*T, error)
+}
+
+// listAllowed lists a kind in all namespaces, or in one if the user may not.
+func listAllowed[T any](ctx context.Context, namespace string, o metav1.ListOptions, in func(namespace string) lister[T]) (*T, error) {
+	out, err := in("").List(ctx, o)
+	if apierrors.IsForbidden(err) && namespace != "" {
+		return in(namespace).List(ctx, o)
+	}
+	return out, err
 }
 
 // probe adds the targets that do not answer, and counts the targets that were not asked.

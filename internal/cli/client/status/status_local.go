@@ -36,6 +36,14 @@ func reportFor(ctx context.Context, f *base.ClientFlags, probe *prober, want sco
 	return reportOfNode(ctx, &a, f.DataDir, probe, want)
 }
 
+// ReportOf shows what the user of a client may see: of the whole cluster, of a namespace, or of a Service in it. It asks no other
+// server of several, as the client leads to one.
+func ReportOf(ctx context.Context, client kubernetes.Interface, namespace, service string) (*Report, error) {
+	ctx, cancel := context.WithTimeout(ctx, base.RequestTimeout)
+	defer cancel()
+	return collect(ctx, client, "", nil, scope{namespace: namespace, service: service})
+}
+
 // membersTimeout bounds the question which servers answer.
 const membersTimeout = 3 * time.Second
 

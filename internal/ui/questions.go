@@ -1,0 +1,234 @@
+package ui
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/apiserver/members"
+	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/cli/client/explaincmd"
+	"github.com/fairlead/fairlead/internal/cli/client/status"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// Bounds of questions.
+const (
+	// maxAtOnce is how many questions of one user are answered at a time: each reads lists of the API.
+	maxAtOnce = 4
+	// maxNamed is how many Services one question may name.
+	maxNamed = 100
+	// maxText is the longest value of a parameter, in bytes.
+	maxText = 1024
+)
+
+// As returns a client configuration that has the rights of the user who made a request.
+type As = func(*http.Request) (*rest.Config, error)
+
+// question is what one path answers.
+type question struct {
+	params []string
+	// proto is set if all that it reads are typed objects, which are cheaper in Protobuf.
+	proto  bool
+	answer func(context.Context, kubernetes.Interface, url.Values) (any, error)
+}
+
+func questions() map[string]question {
+	return map[string]question{
+		svc.ExplainPath:  {[]string{"question", "from", "node", "protocol", "namespace", "probe"}, false, explain},
+		svc.HistoryPath:  {[]string{"service", "node", "since"}, false, history},
+		svc.StatusPath:   {[]string{"namespace", "service"}, false, statusOf},
+		svc.ServicesPath: {[]string{"namespace", "service"}, true, services},
+	}
+}
+
+// Questions returns the handlers of svc.QuestionPaths. Their answers are the JSON of the commands 'fairlead explain', 'history' and
+// 'status'; svc.ServicesPath has the Services that do not answer.
+func Questions(as As) map[string]http.Handler {
+	users := &turns{of: map[string]int{}}
+	out := map[string]http.Handler{}
+	for path, q := range questions() {
+		out[path] = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			answer, err := ask(w, r, as, users, &q)
+			w.Header().Set("Cache-Control", "no-store")
+			w.Header().Set("X-Content-Type-Options", "nosniff")
+			if apierrors.IsTooManyRequests(err) {
+				w.Header().Set("Retry-After", "1")
+			}
+			if err != nil {
+				members.Reply(w, nil, withStatus(err))
+				return
+			}
+			w.Header().Set("Content-Type", "application/json")
+			_ = base.OutputFlag("json").Write(w, answer, nil) // the client is gone
+		})
+	}
+	return out
+}
+
+// ask answers one request.
+func ask(w http.ResponseWriter, r *http.Request, as As, users *turns, q *question) (any, error) {
+	if r.Method != http.MethodGet {
+		w.Header().Set("Allow", http.MethodGet)
+		return nil, apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, r.Method, metav1.SchemeGroupVersion.
+			WithResource("questions").GroupResource(), "", "a question takes GET", 0, true)
+	}
+	// A browser with a client certificate sends it also for other sites.
+	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "same-origin" && site != "none" {
+		return nil, apierrors.NewForbidden(metav1.SchemeGroupVersion.WithResource("questions").GroupResource(), "",
+			errors.New("another site asks"))
+	}
+	params, err := readParams(r, q.params)
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := as(r)
+	if err != nil {
+		return nil, err
+	}
+	if !users.take(cfg.Impersonate.UserName) {
+		return nil, apierrors.NewTooManyRequests(fmt.Sprintf("%d questions of this user are being answered: ask again", maxAtOnce), 1)
+	}
+	defer users.leave(cfg.Impersonate.UserName)
+	if q.proto {
+		cfg.ContentType, cfg.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	}
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return q.answer(r.Context(), client, params)
+}
+
+func readParams(r *http.Request, known []string) (url.Values, error) {
+	params, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return nil, apierrors.NewBadRequest("cannot read the parameters: " + err.Error())
+	}
+	for name, values := range params {
+		if !slices.Contains(known, name) {
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("parameter %q is unknown; want %s", base.PlainLine(name), base.OneOf(known)))
+		}
+		for _, v := range values {
+			if len(v) > maxText {
+				return nil, apierrors.NewBadRequest(fmt.Sprintf("parameter %s is longer than %d bytes", name, maxText))
+			}
+		}
+	}
+	return params, nil
+}
+
+// withStatus gives an error without a status of its own one: what a question says wrong is the asker's mistake.
+func withStatus(err error) error {
+	var known apierrors.APIStatus
+	switch {
+	case errors.As(err, &known):
+		s := known.Status()
+		return &apierrors.StatusError{ErrStatus: s}
+	case errors.Is(err, context.DeadlineExceeded):
+		return apierrors.NewTimeoutError("the answer took too long", 1)
+	}
+	return apierrors.NewBadRequest(base.PlainLine(err.Error()))
+}
+
+func explain(ctx context.Context, client kubernetes.Interface, p url.Values) (any, error) {
+	a := &explaincmd.Asked{Question: p.Get("question"), From: p.Get("from"), Node: p.Get("node"), Protocol: p.Get("protocol"),
+		Namespace: p.Get("namespace"), Probe: true}
+	if a.Namespace == "" {
+		a.Namespace = metav1.NamespaceDefault
+	}
+	if v := p.Get("probe"); v != "" {
+		probe, err := strconv.ParseBool(v)
+		if err != nil {
+			return nil, fmt.Errorf("probe is %q; want true or false", v)
+		}
+		a.Probe = probe
+	}
+	return explaincmd.Ask(ctx, client, a)
+}
+
+func history(ctx context.Context, client kubernetes.Interface, p url.Values) (any, error) {
+	names, err := namesOf(p)
+	if err != nil {
+		return nil, err
+	}
+	if len(names) != 1 {
+		return nil, fmt.Errorf("service is given %d times; want one", len(names))
+	}
+	since := explaincmd.MaxSince
+	if v := p.Get("since"); v != "" {
+		if since, err = time.ParseDuration(v); err != nil || since <= 0 || since > explaincmd.MaxSince {
+			return nil, fmt.Errorf("since is %q; want a time of at most %s, such as 10m", v, explaincmd.MaxSince)
+		}
+	}
+	return explaincmd.Past(ctx, client, names[0], p.Get("node"), since)
+}
+
+func statusOf(ctx context.Context, client kubernetes.Interface, p url.Values) (any, error) {
+	if p.Get("service") != "" && p.Get("namespace") == "" {
+		return nil, errors.New("service without namespace; want both")
+	}
+	return status.ReportOf(ctx, client, p.Get("namespace"), p.Get("service"))
+}
+
+func services(ctx context.Context, client kubernetes.Interface, p url.Values) (any, error) {
+	names, err := namesOf(p)
+	if err != nil {
+		return nil, err
+	}
+	return explaincmd.Judge(ctx, client, p.Get("namespace"), names...)
+}
+
+// namesOf reads the values of service, each NAMESPACE/NAME.
+func namesOf(p url.Values) ([]svc.Name, error) {
+	list := p["service"]
+	if len(list) > maxNamed {
+		return nil, fmt.Errorf("service is given %d times; want at most %d", len(list), maxNamed)
+	}
+	var out []svc.Name
+	for _, text := range list {
+		namespace, name, ok := strings.Cut(text, "/")
+		if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
+			return nil, fmt.Errorf("service is %q; want NAMESPACE/NAME", text)
+		}
+		out = append(out, svc.Name{Namespace: namespace, Name: name})
+	}
+	return out, nil
+}
+
+// turns counts the questions that are being answered, by user.
+type turns struct {
+	mu sync.Mutex
+	of map[string]int
+}
+
+func (t *turns) take(user string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.of[user] >= maxAtOnce {
+		return false
+	}
+	t.of[user]++
+	return true
+}
+
+func (t *turns) leave(user string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.of[user]--; t.of[user] == 0 {
+		delete(t.of, user)
+	}
+}

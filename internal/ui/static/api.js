@@ -1,0 +1,92 @@
+// Requests to the server that the page came from, with the user's own rights. The token is in this module's memory and
+// nowhere else: closing the page, or loading it again, forgets it.
+
+let token = '';
+
+export function setToken(t) { token = t; }
+
+// Failure is an answer that is not 2xx.
+export class Failure extends Error {
+  constructor(code, message) { super(message); this.code = code; }
+}
+
+async function request(path, signal) {
+  const headers = { Accept: 'application/json' };
+  if (token) headers.Authorization = 'Bearer ' + token;
+  const answer = await fetch(path, { headers, signal, cache: 'no-store', redirect: 'error' });
+  if (answer.ok) return answer;
+  const text = (await answer.text()).slice(0, 2000);
+  let message = text;
+  try { message = JSON.parse(text).message || text; } catch { /* not a Status */ }
+  throw new Failure(answer.status, message || answer.statusText);
+}
+
+const pause = (ms) => new Promise((done) => setTimeout(done, ms));
+
+// ask gets JSON, and its text. A server that is busy with this user's questions is asked again.
+export async function ask(path, params = []) {
+  const query = new URLSearchParams(params).toString();
+  for (let tries = 0; ; tries++) {
+    try {
+      const text = await (await request(query ? path + '?' + query : path)).text();
+      return { value: JSON.parse(text), text };
+    } catch (e) {
+      if (e.code !== 429 || tries === 10) throw e;
+      await pause(500 + 1000 * Math.random());
+    }
+  }
+}
+
+const pageSize = 2000;
+
+// follow lists a kind and watches it until signal aborts. on has reset(items), one(type, object) and state(text), where the
+// text is empty while the watch runs. A refusal (403) ends it.
+export async function follow(path, on, signal) {
+  let version = '';
+  for (let wait = 0; !signal.aborted;) {
+    try {
+      if (!version) {
+        const items = [];
+        let more = '';
+        do {
+          const page = await (await request(`${path}?limit=${pageSize}&continue=${encodeURIComponent(more)}`, signal)).json();
+          items.push(...page.items);
+          more = page.metadata.continue || '';
+          version = page.metadata.resourceVersion;
+        } while (more);
+        on.reset(items);
+      }
+      on.state('');
+      version = await watch(path, version, on, signal);
+      wait = 0;
+    } catch (e) {
+      if (signal.aborted) return;
+      if (e.code === 403 || e.code === 401) { on.state(e.message, e.code); return; }
+      if (e.code === 410) { version = ''; continue; }
+      on.state('the server does not answer: ' + e.message);
+      wait = Math.min(30000, wait * 2 || 500);
+      await pause(wait * (0.5 + Math.random()));
+    }
+  }
+}
+
+// watch reads one watch to its end, and returns the version to go on from.
+async function watch(path, version, on, signal) {
+  const query = `watch=1&allowWatchBookmarks=true&timeoutSeconds=${240 + Math.floor(60 * Math.random())}`;
+  const answer = await request(`${path}?${query}&resourceVersion=${version}`, signal);
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = '';
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return version;
+    const lines = (rest + value).split('\n');
+    rest = lines.pop();
+    for (const line of lines) {
+      if (!line) continue;
+      const { type, object } = JSON.parse(line);
+      if (type === 'ERROR') throw new Failure(object.code, object.message);
+      version = object.metadata.resourceVersion;
+      if (type !== 'BOOKMARK') on.one(type, object);
+    }
+  }
+}

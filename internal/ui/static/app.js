@@ -1,0 +1,119 @@
+// The page: log in, then three views and the explanation of one Service beside them.
+import { html, render, useState, useEffect } from './preact-htm.js';
+import { ask, setToken } from './api.js';
+import { state, begin, subscribe } from './store.js';
+import { Overview } from './overview.js';
+import { Map_ } from './map.js';
+import { Changes } from './changes.js';
+import { Detail } from './detail.js';
+
+const views = [['wrong', 'What is wrong'], ['map', 'Map'], ['changes', 'What changed']];
+
+// namespaceOf guesses the namespace of a ServiceAccount from its token; the server judges the token.
+function namespaceOf(token) {
+  try {
+    const body = JSON.parse(atob(token.split('.')[1].replace(/-/g, '+').replace(/_/g, '/')));
+    return (body['kubernetes.io'] || {}).namespace || '';
+  } catch { return ''; }
+}
+
+// login tries a token: for all namespaces, and if the user may not read these, for one.
+async function login(token, namespace) {
+  setToken(token);
+  const path = (ns) => `/api/v1/${ns ? `namespaces/${ns}/` : ''}services`;
+  try {
+    await ask(path(namespace), [['limit', '1']]);
+    return namespace;
+  } catch (e) {
+    const own = namespaceOf(token);
+    if (e.code === 403 && !namespace && own) {
+      try {
+        await ask(path(own), [['limit', '1']]);
+        return own;
+      } catch { /* the first answer says more */ }
+    }
+    setToken('');
+    if (e.code === 401) throw new Error('the server does not accept this token, and the browser has sent no client certificate that it accepts');
+    if (e.code === 403 && !namespace) throw new Error('this user may not read the Services of all namespaces: name one. ' + e.message);
+    throw e;
+  }
+}
+
+function Login({ enter }) {
+  const [trouble, setTrouble] = useState('');
+  const [busy, setBusy] = useState(false);
+  const submit = async (e) => {
+    e.preventDefault();
+    const form = new FormData(e.target);
+    setBusy(true);
+    setTrouble('');
+    try {
+      enter(await login(form.get('token').trim(), form.get('namespace').trim()));
+    } catch (x) {
+      setTrouble(x.message);
+      setBusy(false);
+    }
+  };
+  return html`<main class="login"><h1>fairlead</h1>
+    <p>Log in with a bearer token, or without one if the browser has a client certificate of the cluster. The page shows what the rights
+      of that user allow.</p>
+    <form onSubmit=${submit}>
+      <label>Token <input name="token" id="token" type="password" autocomplete="off" spellcheck="false" /></label>
+      <p class="quiet"><code>kubectl create token NAME</code> prints one. It stays in the memory of this page.</p>
+      <label>Namespace <input name="namespace" id="namespace" autocomplete="off" spellcheck="false" placeholder="all" /></label>
+      <button type="submit" disabled=${busy}>Log in</button>
+      <p role="alert" class="trouble">${trouble}</p>
+    </form></main>`;
+}
+
+// place reads the view and the Service from the address: #/VIEW or #/VIEW/NAMESPACE/NAME.
+function place() {
+  const [, view, namespace, name] = location.hash.split('/');
+  return { view: views.some(([v]) => v === view) ? view : 'wrong', of: namespace && name ? decodeURIComponent(namespace + '/' + name) : '' };
+}
+
+function Shell() {
+  const [, again] = useState(0);
+  const [at, setAt] = useState(place());
+  useEffect(() => {
+    const move = () => setAt(place());
+    addEventListener('hashchange', move);
+    const stop = subscribe(() => again((n) => n + 1));
+    return () => { removeEventListener('hashchange', move); stop(); };
+  }, []);
+  const open = (key) => { location.hash = `#/${at.view}/${key}`; };
+  const close = () => {
+    location.hash = `#/${at.view}`;
+    setTimeout(() => { const b = document.querySelector('main'); if (b) b.focus(); }, 0);
+  };
+  const trouble = [...state.trouble.values()];
+  return html`<header class="top"><h1>fairlead</h1>
+    <nav aria-label="Views">${views.map(([v, title]) => html`<a key=${v} href=${'#/' + v} aria-current=${v === at.view ? 'page' : null}>${title}</a>`)}</nav>
+    <span class="quiet">${state.namespace ? 'namespace ' + state.namespace : 'all namespaces'}</span>
+    <button onClick=${() => { history.replaceState(null, '', location.pathname); location.reload(); }}>Log out</button></header>
+    ${trouble.length ? html`<p class="trouble bar" role="status">${trouble.join(' · ')}</p>` : ''}
+    <div class=${'body' + (at.of ? ' split' : '')}><main tabindex="-1">
+      ${at.view === 'wrong' ? html`<${Overview} open=${open} />` : ''}
+      ${at.view === 'map' ? html`<${Map_} open=${open} selected=${at.of} />` : ''}
+      ${at.view === 'changes' ? html`<h2>What changed</h2><${Changes} of="" open=${open} />` : ''}
+    </main>${at.of ? html`<${Detail} of=${at.of} close=${close} />` : ''}</div>`;
+}
+
+function App() {
+  const [inside, setInside] = useState(false);
+  return inside ? html`<${Shell} />` : html`<${Login} enter=${(namespace) => { begin(namespace); setInside(true); }} />`;
+}
+
+// 'fairlead ui' opens the page with a key in the fragment, which no server sees; it does not stay in the history.
+async function start() {
+  const root = document.getElementById('app');
+  const key = /^#key=([A-Z2-7]+)$/.exec(location.hash);
+  if (!key) { render(html`<${App} />`, root); return; }
+  history.replaceState(null, '', location.pathname);
+  try {
+    begin(await login(key[1], ''));
+    render(html`<${Shell} />`, root);
+  } catch { render(html`<${App} />`, root); }
+}
+
+start();

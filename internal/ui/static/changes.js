@@ -1,0 +1,57 @@
+// What changed within the last hour: writes of objects with their writer, endpoints, Events, and what nodes had.
+import { html, useState, useEffect } from './preact-htm.js';
+import { state, readEvents, history } from './store.js';
+
+const clock = (t) => new Date(t).toLocaleTimeString([], { hour12: false });
+
+function Line({ c, open }) {
+  return html`<li class=${c.bad ? 'bad' : ''}><time datetime=${new Date(c.at).toISOString()}>${clock(c.at)}</time>
+    <span class="kind">${c.kind}</span>
+    <span>${c.service && open ? html`<button class="link" onClick=${() => open(c.service)}>${c.service}</button> ` : ''}${c.what}${
+  c.who ? html` <span class="quiet">by ${c.who}</span>` : ''}</span></li>`;
+}
+
+// lost and won are the lines of a node's state that went and came.
+function difference(before, after) {
+  const was = before.trim().split('\n');
+  const is = after.trim().split('\n');
+  return [...was.filter((l) => l && !is.includes(l)).map((l) => '− ' + l.trim()), ...is.filter((l) => l && !was.includes(l)).map((l) => '+ ' + l.trim())];
+}
+
+// Changes is the time line of one Service, or of everything.
+export function Changes({ of, open }) {
+  const [events, setEvents] = useState([]);
+  const [nodes, setNodes] = useState([]);
+  const [trouble, setTrouble] = useState('');
+  const [search, setSearch] = useState('');
+  useEffect(() => {
+    let gone = false;
+    const fail = (e) => { if (!gone) setTrouble(e.message); };
+    const read = () => {
+      if (document.hidden) return;
+      readEvents().then((l) => { if (!gone) setEvents(l); }, fail);
+      if (of) {
+        history(of).then(({ value }) => {
+          if (gone) return;
+          setNodes(value.changes.map((c) => ({ at: Date.parse(c.time), service: of, kind: 'node ' + c.node, who: '',
+            what: difference(c.before || '', c.after || '').join('; ') })));
+          setTrouble((value.problems || []).join('; '));
+        }, fail);
+      }
+    };
+    read();
+    const timer = setInterval(read, 10000);
+    return () => { gone = true; clearInterval(timer); };
+  }, [of]);
+  const words = search.toLowerCase().split(/\s+/).filter(Boolean);
+  const list = [...state.changes, ...events, ...nodes]
+    .filter((c) => (!of || c.service === of) && words.every((w) => (c.service + ' ' + c.what + ' ' + c.who + ' ' + c.kind).toLowerCase().includes(w)))
+    .sort((a, b) => b.at - a.at).slice(0, 300);
+  return html`<section class="changes" aria-label="What changed">
+    ${of ? '' : html`<div class="tools"><label>Search <input type="search" value=${search} onInput=${(e) => setSearch(e.target.value)} /></label>
+      <span class="quiet" role="status">${list.length} changes of the last hour</span></div>`}
+    ${trouble ? html`<p class="trouble">${trouble}</p>` : ''}
+    ${list.length ? html`<ol class="line">${list.map((c, i) => html`<${Line} key=${c.at + c.kind + c.what + i} c=${c} open=${of ? null : open} />`)}</ol>`
+    : html`<p class="quiet">nothing in the last hour</p>`}
+  </section>`;
+}

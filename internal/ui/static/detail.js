@@ -1,0 +1,73 @@
+// One Service: what becomes of a connection to it, node by node, as 'fairlead explain' says it; and what changed.
+import { html, useState, useEffect, useRef } from './preact-htm.js';
+import { state, judge, explain } from './store.js';
+import { Changes } from './changes.js';
+
+const levelOf = (answer) => ({ answers: 'good', sometimes: 'warn', 'not a Service': 'none' }[answer] || 'bad');
+
+const Lines = ({ list }) => html`<ul class="lines">${(list || []).map((l, i) => html`<li key=${i}>${l.text} <span class="source">[${l.source}]</span></li>`)}</ul>`;
+
+function Frontend({ f }) {
+  return html`<div class="frontend"><h3>${f.kind} ${f.protocol} ${f.address}: <span class=${'answer ' + levelOf(f.answer)}>${f.answer}${
+    f.cause ? ', ' + f.cause : ''}</span></h3>
+    <${Lines} list=${f.lines} />
+    ${f.proof && f.proof.length ? html`<details><summary>read back from the node (${f.proof.length})</summary><${Lines} list=${f.proof} /></details>` : ''}</div>`;
+}
+
+const maxShown = 100;
+
+function Endpoints({ list }) {
+  return html`<div class="wide" tabindex="0" role="region" aria-label="Endpoints"><table><caption class="unseen">Endpoints</caption>
+    <thead><tr><th>endpoint</th><th>Pod</th><th>node</th><th>connections</th><th>why</th></tr></thead>
+    <tbody>${list.slice(0, maxShown).map((e) => html`<tr key=${e.address}><td>${e.address}</td><td>${e.pod || '-'}</td><td>${e.node || '-'}</td>
+      <td>${e.may ? 'yes' : 'no'}</td><td><${Lines} list=${e.why} /></td></tr>`)}
+      ${list.length > maxShown ? html`<tr><td colspan="5">${list.length - maxShown} more</td></tr>` : ''}</tbody></table></div>`;
+}
+
+function Verdict({ v, first }) {
+  return html`<details open=${first} class="verdict"><summary>${v.node ? 'node ' + v.node : 'any node'}: <span class=${'answer ' + levelOf(v.answer)}>${
+    v.answer}${v.cause ? ', ' + v.cause : ''}</span>${v.mode ? html` <span class="quiet">mode ${v.mode}</span>` : ''}</summary>
+    ${v.remedy ? html`<p class="remedy"><b>What to do:</b> ${v.remedy}</p>` : ''}
+    <${Lines} list=${v.lines} />
+    ${(v.frontends || []).map((f, i) => html`<${Frontend} key=${i} f=${f} />`)}
+    ${v.endpoints && v.endpoints.length ? html`<${Endpoints} list=${v.endpoints} />` : ''}</details>`;
+}
+
+export function Detail({ of, close }) {
+  const [from, setFrom] = useState('');
+  const [node, setNode] = useState('');
+  const [answer, setAnswer] = useState(null);
+  const [trouble, setTrouble] = useState('');
+  const [busy, setBusy] = useState(false);
+  const head = useRef(null);
+  const asked = useRef(0);
+  const put = (e) => {
+    if (e) e.preventDefault();
+    const turn = ++asked.current;
+    setBusy(true);
+    setTrouble('');
+    explain(of, from.trim(), node).then((a) => { if (turn === asked.current) { setAnswer(a); setBusy(false); } },
+      (x) => { if (turn === asked.current) { setTrouble(x.message); setBusy(false); } });
+  };
+  useEffect(() => { setAnswer(null); put(); head.current.focus(); return () => { asked.current++; }; }, [of]);
+  const s = state.services.get(of);
+  const j = s ? judge(s) : { level: 'none', answer: 'there is no such Service', cause: '', why: '' };
+  return html`<aside class="detail" aria-label=${'Service ' + of} onKeyDown=${(e) => { if (e.key === 'Escape') close(); }}>
+    <header><h2 tabindex="-1" ref=${head}>${of}</h2><button onClick=${close} aria-label="close the explanation">Close</button></header>
+    <p class=${'headline ' + j.level}><b>${j.answer}${j.cause ? ', ' + j.cause : ''}</b>${j.why ? ': ' + j.why : ''}</p>
+    ${j.source ? html`<p class="source">[${j.source}]</p>` : ''}
+    <form class="tools" onSubmit=${put}>
+      <label>from <input value=${from} placeholder="any client, or a Pod, Node, IP" onInput=${(e) => setFrom(e.target.value)} /></label>
+      <label>on <select value=${node} onChange=${(e) => setNode(e.target.value)}><option value="">all nodes</option>
+        ${[...state.nodes.keys()].sort().map((n) => html`<option key=${n} value=${n}>${n}</option>`)}</select></label>
+      <button type="submit">Explain</button></form>
+    <div aria-live="polite" aria-busy=${busy}>
+      ${trouble ? html`<p class="trouble">${trouble}</p>` : ''}
+      ${busy ? html`<p class="quiet">asking the nodes …</p>` : ''}
+      ${answer ? html`${answer.value.verdicts.map((v, i) => html`<${Verdict} key=${v.node} v=${v} first=${i === 0} />`)}
+        ${answer.value.notAsked ? html`<p>${answer.value.notAsked} more nodes were not asked: choose one.</p>` : ''}
+        <details><summary>as JSON</summary><pre id="explain-json" tabindex="0">${answer.text}</pre></details>` : ''}
+    </div>
+    <h3>What changed</h3><${Changes} of=${of} />
+  </aside>`;
+}

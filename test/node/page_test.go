@@ -1,0 +1,345 @@
+package node
+
+import (
+	"bufio"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
+)
+
+var pictures = flag.String("pictures", "", "a directory to write pictures of the page to, for README and docs")
+
+// hostileEvent has HTML in what a tenant may write.
+const hostileEvent = `
+apiVersion: v1
+kind: Event
+metadata: {name: hostile, namespace: default}
+involvedObject: {apiVersion: v1, kind: Service, namespace: default, name: typo}
+reason: Hostile
+type: Normal
+message: "<img src=x onerror=throw(1)>"
+`
+
+// browser is a Chromium on a host, driven by test/browser.
+type browser struct {
+	t   *testing.T
+	in  io.Writer
+	out *bufio.Reader
+}
+
+func newBrowser(t *testing.T, cmd *exec.Cmd) *browser {
+	t.Helper()
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log strings.Builder
+	cmd.Stderr, cmd.SysProcAttr = &log, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = in.Close()
+		if err := cmd.Wait(); err != nil || t.Failed() {
+			t.Logf("the browser: %v\n%s", err, log.String())
+		}
+	})
+	return &browser{t, in, bufio.NewReader(out)}
+}
+
+// do is one request of test/browser: a field and its value, for as many fields as it needs.
+func (b *browser) do(fields ...string) json.RawMessage {
+	b.t.Helper()
+	request := map[string]any{}
+	for i := 0; i < len(fields); i += 2 {
+		request[fields[i]] = fields[i+1]
+		if fields[i] == "seen" {
+			request["seen"] = true
+		}
+	}
+	text, err := json.Marshal(request)
+	if err == nil {
+		_, err = b.in.Write(append(text, '\n'))
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	line, err := b.out.ReadBytes('\n')
+	var answer struct {
+		Value json.RawMessage
+		Error string
+	}
+	if err == nil {
+		err = json.Unmarshal(line, &answer)
+	}
+	if err != nil || answer.Error != "" {
+		what := b.text()
+		b.t.Fatalf("browser %s: %v %s\nthe page says\n%s", text, err, answer.Error, what)
+	}
+	return answer.Value
+}
+
+// text is what the page shows, for a test that fails.
+func (b *browser) text() string {
+	_, _ = io.WriteString(b.in, `{"eval":"document.body.innerText"}`+"\n")
+	line, _ := b.out.ReadString('\n')
+	return strings.ReplaceAll(line, `\n`, "\n")
+}
+
+// shows waits until an element that a selector finds has all texts.
+func (b *browser) shows(selector string, texts ...string) {
+	b.t.Helper()
+	b.do("wait", fmt.Sprintf("[...document.querySelectorAll(%q)].some(e => %s.every(t => e.innerText.includes(t)))", selector, quoted(texts)))
+}
+
+func quoted(texts []string) string {
+	out, _ := json.Marshal(texts) // strings
+	return string(out)
+}
+
+// accessible finds what axe-core objects to, in both themes.
+func (b *browser) accessible(view string) {
+	b.t.Helper()
+	for _, theme := range []string{"light", "dark"} {
+		b.do("theme", theme)
+		if *pictures != "" {
+			b.do("picture", filepath.Join(*pictures, "page-"+view+"-"+theme+".png"))
+		}
+		found := b.do("eval", `axe.run().then(r => r.violations.map(v =>
+			v.id + ': ' + v.nodes.map(n => n.target + ' ' + n.failureSummary).join('; ')))`)
+		if string(found) != "[]" {
+			b.t.Errorf("view %s, theme %s: %s", view, theme, found)
+		}
+	}
+}
+
+func (b *browser) login(token string) {
+	b.t.Helper()
+	b.do("wait", "document.querySelector('#token')")
+	b.do("into", "#token", "text", token)
+	b.do("click", "button[type=submit]")
+}
+
+// page drives the page of the server: what is wrong, the map, an explanation, and a change, as an administrator and as a user of one
+// namespace. The Services of stories are there.
+func (c *cluster) page() {
+	c.t.Helper()
+	c.kubectl("create", "serviceaccount", "page")
+	c.kubectl("create", "clusterrolebinding", "page", "--clusterrole=cluster-admin", "--serviceaccount=default:page")
+	token := strings.TrimSpace(c.kubectl("create", "token", "page"))
+	at := c.api.Config.Host + "/ui"
+	program := process.Build(c.t, "test/browser", ".")
+	b := newBrowser(c.t, c.on(c.server, program))
+	b.do("open", at)
+	axe, err := filepath.Abs("../browser/testdata/axe.min.js")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	b.do("script", axe)
+	b.do("wait", "document.querySelector('#token')")
+	b.accessible("login")
+	b.login(token)
+
+	b.shows(".wrong li.bad", "default/typo", "refused, NoEndpoint", "no Pod has the labels app=myapp", "What to do:")
+	b.shows(".wrong li", "port 80 leads to port 8080, which none of its Pods has")
+	b.shows("table", c.node.Name(), "nft")
+	b.accessible("wrong")
+
+	b.do("click", `nav a[href="#/map"]`)
+	b.accessible("map")
+	b.do("into", "#search", "text", "default/typo")
+	b.shows(".row.bad", "default/typo", "refused, NoEndpoint", "no Pod has the labels app=myapp")
+	b.do("wait", "document.querySelectorAll('.row.bad').length === 1")
+	b.do("click", ".row.bad button")
+	testbed.Until(c.t, "the page's explanation to be that of the command", func() error {
+		b.do("wait", "document.querySelector('#explain-json') && document.querySelector('[aria-busy=false]')")
+		var shown string
+		if err := json.Unmarshal(b.do("eval", "document.querySelector('#explain-json').textContent"), &shown); err != nil {
+			return err
+		}
+		said := process.Output(c.t, c.fairlead(c.server, "explain", "default/typo", "-o", "json"))
+		var has, want any
+		if err := json.Unmarshal([]byte(shown), &has); err != nil {
+			return err
+		}
+		if err := json.Unmarshal([]byte(said), &want); err != nil {
+			return err
+		}
+		if !reflect.DeepEqual(has, want) {
+			b.do("click", ".detail form button")
+			return fmt.Errorf("the page has\n%s\nthe command\n%s", shown, said)
+		}
+		return nil
+	})
+	b.shows(".detail", "What changed", "wrote spec", "by kubectl-client-side-apply")
+	b.accessible("explain")
+	c.causes(b)
+
+	b.do("eval", "location.hash = '#/map'")
+	b.do("into", "#search", "text", "default/late")
+	b.shows("[role=status]", "0 of ")
+	c.kubectl("create", "service", "clusterip", "late", "--tcp=80")
+	begin := time.Now()
+	b.shows(".row.bad", "default/late", "NoEndpoint")
+	c.t.Logf("a new Service was judged on the page %s after kubectl ended", time.Since(begin))
+	c.kubectl("patch", "service", "late", "-p", `{"spec":{"selector":{"app":"MyApp"}}}`)
+	b.shows(".row.good", "default/late", "2 of 2 ready")
+	c.apply(hostileEvent)
+	b.do("eval", "location.hash = '#/changes'")
+	b.shows(".line li", "default/late", "created", "by kubectl-create")
+	b.shows(".line li", "default/late", "wrote spec.selector", "by kubectl-patch")
+	b.shows(".line li", "default/late", "endpoint added", "by fairlead")
+	b.shows(".line li", "Hostile: <img src=x onerror=throw(1)>")
+	b.accessible("changes")
+	c.manyServices(b)
+	c.seen(b)
+
+	b.do("open", at)
+	b.login("not-a-token")
+	b.shows("[role=alert]", "does not accept this token")
+	c.tenant(b)
+	c.loopback(b)
+}
+
+// loopback is the page that 'fairlead ui' serves itself: its link needs no login, and the address does not keep the key.
+func (c *cluster) loopback(b *browser) {
+	c.t.Helper()
+	if out := process.Output(c.t, c.fairlead(c.server, "ui", "--no-browser")); !strings.HasPrefix(out, c.api.Config.Host+"/ui\n") {
+		c.t.Errorf("fairlead ui prints %s", out)
+	}
+	serving := process.Start(c.t, c.fairlead(c.server, "ui", "--loopback", "--no-browser"))
+	b.do("open", serving.Says(`http://127\.0\.0\.1:\d+/ui/#key=\w+`)[0])
+	b.shows(".wrong li.bad", "default/typo", "refused, NoEndpoint")
+	if at := string(b.do("eval", "location.href")); strings.Contains(at, "key") {
+		c.t.Errorf("the address has the key: %s", at)
+	}
+	b.do("open", "about:blank")
+	serving.Stop()
+}
+
+// causes opens the explanations of Services that nodes must be asked about; the map then has what they say.
+func (c *cluster) causes(b *browser) {
+	c.t.Helper()
+	for name, want := range map[string][]string{
+		"number": {"refused, WrongTargetPort", "nothing listens on endpoint", "spec.ports"},
+		"local":  {"timeout, PolicyLocal", "spec.internalTrafficPolicy"},
+		"far":    {"timeout, NoRouteOrDropped", "203.0.113.77:80 does not answer"},
+		"half":   {"sometimes, WrongTargetPort"},
+	} {
+		b.do("into", "#search", "text", "default/"+name)
+		b.do("eval", "location.hash = '#/map/default/"+name+"'")
+		b.shows(".detail[aria-label='Service default/"+name+"'] .verdict", want...)
+		b.shows(".row.selected.bad, .row.selected.warn", "default/"+name, want[0])
+	}
+}
+
+// manyServices puts 10,000 Services into the page: only the rows in sight are in the document, and a search finds one.
+func (c *cluster) manyServices(b *browser) {
+	c.t.Helper()
+	b.do("eval", `import('/ui/store.js').then(({ state, changed }) => {
+		for (let i = 0; i < 10000; i++) {
+			const key = 'many/s' + i;
+			state.services.set(key, { key, kind: 'Service', namespace: 'many', name: 's' + i, type: 'ClusterIP', ips: ['10.96.9.9'],
+				external: [], alias: '', balancers: [], ports: [{ port: 80, protocol: 'TCP', node: 0, target: '80' }],
+				selector: '', policy: '', writes: [], text: '' });
+		}
+		location.hash = '#/map';
+		changed();
+	})`)
+	b.do("wait", "document.querySelector('.map [role=status]') && document.querySelector('.table').getAttribute('aria-rowcount') > 10000")
+	b.do("eval", "document.querySelector('.box').scrollTop = 1e9")
+	b.shows(".row", "many/s9999")
+	if n := string(b.do("eval", "document.querySelectorAll('.row').length")); len(n) > 2 {
+		c.t.Errorf("%s rows are in the document", n)
+	}
+	b.do("into", "#search", "text", "many/s7777")
+	b.shows("[role=status]", "1 of 10")
+	b.shows(".row", "many/s7777")
+}
+
+// seen checks what the browser has seen of an administrator's visit.
+func (c *cluster) seen(b *browser) {
+	c.t.Helper()
+	var seen struct {
+		Hosts, Errors []string
+		Bytes         map[string]int64
+	}
+	if err := json.Unmarshal(b.do("seen", ""), &seen); err != nil {
+		c.t.Fatal(err)
+	}
+	if host := strings.TrimPrefix(c.api.Config.Host, "https://"); len(seen.Hosts) != 1 || seen.Hosts[0] != host {
+		c.t.Errorf("requests went to %q, want only %s", seen.Hosts, host)
+	}
+	if len(seen.Errors) > 0 {
+		c.t.Errorf("the console has %q", seen.Errors)
+	}
+	var sum int64
+	for _, n := range seen.Bytes {
+		sum += n
+	}
+	if len(seen.Bytes) < 8 || sum > 120<<10 {
+		c.t.Errorf("%d bytes over the wire, of %v; want at most 120 KiB", sum, seen.Bytes)
+	}
+	c.t.Logf("the page is %d bytes over the wire", sum)
+}
+
+// tenant is a user with the role edit in one namespace: the page, and what it asks, show that namespace and nothing else.
+func (c *cluster) tenant(b *browser) {
+	c.t.Helper()
+	c.kubectl("create", "namespace", "shop")
+	c.kubectl("create", "-n", "shop", "service", "clusterip", "cart", "--tcp=80")
+	c.kubectl("create", "-n", "shop", "serviceaccount", "tenant")
+	c.kubectl("create", "-n", "shop", "rolebinding", "tenant", "--clusterrole=edit", "--serviceaccount=shop:tenant")
+	token := strings.TrimSpace(c.kubectl("create", "-n", "shop", "token", "tenant"))
+	b.do("open", "about:blank") // a change of the fragment loads nothing
+	b.do("open", c.api.Config.Host+"/ui/#/wrong")
+	b.login(token)
+	b.shows(".top", "namespace shop")
+	b.shows(".wrong li.bad", "shop/cart", "refused, NoEndpoint")
+	if text := b.text(); strings.Contains(text, "default/") {
+		c.t.Errorf("a tenant sees another namespace:\n%s", text)
+	}
+	raw := func(path string) (string, error) {
+		cmd := c.on(c.server, process.Program("kubectl"), "--server", c.api.Config.Host, "--insecure-skip-tls-verify", "--token", token,
+			"--kubeconfig=/dev/null", "get", "--raw", path)
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	for _, path := range []string{
+		"/fairlead/services", "/fairlead/services?namespace=default", "/fairlead/services?service=default/typo", "/fairlead/status",
+		"/fairlead/status?namespace=default", "/fairlead/explain?question=default/typo", "/fairlead/certificates",
+	} {
+		if out, err := raw(path); err == nil || !strings.Contains(out, "orbidden") || strings.Contains(out, "NoEndpoint") {
+			c.t.Errorf("a tenant gets %s: %v\n%s", path, err, out)
+		}
+	}
+	if out, err := raw("/fairlead/history?service=default/typo"); strings.Contains(out, `"before"`) {
+		c.t.Errorf("a tenant gets the history of another namespace: %v\n%s", err, out)
+	}
+	if out, err := raw("/fairlead/services?namespace=shop"); err != nil || !strings.Contains(out, "shop/cart") {
+		c.t.Errorf("a tenant does not get its own Services: %v\n%s", err, out)
+	}
+	if out, err := raw("/fairlead/status?namespace=shop"); err != nil || !strings.Contains(out, "service shop/cart has no ready endpoint") ||
+		strings.Contains(out, "default/") || strings.Contains(out, `"name": "`+c.node.Name()) {
+		c.t.Errorf("a tenant's report: %v\n%s", err, out)
+	}
+	// Nodes answer only who may ask them.
+	if out, err := raw("/fairlead/explain?question=cart&namespace=shop"); strings.Contains(out, `"proof"`) {
+		c.t.Errorf("a node has answered a tenant: %v\n%s", err, out)
+	}
+}
