@@ -212,7 +212,9 @@ func (k *kubelet) volumes(ctx context.Context, pod *corev1.Pod, dir string) (*st
 	account := filepath.Join(dir, "account")
 	replace := map[string]string{serviceAccountDir: account}
 	for i, m := range pod.Spec.Containers[0].VolumeMounts {
-		replace[m.MountPath] = filepath.Join(dir, fmt.Sprint("mount", i))
+		if m.MountPath != serviceAccountDir { // which admission has added
+			replace[m.MountPath] = filepath.Join(dir, fmt.Sprint("mount", i))
+		}
 	}
 	var pairs []string
 	for _, from := range slices.Backward(slices.Sorted(maps.Keys(replace))) {

@@ -62,7 +62,7 @@ data:
     apiVersion: kubeproxy.config.k8s.io/v1alpha1
     kind: KubeProxyConfiguration
     clientConnection: {kubeconfig: /var/lib/kube-proxy/kubeconfig.conf}
-    clusterCIDR: CIDR
+    clusterCIDR: PODS
     mode: MODE
     conntrack: {maxPerCore: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
   kubeconfig.conf: |-
@@ -80,7 +80,7 @@ metadata: {name: kube-proxy, namespace: kube-system, labels: {k8s-app: kube-prox
 spec:
   selector: {matchLabels: {k8s-app: kube-proxy}}
   template:
-    metadata: {labels: {k8s-app: kube-proxy}}
+    metadata: {labels: {k8s-app: kube-proxy}, annotations: {mode: MODE}}
     spec:
       containers:
       - name: kube-proxy
@@ -165,17 +165,23 @@ func (m *migration) serve() {
 // kubeProxy starts kube-proxy in a mode, and waits until it leads to the Service.
 func (m *migration) kubeProxy(mode string) {
 	m.Helper()
-	text := strings.NewReplacer("MODE", mode, "CIDR", m.node.PodCIDR(svc.IPv4).String(), "SERVER", m.gateway.URL).Replace(kubeProxyObjects)
+	text := strings.NewReplacer("MODE", mode, "PODS", m.node.PodCIDR(svc.IPv4).String(), "SERVER", m.gateway.URL).Replace(kubeProxyObjects)
 	file := filepath.Join(m.TempDir(), "kube-proxy.yaml")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		m.Fatal(err)
 	}
 	m.kubectl("apply", "-f", file)
-	testbed.Until(m.T, "kube-proxy in mode "+mode, func() error {
+	m.kubectl("rollout", "status", "daemonset/kube-proxy", "-n", "kube-system", "--timeout=2m")
+	testbed.Until(m.T, "the rules of kube-proxy in mode "+mode, func() error {
+		chains := process.Output(m.T, m.node.Command(m.Context(), "iptables-save"))
+		if strings.Contains(chains, "KUBE-SEP-") != (mode == "iptables") {
+			return errors.New("its rules are those of another mode")
+		}
 		ctx, cancel := context.WithTimeout(m.Context(), 2*time.Second)
 		defer cancel()
-		_, err := m.pod.Ask(ctx, svc.TCP, m.inside)
-		return err
+		_, err1 := m.pod.Ask(ctx, svc.TCP, m.inside)
+		_, err2 := m.outside.Ask(ctx, svc.TCP, m.port)
+		return errors.Join(err1, err2)
 	})
 }
 
@@ -338,7 +344,8 @@ func TestMigrate(t *testing.T) {
 		}
 		end()
 	}
-	if left := m.kubectl("get", "daemonsets,serviceaccounts,clusterroles,clusterrolebindings", "-A", "-o", "name"); strings.Contains(left, "fairlead-proxy") {
+	left := m.kubectl("get", "daemonsets,serviceaccounts,clusterroles,clusterrolebindings", "-A", "-o", "name")
+	if strings.Contains(left, "fairlead-proxy") {
 		t.Errorf("left of fairlead: %s", left)
 	}
 }

@@ -116,7 +116,8 @@ func arguments(d *appsv1.DaemonSet) ([]string, error) {
 	if len(c.Command) == 0 && strings.HasPrefix(words[0], "-") {
 		return words, nil
 	}
-	return nil, fmt.Errorf("the DaemonSet %s starts %q, whose flags for kube-proxy cannot be read: name kube-proxy's program there", d.Name, words[0])
+	return nil, fmt.Errorf("the DaemonSet %s starts %q, whose flags for kube-proxy cannot be read: name kube-proxy's program there",
+		d.Name, words[0])
 }
 
 // files returns the volumes that kube-proxy reads its configuration from, and their mounts, read-only. Locks and modules of

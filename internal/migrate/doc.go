@@ -3,8 +3,8 @@
 // interrupted command is continued by the next one, from any machine.
 //
 // The rules of both programs may be in one kernel: the first hook that has a rule for a new connection translates it, what it has
-// no rule for goes on to the next, and connection tracking keeps the translation of the established ones. So a node's new rules are written and checked while the
-// old ones still work, and the old ones are removed last.
+// no rule for goes on to the next, and connection tracking keeps the translation of the established ones. So a node's new rules
+// are written and checked while the old ones still work, and the old ones are removed last.
 //
 // The package is pure: objects go in, steps and objects come out. The package walk takes the steps.
 package migrate

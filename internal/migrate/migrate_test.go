@@ -97,7 +97,8 @@ func TestExcludeAndInclude(t *testing.T) {
 		for _, term := range terms {
 			n := 0
 			for _, e := range term.MatchExpressions {
-				if e.Key == migrate.Label && e.Operator == corev1.NodeSelectorOpNotIn && slices.Equal(e.Values, []string{"fairlead", "switched"}) {
+				off := e.Operator == corev1.NodeSelectorOpNotIn && slices.Equal(e.Values, []string{"fairlead", "switched"})
+				if e.Key == migrate.Label && off {
 					n++
 				}
 			}
@@ -125,7 +126,8 @@ func TestReadSettings(t *testing.T) {
 		{"kubeadm", head, file, "iptables 127.0.0.1:10256 127.0.0.1:10249"},
 		{"file", head + "mode: nftables\nhealthzBindAddress: 10.0.0.1\nmetricsBindAddress: 0.0.0.0:99\n", file,
 			"nftables 10.0.0.1:10256 127.0.0.1:99"},
-		{"flags", "", []string{"kube-proxy", "--proxy-mode", "ipvs", "--healthz-port=7", "--metrics_bind_address=[::]:8"}, "ipvs 127.0.0.1:7 [::1]:8"},
+		{"flags", "", []string{"kube-proxy", "--proxy-mode", "ipvs", "--healthz-port=7", "--metrics_bind_address=[::]:8"},
+			"ipvs 127.0.0.1:7 [::1]:8"},
 		{"a wrong value", head + "conntrack:\n  min: -1\n", file, "ConfigMap kp, config: line 4: conntrack.min"},
 		{"not a file of kube-proxy", "a: b\n", file, "want a document with apiVersion"},
 		{"no YAML", "a: [\n", file, "ConfigMap kp, config: yaml"},
@@ -185,7 +187,8 @@ func TestOurs(t *testing.T) {
 	}
 	clean := migrate.PodFor(migrate.Step{Action: migrate.CleanUp, Program: migrate.KubeProxy}, "n1", theirs, ours, s)
 	k := clean.Spec.Containers[0]
-	if k.Image != "kube-proxy:v1.37.2" || !*k.SecurityContext.Privileged || !slices.Equal(k.Args, []string{"--cleanup"}) || clean.Name == check.Name {
+	if k.Image != "kube-proxy:v1.37.2" || !*k.SecurityContext.Privileged || !slices.Equal(k.Args, []string{"--cleanup"}) ||
+		clean.Name == check.Name {
 		t.Errorf("the Pod that removes kube-proxy's rules is %+v", clean)
 	}
 }

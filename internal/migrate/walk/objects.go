@@ -150,7 +150,7 @@ func (w *Walk) setKubeProxy(ctx context.Context, change func(*appsv1.DaemonSet) 
 			return err
 		}
 		s := &d.Status
-		if s.ObservedGeneration < d.Generation || s.UpdatedNumberScheduled < s.DesiredNumberScheduled || s.NumberReady < s.DesiredNumberScheduled {
+		if s.ObservedGeneration < d.Generation || min(s.UpdatedNumberScheduled, s.NumberReady) < s.DesiredNumberScheduled {
 			return fmt.Errorf("the DaemonSet %s has %d of %d Pods updated, %d ready",
 				name, s.UpdatedNumberScheduled, s.DesiredNumberScheduled, s.NumberReady)
 		}

@@ -214,14 +214,17 @@ func (w *Walk) take(ctx context.Context, node string, step migrate.Step) error {
 	return w.runPod(ctx, migrate.PodFor(step, node, w.cluster.KubeProxy, w.objects.daemonSet, w.plan.Settings()))
 }
 
-// await calls check until it returns nil or ctx ends. Its error is the last of check.
-func (w *Walk) await(ctx context.Context, check func() error) error {
+// await calls check until it returns nil or ctx ends. Its error is the last of check before that.
+func (w *Walk) await(ctx context.Context, check func() error) (err error) {
 	again := time.NewTicker(poll)
 	defer again.Stop()
 	for {
-		err := check()
-		if err == nil {
+		now := check()
+		if now == nil {
 			return nil
+		}
+		if err == nil || ctx.Err() == nil { // not that of a request that was cut off
+			err = now
 		}
 		select {
 		case <-ctx.Done():
