@@ -1,4 +1,3 @@
-// Package kubernetes holds manifests of fairlead's components for a real Kubernetes, and tests them.
 package kubernetes
 
 import (
@@ -58,9 +57,15 @@ type rig struct {
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{T: t, config: process.API(t), node: testbed.NewNetwork(t).Host("node1")}
+	r.connect()
+	return r
+}
+
+// connect makes the client, and the gateway of the node.
+func (r *rig) connect() {
+	r.Helper()
 	r.client = kubernetes.NewForConfigOrDie(r.config)
 	r.serveGateway()
-	return r
 }
 
 // serveGateway passes requests of the node's programs on to the API server, and notes which it rejects.

@@ -22,6 +22,7 @@ import (
 	"github.com/fairlead/fairlead/internal/cli/client"
 	"github.com/fairlead/fairlead/internal/cli/client/explaincmd"
 	"github.com/fairlead/fairlead/internal/cli/client/lbview"
+	"github.com/fairlead/fairlead/internal/cli/client/migratecmd"
 	"github.com/fairlead/fairlead/internal/cli/client/pods"
 	"github.com/fairlead/fairlead/internal/cli/client/status"
 	"github.com/fairlead/fairlead/internal/cli/client/uicmd"
@@ -124,7 +125,7 @@ commands, flags and their values.`,
 		pods.NewRegister(g), pods.NewDeregister(g), status.NewStatus(g), status.NewTop(g),
 		explaincmd.NewExplain(g), explaincmd.NewPlan(g), explaincmd.NewHistory(g), uicmd.NewUI(g),
 		client.NewEnv(g), client.NewKubeconfig(g), client.NewToken(g), client.NewNode(g), client.NewCerts(g), config.NewCommand(g, emptyRoot),
-		client.NewBackup(g), client.NewRestore(g),
+		client.NewBackup(g), client.NewRestore(g), migratecmd.NewMigrate(g),
 		host.NewCheck(g), host.NewCleanup(g), host.NewUninstall(g), newVersion(g),
 	)
 	config.AddFlag(root)

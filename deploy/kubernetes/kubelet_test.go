@@ -1,0 +1,255 @@
+package kubernetes
+
+import (
+	"context"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	authv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/fairlead/fairlead/internal/testbed/process"
+)
+
+// kubelet runs the Pods of the rig's node: the program of an image with the arguments, ConfigMaps, account and probe that the Pod
+// has, as a process in the network namespace of the node, since all of them have hostNetwork.
+type kubelet struct {
+	*rig
+	programs map[string]string // by image
+	pods     map[types.UID]*podProcess
+}
+
+// podProcess is the first container of a Pod.
+type podProcess struct {
+	cmd  *exec.Cmd
+	log  string
+	done chan struct{}
+	code int // once done is closed
+}
+
+const serviceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+// startKubelet runs a kubelet until the test ends; then it ends its processes.
+func startKubelet(r *rig, programs map[string]string) *kubelet {
+	k := &kubelet{rig: r, programs: programs, pods: map[types.UID]*podProcess{}}
+	ctx, stop := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		tick := time.NewTicker(200 * time.Millisecond)
+		defer tick.Stop()
+		for ctx.Err() == nil {
+			if err := k.sync(ctx); err != nil && ctx.Err() == nil {
+				r.Logf("kubelet: %v", err)
+			}
+			select {
+			case <-ctx.Done():
+			case <-tick.C:
+			}
+		}
+		for uid, p := range k.pods {
+			p.stop()
+			if r.Failed() {
+				r.Logf("pod %s %s\n%s", uid, p.cmd, p.text())
+			}
+		}
+	})
+	r.Cleanup(func() { stop(); wg.Wait() })
+	return k
+}
+
+func (p *podProcess) text() string {
+	text, _ := os.ReadFile(p.log)
+	return string(text)
+}
+
+func (p *podProcess) ended() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
+func (p *podProcess) stop() {
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-p.done:
+	case <-time.After(20 * time.Second):
+		_ = p.cmd.Process.Kill()
+		<-p.done
+	}
+}
+
+// sync starts and ends Pods, and writes their status.
+func (k *kubelet) sync(ctx context.Context) error {
+	list, err := k.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=node1"})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for i := range list.Items {
+		errs = append(errs, k.syncPod(ctx, &list.Items[i]))
+	}
+	return errors.Join(errs...)
+}
+
+func (k *kubelet) syncPod(ctx context.Context, pod *corev1.Pod) error {
+	p := k.pods[pod.UID]
+	now := int64(0)
+	switch {
+	case pod.DeletionTimestamp != nil:
+		if p != nil {
+			p.stop()
+		}
+		err := k.client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
+		if apierrors.IsNotFound(err) {
+			err = nil
+		}
+		return err
+	case p == nil && k.programs[pod.Spec.Containers[0].Image] == "":
+		return k.report(ctx, pod, corev1.PodPending, false, corev1.ContainerState{
+			Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull", Message: "no such image"},
+		})
+	case p == nil:
+		p, err := k.start(ctx, pod)
+		if err == nil {
+			k.pods[pod.UID] = p
+		}
+		return err
+	case p.ended() && pod.Spec.RestartPolicy == corev1.RestartPolicyNever:
+		ended, phase := &corev1.ContainerStateTerminated{ExitCode: int32(p.code)}, corev1.PodSucceeded
+		if p.code != 0 {
+			phase, ended.Message = corev1.PodFailed, p.text()
+		}
+		return k.report(ctx, pod, phase, false, corev1.ContainerState{Terminated: ended})
+	case p.ended():
+		k.Logf("%s ended and is started again:\n%s", pod.Name, p.text())
+		delete(k.pods, pod.UID)
+		return nil
+	}
+	return k.report(ctx, pod, corev1.PodRunning, k.ready(ctx, pod), corev1.ContainerState{Running: &corev1.ContainerStateRunning{}})
+}
+
+// ready asks the readiness probe.
+func (k *kubelet) ready(ctx context.Context, pod *corev1.Pod) bool {
+	probe := pod.Spec.Containers[0].ReadinessProbe
+	if probe == nil {
+		return true
+	}
+	_, err := process.Try(k.node.Command(ctx, "curl", "-sf", "-m", "2",
+		fmt.Sprintf("http://%s:%s%s", probe.HTTPGet.Host, probe.HTTPGet.Port.String(), probe.HTTPGet.Path)))
+	return err == nil
+}
+
+func (k *kubelet) report(ctx context.Context, pod *corev1.Pod, phase corev1.PodPhase, ready bool, state corev1.ContainerState) error {
+	status := corev1.ConditionFalse
+	if ready {
+		status = corev1.ConditionTrue
+	}
+	if pod.Status.Phase == phase && len(pod.Status.Conditions) > 0 && len(pod.Status.ContainerStatuses) > 0 &&
+		slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == status }) {
+		return nil
+	}
+	pod.Status.Phase = phase
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: status, LastTransitionTime: metav1.Now()}}
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: pod.Spec.Containers[0].Name, Ready: ready, State: state}}
+	_, err := k.client.CoreV1().Pods(pod.Namespace).UpdateStatus(ctx, pod, metav1.UpdateOptions{})
+	return err
+}
+
+// start starts the first container.
+func (k *kubelet) start(ctx context.Context, pod *corev1.Pod) (*podProcess, error) {
+	dir := filepath.Join(k.TempDir(), "pod")
+	paths, err := k.volumes(ctx, pod, dir)
+	if err != nil {
+		return nil, err
+	}
+	c := &pod.Spec.Containers[0]
+	args := slices.Clone(c.Args)
+	if len(c.Command) > 0 {
+		args = append(slices.Clone(c.Command[1:]), args...)
+	}
+	for i := range args {
+		args[i] = paths.Replace(strings.ReplaceAll(args[i], "$(NODE_NAME)", pod.Spec.NodeName))
+	}
+	p := &podProcess{log: filepath.Join(dir, "log"), done: make(chan struct{})}
+	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	p.cmd = k.node.Command(context.Background(), k.programs[c.Image], args...)
+	p.cmd.Env = []string{"KUBECONFIG=" + filepath.Join(dir, "kubeconfig"), "HOME=" + dir, "PATH=" + os.Getenv("PATH")}
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	if err := p.cmd.Start(); err != nil {
+		return nil, err
+	}
+	go func() {
+		_ = p.cmd.Wait()
+		p.code = p.cmd.ProcessState.ExitCode()
+		close(p.done)
+	}()
+	return p, nil
+}
+
+// volumes writes the ConfigMaps, the account and a kubeconfig of a Pod, and returns what replaces paths of the container.
+func (k *kubelet) volumes(ctx context.Context, pod *corev1.Pod, dir string) (*strings.Replacer, error) {
+	account := filepath.Join(dir, "account")
+	replace := map[string]string{serviceAccountDir: account}
+	for i, m := range pod.Spec.Containers[0].VolumeMounts {
+		if m.MountPath != serviceAccountDir { // which admission has added
+			replace[m.MountPath] = filepath.Join(dir, fmt.Sprint("mount", i))
+		}
+	}
+	var pairs []string
+	for _, from := range slices.Backward(slices.Sorted(maps.Keys(replace))) {
+		pairs = append(pairs, from, replace[from])
+	}
+	paths := strings.NewReplacer(pairs...)
+	token, err := k.client.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.Spec.ServiceAccountName,
+		&authv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		return nil, err
+	}
+	write := func(file, text string) {
+		err = errors.Join(err, os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, []byte(text), 0o600))
+	}
+	write(filepath.Join(account, "token"), token.Status.Token)
+	write(filepath.Join(account, "ca.crt"), string(k.gatewayCA()))
+	for _, v := range pod.Spec.Volumes {
+		at := slices.IndexFunc(pod.Spec.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == v.Name })
+		if v.ConfigMap == nil || at < 0 {
+			continue
+		}
+		config, gone := k.client.CoreV1().ConfigMaps(pod.Namespace).Get(ctx, v.ConfigMap.Name, metav1.GetOptions{})
+		if gone != nil {
+			return nil, gone
+		}
+		for name, text := range config.Data {
+			write(filepath.Join(dir, fmt.Sprint("mount", at), name), paths.Replace(text))
+		}
+	}
+	file := k.kubeconfig(k.gateway.URL, func(c *clientcmdapi.Cluster, u *clientcmdapi.AuthInfo) {
+		c.CertificateAuthorityData, c.TLSServerName, u.Token = k.gatewayCA(), "example.com", token.Status.Token
+	})
+	return paths, errors.Join(err, os.Rename(file, filepath.Join(dir, "kubeconfig")))
+}
+
+func (r *rig) gatewayCA() []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: r.gateway.Certificate().Raw})
+}

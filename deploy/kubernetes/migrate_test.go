@@ -1,0 +1,407 @@
+package kubernetes
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
+)
+
+// kubeProxyProgram is the real kube-proxy v1.37.2, which 'make -C bench bin/kube-proxy' builds.
+func kubeProxyProgram(t *testing.T) string {
+	t.Helper()
+	for _, program := range []string{os.Getenv("FAIRLEAD_KUBE_PROXY"), "../../bench/bin/kube-proxy"} {
+		if _, err := os.Stat(program); err == nil {
+			absolute, err := filepath.Abs(program)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return absolute
+		}
+	}
+	t.Skip("no kube-proxy in bench/bin ('make -C bench bin/kube-proxy') and none named by FAIRLEAD_KUBE_PROXY")
+	return ""
+}
+
+// kubeProxyObjects are kubeadm's for kube-proxy, with settings of the mode.
+const kubeProxyObjects = `
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: kube-proxy, namespace: kube-system}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: kubeadm:node-proxier}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin}
+subjects: [{kind: ServiceAccount, name: kube-proxy, namespace: kube-system}]
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: kube-proxy, namespace: kube-system}
+data:
+  config.conf: |-
+    apiVersion: kubeproxy.config.k8s.io/v1alpha1
+    kind: KubeProxyConfiguration
+    clientConnection: {kubeconfig: /var/lib/kube-proxy/kubeconfig.conf}
+    clusterCIDR: PODS
+    mode: MODE
+    conntrack: {maxPerCore: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
+  kubeconfig.conf: |-
+    apiVersion: v1
+    kind: Config
+    clusters:
+    - {name: default, cluster: {certificate-authority: ` + serviceAccountDir + `/ca.crt, server: SERVER, tls-server-name: example.com}}
+    contexts: [{name: default, context: {cluster: default, namespace: default, user: default}}]
+    current-context: default
+    users: [{name: default, user: {tokenFile: ` + serviceAccountDir + `/token}}]
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: kube-proxy, namespace: kube-system, labels: {k8s-app: kube-proxy}}
+spec:
+  selector: {matchLabels: {k8s-app: kube-proxy}}
+  template:
+    metadata: {labels: {k8s-app: kube-proxy}, annotations: {mode: MODE}}
+    spec:
+      containers:
+      - name: kube-proxy
+        image: registry.k8s.io/kube-proxy:v1.37.2
+        command: [/usr/local/bin/kube-proxy, --config=/var/lib/kube-proxy/config.conf, --hostname-override=$(NODE_NAME)]
+        env: [{name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]
+        securityContext: {privileged: true}
+        volumeMounts:
+        - {mountPath: /var/lib/kube-proxy, name: kube-proxy}
+        - {mountPath: /run/xtables.lock, name: xtables-lock}
+        - {mountPath: /lib/modules, name: lib-modules, readOnly: true}
+      hostNetwork: true
+      nodeSelector: {kubernetes.io/os: linux}
+      priorityClassName: system-node-critical
+      serviceAccountName: kube-proxy
+      tolerations: [{operator: Exists}]
+      volumes:
+      - {name: kube-proxy, configMap: {name: kube-proxy}}
+      - {name: xtables-lock, hostPath: {path: /run/xtables.lock, type: FileOrCreate}}
+      - {name: lib-modules, hostPath: {path: /lib/modules}}
+  updateStrategy: {type: RollingUpdate}
+`
+
+// migration is a rig with kube-proxy, two endpoints of a Service, and clients.
+type migration struct {
+	*rig
+	pod, outside *testbed.Host
+	inside, port netip.AddrPort // the Service's address, and its node port
+	admin        string         // kubeconfig
+}
+
+func newMigration(t *testing.T) *migration {
+	t.Helper()
+	kubeProxy := kubeProxyProgram(t)
+	n := testbed.NewNetwork(t)
+	m := &migration{rig: &rig{T: t, config: process.API(t), node: n.Host("node1")}, outside: n.Outside("outside")}
+	m.connect()
+	m.admin = m.kubeconfig(m.config.Host, func(c *clientcmdapi.Cluster, u *clientcmdapi.AuthInfo) {
+		c.CertificateAuthorityData, u.ClientCertificateData, u.ClientKeyData = m.config.CAData, m.config.CertData, m.config.KeyData
+	})
+	fairlead := process.Program("fairlead")
+	process.Start(t, exec.Command(fairlead, "controllers", "--kubeconfig", m.admin, "--controllers", "daemonset,scheduler,garbage"))
+	startKubelet(m.rig, map[string]string{"registry.k8s.io/kube-proxy:v1.37.2": kubeProxy, "fairlead/fairlead:0.1.0": fairlead})
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1", Labels: map[string]string{corev1.LabelOSStable: "linux"}}}
+	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: m.node.Addr4().String()}}
+	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	if _, err := m.client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	m.serve()
+	return m
+}
+
+// serve makes the Service and its endpoints.
+func (m *migration) serve() {
+	m.Helper()
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+	}
+	port, tcp, here, ready := int32(8080), corev1.ProtocolTCP, "node1", true
+	slice.Ports = []discoveryv1.EndpointPort{{Port: &port, Protocol: &tcp, Name: new(string)}}
+	for _, name := range []string{"a", "b"} {
+		pod := m.node.Pod(name)
+		pod.Serve(svc.TCP, uint16(port))
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
+			Addresses: []string{pod.Addr4().String()}, NodeName: &here, Conditions: discoveryv1.EndpointConditions{Ready: &ready},
+		})
+	}
+	m.pod = m.node.Pod("client")
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}}
+	s.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Port: 80}}}
+	s, err1 := m.client.CoreV1().Services("default").Create(m.Context(), s, metav1.CreateOptions{})
+	_, err2 := m.client.DiscoveryV1().EndpointSlices("default").Create(m.Context(), slice, metav1.CreateOptions{})
+	if err1 != nil || err2 != nil {
+		m.Fatal(err1, err2)
+	}
+	m.inside = netip.AddrPortFrom(netip.MustParseAddr(s.Spec.ClusterIP), 80)
+	m.port = netip.AddrPortFrom(m.node.Addr4(), uint16(s.Spec.Ports[0].NodePort))
+}
+
+// kubeProxy starts kube-proxy in a mode, and waits until it leads to the Service.
+func (m *migration) kubeProxy(mode string) {
+	m.Helper()
+	text := strings.NewReplacer("MODE", mode, "PODS", m.node.PodCIDR(svc.IPv4).String(), "SERVER", m.gateway.URL).Replace(kubeProxyObjects)
+	file := filepath.Join(m.TempDir(), "kube-proxy.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		m.Fatal(err)
+	}
+	m.kubectl("apply", "-f", file)
+	m.kubectl("rollout", "status", "daemonset/kube-proxy", "-n", "kube-system", "--timeout=2m")
+	testbed.Until(m.T, "the rules of kube-proxy in mode "+mode, func() error {
+		chains := process.Output(m.T, m.node.Command(m.Context(), "iptables-save"))
+		if strings.Contains(chains, "KUBE-SEP-") != (mode == "iptables") {
+			return errors.New("its rules are those of another mode")
+		}
+		ctx, cancel := context.WithTimeout(m.Context(), 2*time.Second)
+		defer cancel()
+		_, err1 := m.pod.Ask(ctx, svc.TCP, m.inside)
+		_, err2 := m.outside.Ask(ctx, svc.TCP, m.port)
+		return errors.Join(err1, err2)
+	})
+}
+
+// migrate runs 'fairlead migrate'.
+func (m *migration) migrate(args ...string) (string, error) {
+	args = append([]string{"migrate", args[0], "--kubeconfig", m.admin}, args[1:]...)
+	return process.Try(exec.Command(process.Program("fairlead"), args...))
+}
+
+// phase returns the label of the node.
+func (m *migration) phase() string {
+	m.Helper()
+	return m.kubectl("get", "node", "node1", "-o", `jsonpath={.metadata.labels.fairlead\.dev/proxy}`)
+}
+
+// traffic opens connections all the time, from a Pod to the Service's address and from outside to its node port, and keeps one of
+// each open, until the test calls the function that it returns.
+func (m *migration) traffic() (end func()) {
+	m.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	var made, failed atomic.Int64
+	var kept []net.Conn
+	for _, way := range []struct {
+		from *testbed.Host
+		to   netip.AddrPort
+		seen netip.Addr // by the endpoint; a node port hides the client behind the node, on the Pods' bridge
+	}{{m.pod, m.inside, m.pod.Addr4()}, {m.outside, m.port, netip.Addr{}}} {
+		first, err := m.keep(way.from, way.to)
+		if err != nil {
+			m.Fatal(err)
+		}
+		kept = append(kept, first)
+		wg.Go(func() {
+			pace := time.NewTicker(10 * time.Millisecond)
+			defer pace.Stop()
+			for ctx.Err() == nil {
+				a, err := way.from.Ask(context.Background(), svc.TCP, way.to)
+				if !way.seen.IsValid() && err == nil {
+					way.seen = a.Client.Addr()
+				}
+				if err != nil || a.Client.Addr() != way.seen {
+					if failed.Add(1) < 5 {
+						m.Errorf("from %s to %s: %v, client %s, want %s", way.from.Name(), way.to, err, a.Client, way.seen)
+					}
+				}
+				made.Add(1)
+				<-pace.C
+			}
+		})
+	}
+	return func() {
+		m.Helper()
+		stop()
+		wg.Wait()
+		if made.Load() < 100 {
+			m.Errorf("only %d connections were made", made.Load())
+		}
+		m.Logf("%d of %d new connections failed", failed.Load(), made.Load())
+		for _, c := range kept {
+			_ = c.SetDeadline(time.Now().Add(testbed.Patience))
+			reply := make([]byte, 6)
+			if _, err := c.Write([]byte("there?")); err != nil {
+				m.Errorf("a kept connection: %v", err)
+			} else if _, err := c.Read(reply); err != nil || string(reply) != "there?" {
+				m.Errorf("a kept connection answers %q, %v", reply, err)
+			}
+			_ = c.Close()
+		}
+	}
+}
+
+// keep opens a connection without a deadline.
+func (m *migration) keep(from *testbed.Host, to netip.AddrPort) (net.Conn, error) {
+	c, err := from.Dial(m.Context(), svc.TCP, to)
+	if err != nil {
+		return nil, err
+	}
+	_, err = testbed.AskOn(c)
+	return c, errors.Join(err, c.SetDeadline(time.Time{}))
+}
+
+// rules reports which programs' rules are in the node's kernel.
+func (m *migration) rules() string {
+	m.Helper()
+	var out []string
+	tables := process.Output(m.T, m.node.Command(m.Context(), "nft", "list", "tables"))
+	chains := process.Output(m.T, m.node.Command(m.Context(), "iptables-save"))
+	if strings.Contains(tables, "ip kube-proxy") || strings.Contains(chains, "KUBE-SERVICES") {
+		out = append(out, "kube-proxy")
+	}
+	if strings.Contains(tables, "fairlead") {
+		out = append(out, "fairlead")
+	}
+	return strings.Join(out, " ")
+}
+
+// must runs a command that has to succeed, and returns what it printed.
+func (m *migration) must(args ...string) string {
+	m.Helper()
+	out, err := m.migrate(args...)
+	if err != nil {
+		m.Fatalf("fairlead migrate %v: %v\n%s", args, err, out)
+	}
+	return out
+}
+
+// template is kube-proxy's Pod template.
+func (m *migration) template() string {
+	m.Helper()
+	d, err := m.client.AppsV1().DaemonSets("kube-system").Get(m.Context(), "kube-proxy", metav1.GetOptions{})
+	if err != nil {
+		m.Fatal(err)
+	}
+	text, err := json.Marshal(d.Spec.Template)
+	if err != nil {
+		m.Fatal(err)
+	}
+	return string(text)
+}
+
+// A node goes from the real kube-proxy to fairlead proxy and back with the commands of docs/kubernetes.md, in both modes. No new
+// connection fails, clients keep their address, open connections go on, and each program's rules are gone with it.
+func TestMigrate(t *testing.T) {
+	m := newMigration(t)
+	commands := migrateCommands(t)
+	for _, mode := range []string{"nftables", "iptables"} {
+		m.kubeProxy(mode)
+		before := m.template()
+		end := m.traffic()
+		for _, command := range commands {
+			if mode == "nftables" && command == "apply" {
+				m.interrupted()
+			}
+			out := m.must(strings.Fields(command)...)
+			switch command {
+			case "plan":
+				if !strings.Contains(out, "mode "+mode) || !strings.Contains(out, "node1: kube-proxy -> fairlead") {
+					t.Errorf("the plan is\n%s", out)
+				}
+			case "apply":
+				if m.phase() != "fairlead" || m.rules() != "fairlead" {
+					t.Errorf("applied: phase %q, rules of %s\n%s", m.phase(), m.rules(), out)
+				}
+			case "verify", "status":
+				if !strings.Contains(out, "node1") || !strings.Contains(out, "fairlead") {
+					t.Errorf("%s: %s", command, out)
+				}
+			case "rollback":
+				if m.phase() != "" || m.rules() != "kube-proxy" {
+					t.Errorf("rolled back: phase %q, rules of %s\n%s", m.phase(), m.rules(), out)
+				}
+			}
+		}
+		if after := m.template(); after != before {
+			t.Errorf("the template of kube-proxy is\n%s\nand was\n%s", after, before)
+		}
+		if mode == "iptables" {
+			m.broken()
+		}
+		end()
+	}
+	left := m.kubectl("get", "daemonsets,serviceaccounts,clusterroles,clusterrolebindings", "-A", "-o", "name")
+	if strings.Contains(left, "fairlead-proxy") {
+		t.Errorf("left of fairlead: %s", left)
+	}
+}
+
+// interrupted kills 'apply' as soon as the node has left its first phase; the next 'apply' goes on.
+func (m *migration) interrupted() {
+	m.Helper()
+	p := process.Start(m.T, exec.Command(process.Program("fairlead"), "migrate", "apply", "--kubeconfig", m.admin))
+	testbed.Until(m.T, "the first phase", func() error {
+		if m.phase() == "" {
+			return errors.New("the node has no label")
+		}
+		return nil
+	})
+	p.Kill()
+}
+
+// broken applies an image that does not start, and a second program that changes the node: both stop, name the ways on, and hurt
+// nothing. The way back works from there.
+func (m *migration) broken() {
+	m.Helper()
+	out, err := m.migrate("apply", "--image", "no/such:image", "--timeout", "10s")
+	if err == nil || !strings.Contains(err.Error()+out, "ErrImagePull") || !strings.Contains(err.Error()+out, "fairlead migrate rollback") {
+		m.Errorf("with an image that is not there: %v\n%s", err, out)
+	}
+	if status := m.must("status"); !strings.Contains(status, "beside") || !strings.Contains(status, "ErrImagePull") {
+		m.Errorf("after the failure: %s", status)
+	}
+	if m.rules() != "kube-proxy" {
+		m.Errorf("after the failure there are rules of %s", m.rules())
+	}
+	m.kubectl("label", "node", "node1", "--overwrite", "fairlead.dev/proxy=faihlead")
+	if out, err := m.migrate("apply"); err == nil || !strings.Contains(err.Error()+out, `"faihlead"; want none, or one of beside`) {
+		m.Errorf("with a mistake in the label: %v\n%s", err, out)
+	}
+	m.kubectl("label", "node", "node1", "--overwrite", "fairlead.dev/proxy=beside")
+	m.must("rollback", "--image", "fairlead/fairlead:0.1.0")
+}
+
+// migrateCommands returns the commands of the section of docs/kubernetes.md, without the program and the kubeconfig.
+func migrateCommands(t *testing.T) (out []string) {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/kubernetes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, ok := strings.Cut(string(text), "\n## kube-proxy, node by node\n")
+	if !ok {
+		t.Fatal("docs/kubernetes.md has no section about migrate")
+	}
+	section, _, _ = strings.Cut(section, "\n## ")
+	for _, c := range regexp.MustCompile(`(?m)^ +(?:\$ )?fairlead migrate ([^#\n]+)`).FindAllStringSubmatch(section, -1) {
+		out = append(out, strings.TrimSpace(c[1]))
+	}
+	if len(out) < 5 {
+		t.Fatalf("only the commands %q", out)
+	}
+	return out
+}

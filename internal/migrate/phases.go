@@ -1,0 +1,151 @@
+package migrate
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// The label of a Node that has its Phase, and the annotation with why the last step failed.
+const (
+	Label   = "fairlead.dev/proxy"
+	Failure = "fairlead.dev/proxy-failure"
+)
+
+// Phase is how far a node is.
+type Phase string
+
+// The phases of a node.
+const (
+	// Before has only kube-proxy. The Node has no label then.
+	Before Phase = ""
+	// Beside has both programs, and both keep their rules up to date.
+	Beside Phase = "beside"
+	// Switched has only fairlead proxy; the last rules of kube-proxy are still in the kernel.
+	Switched Phase = "switched"
+	// After has only fairlead proxy.
+	After Phase = "fairlead"
+	// Returning has only kube-proxy; the last rules of fairlead proxy are still in the kernel.
+	Returning Phase = "returning"
+)
+
+var (
+	phases = []Phase{Before, Beside, Switched, After, Returning}
+	// withoutKubeProxy and withFairlead are the phases by which the DaemonSets select nodes.
+	withoutKubeProxy = []string{string(After), string(Switched)}
+	withFairlead     = []string{string(Beside), string(After), string(Switched)}
+)
+
+// String names the phase for people.
+func (p Phase) String() string {
+	if p == Before {
+		return "kube-proxy"
+	}
+	return string(p)
+}
+
+// ParsePhase reads the value of the label, empty for none.
+func ParsePhase(label string) (Phase, error) {
+	if p := Phase(label); slices.Contains(phases, p) {
+		return p, nil
+	}
+	var known []string
+	for _, p := range phases[1:] {
+		known = append(known, string(p))
+	}
+	return "", fmt.Errorf("the label %s is %q; want none, or one of %s", Label, label, strings.Join(known, ", "))
+}
+
+// Program is one of the two that write rules.
+type Program string
+
+// The programs.
+const (
+	KubeProxy Program = "kube-proxy"
+	Fairlead  Program = "fairlead"
+)
+
+// Action is the kind of a Step.
+type Action int
+
+// The actions.
+const (
+	// AwaitReady waits until the program's Pod on the node is ready, AwaitGone until there is none.
+	AwaitReady Action = iota
+	AwaitGone
+	// Check runs a Pod on the node that checks the program's rules; CleanUp one that removes them.
+	Check
+	CleanUp
+	// Enter gives the node its next phase.
+	Enter
+)
+
+// Step is one action on a node. Each may be taken again after an interruption.
+type Step struct {
+	Action  Action
+	Program Program
+	// Only is set for a Check after the other program has ended: the port of health checks must answer, too.
+	Only  bool
+	Phase Phase // of Enter
+}
+
+// String describes the step while it is under way.
+func (s Step) String() string {
+	name := map[Program]string{KubeProxy: "kube-proxy", Fairlead: "fairlead proxy"}[s.Program]
+	switch s.Action {
+	case AwaitReady:
+		return "waiting for the Pod of " + name + " to be ready"
+	case AwaitGone:
+		return "waiting for the Pod of " + name + " to end"
+	case Check:
+		return "checking the rules of " + name
+	case CleanUp:
+		return "removing the rules of " + name
+	}
+	return "phase " + s.Phase.String()
+}
+
+// Steps returns the steps of a node from its phase to the next one: towards After, or towards Before if back is set. The last
+// one is Enter; there are none at the end of the way. From every phase both directions lead on.
+func Steps(from Phase, back bool) []Step {
+	enter := func(p Phase) Step { return Step{Action: Enter, Phase: p} }
+	if back {
+		switch from {
+		case After, Switched:
+			return []Step{enter(Beside)}
+		case Beside:
+			return []Step{{Action: AwaitReady, Program: KubeProxy}, enter(Returning)}
+		case Returning:
+			return []Step{
+				{Action: AwaitGone, Program: Fairlead}, {Action: AwaitReady, Program: KubeProxy},
+				{Action: Check, Program: KubeProxy, Only: true},
+				{Action: CleanUp, Program: Fairlead}, enter(Before),
+			}
+		}
+		return nil
+	}
+	switch from {
+	case Before, Returning:
+		return []Step{enter(Beside)}
+	case Beside:
+		return []Step{{Action: AwaitReady, Program: Fairlead}, {Action: Check, Program: Fairlead}, enter(Switched)}
+	case Switched:
+		return []Step{
+			{Action: AwaitGone, Program: KubeProxy}, {Action: AwaitReady, Program: Fairlead},
+			{Action: Check, Program: Fairlead, Only: true},
+			{Action: CleanUp, Program: KubeProxy}, {Action: Check, Program: Fairlead, Only: true}, enter(After),
+		}
+	}
+	return nil
+}
+
+// Verification returns the steps that verify a node where it is, without changing it.
+func Verification(at Phase) []Step {
+	switch at {
+	case Before, Returning:
+		return []Step{{Action: Check, Program: KubeProxy, Only: true}}
+	case Beside:
+		return []Step{{Action: Check, Program: Fairlead}}
+	}
+	return []Step{{Action: Check, Program: Fairlead, Only: true}}
+}

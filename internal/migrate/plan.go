@@ -1,0 +1,195 @@
+package migrate
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fairlead/fairlead/internal/kubeproxyconfig"
+)
+
+// Cluster is what runs on a cluster, as far as a migration is concerned.
+type Cluster struct {
+	Nodes []*corev1.Node
+	// KubeProxy and Fairlead are the DaemonSets of both programs, nil if there is none; Pods are kube-proxy's.
+	KubeProxy  *appsv1.DaemonSet
+	Fairlead   *appsv1.DaemonSet
+	Pods       []*corev1.Pod
+	ConfigMaps map[string]*corev1.ConfigMap
+	Services   []*corev1.Service
+	// DNS is what 'fairlead dns' notes about CoreDNS's Corefile, and DNSError what it refuses; NoDNS if there is no Corefile.
+	NoDNS    bool
+	DNS      []string
+	DNSError error
+	// MetalLB reports whether the cluster has objects of metallb.io.
+	MetalLB bool
+}
+
+// NodePlan is a node in a Plan.
+type NodePlan struct {
+	Name  string `json:"name"`
+	Phase Phase  `json:"phase"`
+	// Skipped is why the node is left as it is, empty if it is not.
+	Skipped string `json:"skipped,omitempty"`
+	// Failure is why the last step on the node failed.
+	Failure string `json:"failure,omitempty"`
+}
+
+// Plan is what 'fairlead migrate plan' shows. Its JSON form is meant for programs: fields are only ever added.
+type Plan struct {
+	// KubeProxy describes the kube-proxy of the cluster.
+	KubeProxy string     `json:"kubeProxy,omitempty"`
+	Nodes     []NodePlan `json:"nodes,omitempty"`
+	// Differs has what behaves differently, Refused what must be changed before apply works.
+	Differs []string `json:"differs,omitempty"`
+	Refused []string `json:"refused,omitempty"`
+	// Beside is about components that apply leaves as they are.
+	Beside []string `json:"beside,omitempty"`
+
+	settings *Settings
+}
+
+// Settings are those of kube-proxy, nil if they were refused.
+func (p *Plan) Settings() *Settings { return p.settings }
+
+// The answers for clusters whose kube-proxy is not a DaemonSet.
+const noDaemonSet = "there is no DaemonSet kube-proxy in kube-system: a kube-proxy that the distribution starts itself (k3s, RKE2) " +
+	"or an add-on manages is switched off there; docs/kubernetes.md has the way for these clusters"
+
+// Decide makes the plan for the nodes of some names, for all if names is empty.
+func Decide(c *Cluster, names []string) *Plan {
+	p := &Plan{}
+	p.decideBeside(c)
+	for _, name := range names {
+		if !slices.ContainsFunc(c.Nodes, func(n *corev1.Node) bool { return n.Name == name }) {
+			p.refuse("there is no Node %s", name)
+		}
+	}
+	if c.KubeProxy == nil {
+		p.Refused = append(p.Refused, noDaemonSet)
+		return p
+	}
+	p.decideNodes(c, names)
+	s, err := ReadSettings(c.KubeProxy, c.ConfigMaps)
+	if err != nil {
+		p.refuse("%w", err)
+		return p
+	}
+	p.settings = s
+	p.KubeProxy = fmt.Sprintf("%s, mode %s", c.KubeProxy.Spec.Template.Spec.Containers[0].Image, s.Mode)
+	if s.ConfigMap != "" {
+		p.KubeProxy += ", configured by the ConfigMap " + s.ConfigMap
+	}
+	p.decideMode(s)
+	p.decideServices(c)
+	if s.File != nil {
+		p.Differs = append(p.Differs, s.File.Notes...)
+		for _, l := range s.File.Lenient {
+			p.differ("kube-proxy's file: %s: ignored, as by kube-proxy", l)
+		}
+	}
+	return p
+}
+
+func (p *Plan) refuse(format string, args ...any) {
+	p.Refused = append(p.Refused, fmt.Errorf(format, args...).Error())
+}
+
+func (p *Plan) differ(format string, args ...any) {
+	p.Differs = append(p.Differs, fmt.Sprintf(format, args...))
+}
+
+// decideNodes chooses the nodes that are changed.
+func (p *Plan) decideNodes(c *Cluster, names []string) {
+	for _, n := range c.Nodes {
+		phase, err := ParsePhase(n.Labels[Label])
+		if err != nil {
+			p.refuse("Node %s: %w", n.Name, err)
+		}
+		np := NodePlan{Name: n.Name, Phase: phase, Failure: n.Annotations[Failure]}
+		switch {
+		case len(names) > 0 && !slices.Contains(names, n.Name):
+			np.Skipped = "not among --nodes"
+		case n.Labels[corev1.LabelOSStable] == "windows":
+			np.Skipped = "it runs Windows"
+		case phase == Before && !runs(c.Pods, n.Name):
+			np.Skipped = "kube-proxy does not run there"
+		case !ready(n):
+			p.refuse("Node %s is not ready: repair it, or name the other nodes with --nodes", n.Name)
+		}
+		p.Nodes = append(p.Nodes, np)
+	}
+	slices.SortFunc(p.Nodes, func(a, b NodePlan) int { return strings.Compare(a.Name, b.Name) })
+	if !slices.ContainsFunc(p.Nodes, func(n NodePlan) bool { return n.Skipped == "" }) {
+		p.refuse("no node is left to change")
+	}
+}
+
+// runs reports whether a Pod is on a node.
+func runs(pods []*corev1.Pod, node string) bool {
+	return slices.ContainsFunc(pods, func(p *corev1.Pod) bool { return p.Spec.NodeName == node })
+}
+
+func ready(n *corev1.Node) bool {
+	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// decideMode lists what mode nft does differently from kube-proxy's mode.
+func (p *Plan) decideMode(s *Settings) {
+	switch s.Mode {
+	case kubeproxyconfig.ModeNFTables:
+		p.differ("the rules are in nf_tables, as now, in the tables of fairlead in place of kube-proxy's")
+	case kubeproxyconfig.ModeIPTables:
+		p.differ("the rules are in nf_tables, not in iptables: 'nft list ruleset' shows them, 'iptables-save' does not")
+		if !s.has("nodeport-addresses") {
+			p.differ("node ports answer on 127.0.0.1 only if net.ipv4.conf.all.route_localnet of the machine is 1: " +
+				"kube-proxy has set it, but it is not set after the next start of the machine")
+		}
+	case kubeproxyconfig.ModeIPVS:
+		p.refuse("kube-proxy is in mode ipvs, whose connections end with its rules: change its mode to nftables or iptables first, " +
+			"or follow the steps of docs/kubernetes.md by hand")
+	}
+	if s.Mode == kubeproxyconfig.ModeIPVS {
+		return
+	}
+	for _, flag := range []string{"iptables-min-sync-period", "iptables-sync-period"} {
+		if s.has(flag) {
+			p.differ("--%s of kube-proxy counts for mode nft, too", flag)
+		}
+	}
+	p.differ("the Pods of kube-proxy are replaced once, since their DaemonSet gets an affinity to nodes; its rules stay in place")
+	p.differ("when the addresses or podCIDRs of a Node change, the proxy adapts; kube-proxy ends")
+}
+
+// decideServices lists what differs for the Services of the cluster.
+func (p *Plan) decideServices(c *Cluster) {
+	sticky := 0
+	for _, s := range c.Services {
+		if s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+			sticky++
+		}
+	}
+	if sticky > 0 {
+		p.differ("Services with session affinity (%d): a client may get another endpoint once, with its first new connection "+
+			"after the change", sticky)
+	}
+}
+
+// decideBeside tells of the other components.
+func (p *Plan) decideBeside(c *Cluster) {
+	switch {
+	case c.DNSError != nil:
+		p.Beside = append(p.Beside, "CoreDNS stays. 'fairlead dns' refuses its Corefile: "+c.DNSError.Error())
+	case !c.NoDNS:
+		p.Beside = append(p.Beside, "CoreDNS stays. 'fairlead dns' takes its Corefile (docs/kubernetes.md, CoreDNS)")
+		p.Beside = append(p.Beside, c.DNS...)
+	}
+	if c.MetalLB {
+		p.Beside = append(p.Beside, "MetalLB stays. docs/loadbalancer.md describes 'fairlead lb'")
+	}
+}

@@ -1,0 +1,62 @@
+package migrate
+
+import (
+	"fmt"
+	"hash/fnv"
+	"slices"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// PodLabel is the label of the Pods that check or clean up a node.
+const PodLabel = "fairlead.dev/migrate"
+
+// podDeadline bounds such a Pod, in seconds.
+const podDeadline = 300
+
+// CheckWithin bounds how long the Pod of a Check looks for the wanted rules, in seconds.
+const CheckWithin = 60
+
+// PodFor returns the Pod that takes a step Check or CleanUp on a node: a copy of a proxy's Pod, which runs once. Those of
+// fairlead need no program of the node; kube-proxy's rules are removed by kube-proxy, whose image has iptables.
+func PodFor(step Step, node string, theirs, ours *appsv1.DaemonSet, s *Settings) *corev1.Pod {
+	from, verb, args := ours, "check", []string(nil)
+	switch {
+	case step.Action == Check:
+		args = []string{
+			"migrate", "check-node", "--node=" + node, "--program=" + string(step.Program), fmt.Sprintf("--within=%ds", CheckWithin),
+		}
+		if step.Only {
+			args = append(args, "--healthz="+s.Healthz.String(), "--metrics="+s.Metrics.String())
+		}
+	case step.Program == KubeProxy:
+		from, verb = theirs, "cleanup"
+	default:
+		verb, args = "cleanup", []string{"proxy", "--cleanup"}
+	}
+	h := fnv.New64a()
+	_, _ = fmt.Fprint(h, node, step.Program)
+	template := from.Spec.Template.DeepCopy()
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: fmt.Sprintf("fairlead-migrate-%s-%x", verb, h.Sum64()), Namespace: from.Namespace,
+			Labels: map[string]string{PodLabel: verb},
+		},
+		Spec: template.Spec,
+	}
+	deadline := int64(podDeadline)
+	pod.Spec.NodeName, pod.Spec.Affinity, pod.Spec.NodeSelector = node, nil, nil
+	pod.Spec.RestartPolicy, pod.Spec.ActiveDeadlineSeconds = corev1.RestartPolicyNever, &deadline
+	pod.Spec.Containers = pod.Spec.Containers[:1]
+	c := &pod.Spec.Containers[0]
+	c.StartupProbe, c.LivenessProbe, c.ReadinessProbe, c.Lifecycle, c.Ports = nil, nil, nil, nil, nil
+	c.TerminationMessagePolicy = corev1.TerminationMessageFallbackToLogsOnError
+	if from == theirs {
+		c.Args = append(slices.Clone(c.Args), "--cleanup")
+	} else {
+		c.Args = args
+	}
+	return pod
+}

@@ -1,0 +1,296 @@
+// Package walk takes the steps of package migrate on a cluster. All that it knows of a migration is in the API: the phase of
+// each node is a label, and why its last step failed an annotation. So an interrupted walk is continued by another one.
+package walk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+	"unicode"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/migrate"
+)
+
+// Options are the options of a Walk.
+type Options struct {
+	Client kubernetes.Interface
+	// Out gets a line for each step.
+	Out io.Writer
+	// Nodes are the names of the nodes to change, empty for all.
+	Nodes []string
+	// Image is fairlead's; empty for the one of the cluster's DaemonSet, or of the manifest where there is none yet.
+	Image string
+	// Timeout bounds each wait.
+	Timeout time.Duration
+}
+
+// Walk is one run of apply, verify or rollback.
+type Walk struct {
+	Options
+	cluster *migrate.Cluster
+	plan    *migrate.Plan
+	objects *objects
+}
+
+// poll is the time between two looks at an object that is waited for.
+const poll = 500 * time.Millisecond
+
+// New looks at the cluster.
+func New(ctx context.Context, o Options) (*Walk, error) {
+	c, err := Look(ctx, o.Client)
+	if err != nil {
+		return nil, err
+	}
+	w := &Walk{Options: o, cluster: c, plan: migrate.Decide(c, o.Nodes)}
+	if w.Image == "" && c.Fairlead != nil {
+		w.Image = c.Fairlead.Spec.Template.Spec.Containers[0].Image
+	}
+	if w.plan.Settings() != nil {
+		w.objects, err = newObjects(c.KubeProxy, w.plan.Settings(), w.Image)
+	}
+	return w, err
+}
+
+// Plan is what the walk will do, and what it refuses.
+func (w *Walk) Plan() *migrate.Plan { return w.plan }
+
+// Apply changes nodes one by one to fairlead proxy.
+func (w *Walk) Apply(ctx context.Context) error {
+	if err := w.refused(); err != nil {
+		return err
+	}
+	if err := w.objects.create(ctx, w.Client); err != nil {
+		return err
+	}
+	if err := w.exclude(ctx); err != nil {
+		return err
+	}
+	fmt.Fprintln(w.Out, "kube-proxy and fairlead proxy have their DaemonSets")
+	return w.each(ctx, func(n migrate.NodePlan) error { return w.change(ctx, n, false) })
+}
+
+// Rollback changes nodes one by one back to kube-proxy. With the last one it removes what Apply has added to the cluster.
+func (w *Walk) Rollback(ctx context.Context) error {
+	if w.plan.Settings() == nil {
+		return w.refused()
+	}
+	err := w.each(ctx, func(n migrate.NodePlan) error {
+		if n.Phase == migrate.Before {
+			return nil
+		}
+		return w.change(ctx, n, true)
+	})
+	if err != nil {
+		return err
+	}
+	c, err := Look(ctx, w.Client)
+	if err != nil {
+		return err
+	}
+	for _, n := range c.Nodes {
+		if phase := n.Labels[migrate.Label]; phase != "" {
+			fmt.Fprintf(w.Out, "the DaemonSets stay: node %s is in phase %s\n", n.Name, phase)
+			return nil
+		}
+	}
+	if err := w.include(ctx); err != nil {
+		return err
+	}
+	if err := w.objects.remove(ctx, w.Client); err != nil {
+		return err
+	}
+	fmt.Fprintln(w.Out, "the cluster is as it was before: kube-proxy runs on every node")
+	return nil
+}
+
+// Verify checks every node where it is. The error is about all nodes that fail.
+func (w *Walk) Verify(ctx context.Context) error {
+	if w.plan.Settings() == nil {
+		return w.refused()
+	}
+	if w.cluster.Fairlead == nil { // whose account the Pods that check have
+		return errors.New("the cluster has no DaemonSet of fairlead proxy: there is nothing to verify before 'fairlead migrate apply'")
+	}
+	var failed []string
+	err := w.each(ctx, func(n migrate.NodePlan) error {
+		for _, step := range migrate.Verification(n.Phase) {
+			if err := w.take(ctx, n.Name, step); err != nil {
+				failed = append(failed, n.Name)
+				fmt.Fprintf(w.Out, "%s: FAILED (%s): %v\n", n.Name, n.Phase, err)
+				return ctx.Err()
+			}
+			fmt.Fprintf(w.Out, "%s: ok (%s)\n", n.Name, n.Phase)
+		}
+		return nil
+	})
+	if err == nil && len(failed) > 0 {
+		err = fmt.Errorf("%d nodes fail: %s", len(failed), strings.Join(failed, ", "))
+	}
+	return err
+}
+
+func (w *Walk) refused() error {
+	if r := w.plan.Refused; len(r) > 0 {
+		return fmt.Errorf("nothing was changed: %s", strings.Join(r, "; "))
+	}
+	return nil
+}
+
+// each calls do for the nodes that are not skipped, until it fails.
+func (w *Walk) each(ctx context.Context, do func(migrate.NodePlan) error) error {
+	for _, n := range w.plan.Nodes {
+		if n.Skipped != "" {
+			fmt.Fprintf(w.Out, "%s: left as it is: %s\n", n.Name, n.Skipped)
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := do(n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// change takes a node to the end of its way. A failure is noted on the Node.
+func (w *Walk) change(ctx context.Context, n migrate.NodePlan, back bool) error {
+	phase := n.Phase
+	for {
+		steps := migrate.Steps(phase, back)
+		if len(steps) == 0 {
+			fmt.Fprintf(w.Out, "%s: done: %s\n", n.Name, phase)
+			return nil
+		}
+		for _, step := range steps {
+			if step.Action == migrate.Enter {
+				if err := w.enter(ctx, n.Name, phase, step.Phase); err != nil {
+					return w.stopped(ctx, n.Name, step, err)
+				}
+				phase = step.Phase
+				continue
+			}
+			fmt.Fprintf(w.Out, "%s: %s\n", n.Name, step)
+			if err := w.take(ctx, n.Name, step); err != nil {
+				return w.stopped(ctx, n.Name, step, err)
+			}
+		}
+	}
+}
+
+// stopped is the error of a step, with the two ways on.
+func (w *Walk) stopped(ctx context.Context, node string, step migrate.Step, err error) error {
+	text := fmt.Sprintf("%s: %v", step, err)
+	noting, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	note := w.patch(noting, node, "", map[string]any{"annotations": map[string]any{migrate.Failure: text}})
+	if errors.Is(err, errChanged) {
+		return fmt.Errorf("node %s: %w", node, err)
+	}
+	return errors.Join(fmt.Errorf("node %s: %s. The node keeps the rules it has; no other node is changed. Go on with "+
+		"'fairlead migrate apply', or back with 'fairlead migrate rollback'", node, text), note)
+}
+
+// take takes a step that is not Enter.
+func (w *Walk) take(ctx context.Context, node string, step migrate.Step) error {
+	ctx, cancel := context.WithTimeout(ctx, w.Timeout)
+	defer cancel()
+	d := w.objects.of(step.Program)
+	switch step.Action {
+	case migrate.AwaitReady:
+		return w.await(ctx, func() error { return w.podReady(ctx, d, node) })
+	case migrate.AwaitGone:
+		return w.await(ctx, func() error { return w.podGone(ctx, d, node) })
+	}
+	return w.runPod(ctx, migrate.PodFor(step, node, w.cluster.KubeProxy, w.objects.daemonSet, w.plan.Settings()))
+}
+
+// await calls check until it returns nil or ctx ends. Its error is the last of check before that.
+func (w *Walk) await(ctx context.Context, check func() error) (err error) {
+	again := time.NewTicker(poll)
+	defer again.Stop()
+	for {
+		now := check()
+		if now == nil {
+			return nil
+		}
+		if err == nil || ctx.Err() == nil { // not that of a request that was cut off
+			err = now
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w (waited %s)", err, w.Timeout)
+		case <-again.C:
+		}
+	}
+}
+
+// errChanged is the error where another client has changed a node's phase.
+var errChanged = errors.New("another client changes its phase: only one migration may run at a time")
+
+// enter gives a node its next phase, if it still has the current one.
+func (w *Walk) enter(ctx context.Context, node string, from, to migrate.Phase) error {
+	n, err := w.Client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if n.Labels[migrate.Label] != string(from) {
+		return errChanged
+	}
+	var label any
+	if to != migrate.Before {
+		label = string(to)
+	}
+	err = w.patch(ctx, node, n.ResourceVersion, map[string]any{
+		"labels": map[string]any{migrate.Label: label}, "annotations": map[string]any{migrate.Failure: nil},
+	})
+	if apierrors.IsConflict(err) { // a kubelet's update of the Node is no reason to stop
+		return w.enter(ctx, node, from, to)
+	}
+	return err
+}
+
+// patch changes the metadata of a Node, if it has the resource version or that is empty.
+func (w *Walk) patch(ctx context.Context, node, version string, metadata map[string]any) error {
+	if version != "" {
+		metadata["resourceVersion"] = version
+	}
+	text, err := marshal(map[string]any{"metadata": metadata})
+	if err != nil {
+		return err
+	}
+	_, err = w.Client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, text, metav1.PatchOptions{FieldManager: manager})
+	return err
+}
+
+// reportOf is the last line of a container that has failed, or why it has not started, without what a terminal acts on.
+func reportOf(p *corev1.Pod) string {
+	return strings.Map(func(c rune) rune {
+		if !unicode.IsPrint(c) {
+			return unicode.ReplacementChar
+		}
+		return c
+	}, rawReport(p))
+}
+
+func rawReport(p *corev1.Pod) string {
+	for _, s := range p.Status.ContainerStatuses {
+		if t := s.State.Terminated; t != nil {
+			lines := strings.Split(strings.TrimSpace(t.Message), "\n")
+			return lines[len(lines)-1]
+		}
+		if wait := s.State.Waiting; wait != nil && wait.Reason != "" {
+			return strings.TrimSpace(wait.Reason + " " + wait.Message)
+		}
+	}
+	return p.Status.Message
+}
