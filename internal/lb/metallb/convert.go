@@ -29,10 +29,16 @@ type Result struct {
 	Notes []string
 }
 
+// Refusals are the fields that cannot be kept, each with its object, its path and the reason.
+type Refusals []string
+
+// Error returns them in one line.
+func (r Refusals) Error() string { return strings.Join(r, "; ") }
+
 // converter converts one configuration.
 type converter struct {
 	configuration
-	refused []string
+	refused Refusals
 	out     Result
 }
 
@@ -48,8 +54,8 @@ func (c *converter) note(id, path, format string, args ...any) {
 	c.out.Notes = append(c.out.Notes, id+": "+path+": "+fmt.Sprintf(format, args...))
 }
 
-// Convert reads objects of metallb.io as YAML or JSON and returns what they mean for fairlead. Its error has a line for
-// each field that cannot be kept.
+// Convert reads objects of metallb.io as YAML or JSON and returns what they mean for fairlead. If fields cannot be
+// kept, the error is Refusals.
 func Convert(in io.Reader) (*Result, error) {
 	c := &converter{}
 	c.seen, c.out.Passwords = map[string]bool{}, map[string]string{}
@@ -84,7 +90,7 @@ func Convert(in io.Reader) (*Result, error) {
 		c.out.Announce = v1.AnnounceBGP
 	}
 	if len(c.refused) > 0 {
-		return nil, errors.New(strings.Join(c.refused, "\n"))
+		return nil, c.refused
 	}
 	return &c.out, nil
 }

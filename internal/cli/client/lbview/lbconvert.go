@@ -3,6 +3,7 @@ package lbview
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -56,8 +57,15 @@ func convert(g *base.Global, file string) error {
 		in = f
 	}
 	r, err := metallb.Convert(in)
+	var refused metallb.Refusals
+	if errors.As(err, &refused) {
+		for _, text := range refused {
+			fmt.Fprintln(g.Err, base.PlainLine(text))
+		}
+		return fmt.Errorf("cannot convert %s: %d fields cannot be kept, or are wrong", file, len(refused))
+	}
 	if err != nil {
-		return fmt.Errorf("cannot convert %s:\n%w", file, err)
+		return fmt.Errorf("cannot convert %s: %w", file, err)
 	}
 	text, err := manifest(r)
 	if err != nil {
