@@ -146,10 +146,17 @@ func selects(s *selection, p *object[poolSpec]) bool {
 func (c *converter) checkAdvertisements() {
 	for i := range c.l2 {
 		c.checkSelection(id(&c.l2[i]), &c.l2[i].Spec.selection)
+		if len(c.l2[i].Spec.PreferredNodeSelectors) > 0 {
+			c.note(id(&c.l2[i]), "spec.preferredNodeSelectors",
+				"it has no effect: fairlead spreads addresses over all nodes that can announce them")
+		}
 	}
 	for i := range c.bgp {
 		a := &c.bgp[i]
 		c.checkSelection(id(a), &a.Spec.selection)
+		if a.Spec.ASPathPrepend > 0 {
+			c.refuse(id(a), "spec.asPathPrepend", "fairlead does not lengthen the AS path: let the router prefer another route")
+		}
 		for j, name := range a.Spec.Peers {
 			if !c.seen[kindPeer+"/"+name] {
 				c.refuse(id(a), fmt.Sprintf("spec.peers[%d]", j), "there is no BGPPeer %q", name)

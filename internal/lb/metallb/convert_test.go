@@ -98,6 +98,7 @@ func TestRefusals(t *testing.T) {
 		{l2, l2 + ", spec: {ipAddressPoolSelectors: [{matchExpressions: [{key: a}]}]}",
 			"L2Advertisement/l: spec.ipAddressPoolSelectors[0]"},
 		{"spec: {}", "spec: {nodeSelectors: [{matchLabels: {a: b}}]}", "BGPAdvertisement/b: spec.nodeSelectors"},
+		{"spec: {}", "spec: {asPathPrepend: 2}", "BGPAdvertisement/b: spec.asPathPrepend"},
 		{"spec: {}", "spec: {peers: [x]}", `BGPAdvertisement/b: spec.peers[0]: there is no BGPPeer "x"`},
 		{"spec: {}", "spec: {peers: [x]}", `BGPAdvertisement/b: spec.peers: BGPPeer "r" is not in it`},
 		{"spec: {}", "spec: {communities: [gold]}", "BGPAdvertisement/b: spec.communities[0]"},

@@ -56,8 +56,15 @@ type selection struct {
 }
 
 type l2Spec struct {
-	selection  `json:",inline"`
-	Interfaces []string `json:"interfaces"`
+	selection              `json:",inline"`
+	Interfaces             []string     `json:"interfaces"`
+	PreferredNodeSelectors []preference `json:"preferredNodeSelectors"`
+}
+
+// preference is a kind of node that should rather announce than others.
+type preference struct {
+	Weight     int32                `json:"weight"`
+	Preference metav1.LabelSelector `json:"preference"`
 }
 
 type bgpSpec struct {
@@ -67,6 +74,7 @@ type bgpSpec struct {
 	LocalPref           uint32   `json:"localPref"`
 	Communities         []string `json:"communities"`
 	Peers               []string `json:"peers"`
+	ASPathPrepend       uint32   `json:"asPathPrepend"`
 }
 
 type peerSpec struct {
