@@ -84,6 +84,7 @@ setup: ## install the Debian packages that tests and demo use, when root
 fetch: ## download what tests build themselves: their namespaces have no network
 	go -C test/pebble build -o /dev/null github.com/letsencrypt/pebble/v2/cmd/pebble
 	go -C test/browser build -o /dev/null .
+	go -C test/helm build -o /dev/null helm.sh/helm/v3/cmd/helm
 	go -C test/h2spec build -o /dev/null github.com/summerwind/h2spec/cmd/h2spec
 	go -C test/conformance build -o /dev/null sigs.k8s.io/gateway-api/conformance/echo-basic
 	go -C test/conformance test -c -vet=off -o /dev/null .

@@ -103,6 +103,7 @@ var rooms = map[string]int{
 	"dns/chain":             3,
 	"explain":               3,
 	"lb/controller":         3,
+	"lb/metallb":            3,
 	"lb/proxied":            3,
 	"lb/proxied/http2":      3,
 	"lb/routes":             3,

@@ -1,6 +1,8 @@
 package kubernetes
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"encoding/pem"
@@ -24,10 +26,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -48,6 +47,7 @@ type rig struct {
 	config  *rest.Config // of an administrator
 	client  *kubernetes.Clientset
 	node    *testbed.Host
+	node2   *testbed.Host    // of node-local DNS, whose server is on the same port as that of CoreDNS's place
 	gateway *httptest.Server // the API server for programs of the node
 
 	mu       sync.Mutex
@@ -56,7 +56,8 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	r := &rig{T: t, config: process.API(t), node: testbed.NewNetwork(t).Host("node1")}
+	network := testbed.NewNetwork(t)
+	r := &rig{T: t, config: process.API(t), node: network.Host("node1"), node2: network.Host("node2")}
 	r.connect()
 	return r
 }
@@ -146,9 +147,9 @@ func (r *rig) kubeconfig(server string, fill func(*clientcmdapi.Cluster, *client
 	return file
 }
 
-// run starts the command of a Pod template's first container on the node, with the rights of its service account and
+// run starts the command of a Pod template's first container on a node, with the rights of its service account and
 // nothing else, and waits for its readiness probe.
-func (r *rig) run(template corev1.PodTemplateSpec) {
+func (r *rig) run(node *testbed.Host, template corev1.PodTemplateSpec) {
 	r.Helper()
 	spec := template.Spec
 	token, err := r.client.CoreV1().ServiceAccounts("kube-system").CreateToken(r.Context(), spec.ServiceAccountName,
@@ -166,21 +167,30 @@ func (r *rig) run(template corev1.PodTemplateSpec) {
 	for i := range args {
 		args[i] = mounts.Replace(strings.ReplaceAll(args[i], "$(NODE_NAME)", "node1"))
 	}
-	cmd := r.node.Command(context.Background(), process.Program("fairlead"), args...)
+	cmd := node.Command(context.Background(), process.Program("fairlead"), args...)
 	cmd.Env = []string{"KUBECONFIG=" + file, "HOME=" + r.TempDir(), "PATH=" + os.Getenv("PATH")}
 	p := process.Start(r.T, cmd)
-	if c.ReadinessProbe == nil {
-		return
+	for _, probe := range []*corev1.Probe{c.ReadinessProbe, c.LivenessProbe} {
+		if probe == nil {
+			r.Errorf("%s has a probe too few", c.Name)
+			continue
+		}
+		r.probe(node, p, &c, probe)
 	}
-	port := c.ReadinessProbe.HTTPGet.Port
+}
+
+// probe waits for a success of a container's probe.
+func (r *rig) probe(node *testbed.Host, p *process.Process, c *corev1.Container, probe *corev1.Probe) {
+	r.Helper()
+	port, host := probe.HTTPGet.Port, cmp.Or(probe.HTTPGet.Host, node.Addr4().String())
 	for _, named := range c.Ports {
 		if named.Name == port.StrVal {
 			port = intstr.FromInt32(named.ContainerPort)
 		}
 	}
-	testbed.Until(r.T, "readiness of "+c.Name, func() error {
-		out, err := process.Try(r.node.Command(r.Context(), "curl", "-sf", "-m", "2",
-			fmt.Sprintf("http://%s:%s%s", r.node.Addr4(), port.String(), c.ReadinessProbe.HTTPGet.Path)))
+	testbed.Until(r.T, "an answer of "+c.Name+" to its probe", func() error {
+		out, err := process.Try(node.Command(r.Context(), "curl", "-sf", "-m", "2",
+			fmt.Sprintf("http://%s:%s%s", host, port.String(), probe.HTTPGet.Path)))
 		if err != nil {
 			return fmt.Errorf("%w: %s\n%s", err, out, p.Log())
 		}
@@ -216,11 +226,13 @@ func (r *rig) mount(spec corev1.PodSpec) (paths []string) {
 }
 
 // The manifests, applied as they are beside kubeadm's Corefile, run each component with no right too few: endpoints are
-// kept, names resolve, and a Service, an Ingress and a Gateway get addresses.
+// kept, names resolve, and a Service, an Ingress and a Gateway get addresses, from
+// a pool of MetalLB.
 func TestManifests(t *testing.T) {
 	r := newRig(t)
 	r.kubectl("create", "configmap", "coredns", "-n", "kube-system", "--from-file=Corefile=../../internal/corefile/testdata/kubeadm.Corefile")
 	r.kubectl("apply", "-k", ".")
+	r.kubectl("apply", "-f", "nodelocaldns.yaml")
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1"}}
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: r.node.Addr4().String()}}
 	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
@@ -236,14 +248,19 @@ func TestManifests(t *testing.T) {
 		t.Fatalf("%d Deployments and %d DaemonSets", len(deployments.Items), len(daemons.Items))
 	}
 	for _, d := range deployments.Items {
-		r.run(d.Spec.Template)
+		r.run(r.node, d.Spec.Template)
 	}
 	for _, d := range daemons.Items {
-		r.run(d.Spec.Template)
+		node := r.node
+		if d.Name == "fairlead-node-local-dns" {
+			node = r.node2
+		}
+		r.run(node, d.Spec.Template)
 	}
 	service := r.createService()
 	r.checkEndpoints()
-	r.checkName(service.Spec.ClusterIP)
+	r.checkName(r.node, r.node.Addr4().String(), service.Spec.ClusterIP)
+	r.checkName(r.node2, "10.96.0.10", service.Spec.ClusterIP)
 	r.checkAddress()
 	r.checkFronts()
 	r.mu.Lock()
@@ -277,18 +294,45 @@ func (r *rig) createService() *corev1.Service {
 	if s, err = core.Services("default").Create(ctx, s, metav1.CreateOptions{}); err != nil {
 		r.Fatal(err)
 	}
-	pools := dynamic.NewForConfigOrDie(r.config).Resource(schema.GroupVersionResource{
-		Group: "fairlead.dev", Version: "v1", Resource: "ipaddresspools",
-	})
-	pool := &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "fairlead.dev/v1", "kind": "IPAddressPool", "metadata": map[string]any{"name": "default"},
-		"spec": map[string]any{"addresses": []any{"192.168.77.200-192.168.77.210"}},
-	}}
-	testbed.Until(r.T, "the definition of pools, which fairlead lb makes", func() error {
-		_, err := pools.Create(ctx, pool, metav1.CreateOptions{})
-		return err
-	})
+	file := filepath.Join(r.TempDir(), "metallb.yaml")
+	if err := os.WriteFile(file, []byte(metallb), 0o600); err != nil {
+		r.Fatal(err)
+	}
+	r.applyConverted(file)
+	r.applyConverted("../../internal/lb/metallb/testdata/all.yaml", "--dry-run=server")
 	return s
+}
+
+// metallb is a pool of MetalLB that is announced by ARP.
+const metallb = `
+apiVersion: metallb.io/v1beta1
+kind: IPAddressPool
+metadata: {name: default, namespace: metallb-system}
+spec: {addresses: [192.168.77.200-192.168.77.210]}
+---
+apiVersion: metallb.io/v1beta1
+kind: L2Advertisement
+metadata: {name: default, namespace: metallb-system}
+`
+
+// applyConverted applies what 'fairlead lb convert' makes of a configuration of MetalLB, when the definitions are
+// installed.
+func (r *rig) applyConverted(file string, flags ...string) {
+	r.Helper()
+	convert := exec.Command(process.Program("fairlead"), "lb", "convert", "-f", file)
+	text, err := convert.Output()
+	if err != nil {
+		r.Fatalf("fairlead lb convert -f %s: %v", file, err)
+	}
+	testbed.Until(r.T, "the objects of "+file, func() error {
+		apply := r.kubectlCommand(append([]string{"apply", "-f", "-"}, flags...)...)
+		apply.Stdin = bytes.NewReader(text)
+		out, err := process.Try(apply)
+		if err != nil {
+			return fmt.Errorf("%w: %s\n%s", err, out, text)
+		}
+		return nil
+	})
 }
 
 func (r *rig) checkEndpoints() {
@@ -304,11 +348,11 @@ func (r *rig) checkEndpoints() {
 	})
 }
 
-func (r *rig) checkName(want string) {
+func (r *rig) checkName(node *testbed.Host, server, want string) {
 	r.Helper()
-	testbed.Until(r.T, "the name of the Service", func() error {
-		out, err := process.Try(r.node.Command(r.Context(), "dig", "+short", "+time=1", "+tries=1",
-			"@"+r.node.Addr4().String(), "web.default.svc.cluster.local"))
+	testbed.Until(r.T, "the name of the Service at "+server, func() error {
+		out, err := process.Try(node.Command(r.Context(), "dig", "+short", "+time=1", "+tries=1",
+			"@"+server, "web.default.svc.cluster.local"))
 		if err != nil || strings.TrimSpace(out) != want {
 			return fmt.Errorf("%w: %q, want %s", err, out, want)
 		}

@@ -35,6 +35,8 @@ type Options struct {
 	// LeaseNamespace/LeaseName (default kube-system/fairlead-controllers).
 	LeaderElect               bool
 	LeaseNamespace, LeaseName string
+	// Election has the times of the Lease (default election.DefaultTimes).
+	Election election.Times
 	// Identity is this process in the Lease; see election.Lease.
 	Identity string
 	// MaxEndpointsPerSlice is 1 to 1000, default 100 (behaviour 28).
@@ -85,7 +87,9 @@ func Run(ctx context.Context, o Options) error {
 	config.DisableCompression = true          // costs more than the bytes it saves
 	config.WarningHandler = rest.NoWarnings{} // the API warns that Endpoints are deprecated
 	o.Health.observe(config)
-	lease := &election.Lease{Namespace: o.LeaseNamespace, Name: o.LeaseName, Identity: o.Identity, Log: o.Log, Waiting: o.Waiting}
+	lease := &election.Lease{
+		Namespace: o.LeaseNamespace, Name: o.LeaseName, Identity: o.Identity, Log: o.Log, Times: o.Election, Waiting: o.Waiting,
+	}
 	var err error
 	lease.Client, err = kubernetes.NewForConfig(config)
 	if err != nil {

@@ -64,6 +64,33 @@ func metallbDialect() Dialect {
 	return d
 }
 
+func kubevipDialect() Dialect {
+	const (
+		prefix   = "kube-vip.io/"
+		records  = "it is what kube-vip records for itself; 'fairlead lb status' shows the node"
+		noEgress = "fairlead does not choose the source addresses of Pods' own connections"
+	)
+	d := Dialect{
+		Name: "kube-vip", Source: "https://kube-vip.io/docs/usage/kubernetes-services/", Prefixes: []string{prefix},
+		Annotations: []Annotation{
+			addresses(prefix+"loadbalancerIPs", 0),
+			none(prefix+"ignore", "a Service that fairlead should not serve has a spec.loadBalancerClass of another program"),
+			none(prefix+"loadbalancerHostname", "it is for addresses by DHCP; here they come from IPAddressPools"),
+			none(prefix+"serviceInterface", "the IPAddressPool has the interfaces"),
+			none(prefix+"leaseName", "nodes agree on who answers for each address without a Lease"),
+			none(prefix+"forwardUPNP", "fairlead does not configure routers by UPnP"),
+			none(prefix+"flush-conntrack", "the proxy removes the entries of endpoints that have gone"),
+		},
+	}
+	for _, k := range []string{"vipHost", "hwaddr", "requestedIP", "active-endpoint", "active-endpoint-ipv6"} {
+		d.Annotations = append(d.Annotations, none(prefix+k, records))
+	}
+	for _, k := range []string{"", "-ipv6", "-internal", "-destination-ports", "-source-ports", "-allowed-networks", "-denied-networks"} {
+		d.Annotations = append(d.Annotations, none(prefix+"egress"+k, noEgress))
+	}
+	return d
+}
+
 func gcpDialect() Dialect {
 	const noNetwork = "there are no networks, tiers and reserved addresses of Google Cloud; addresses come from IPAddressPools"
 	return Dialect{

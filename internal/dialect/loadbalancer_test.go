@@ -31,6 +31,8 @@ func TestParseLoadBalancer(t *testing.T) {
 			"metallb.io/allow-shared-ip": "k"}, "", LoadBalancer{Addresses: addrs("192.0.2.1"), Pool: "a", SharingKey: "k"}, ""},
 		{"an older MetalLB", map[string]string{"metallb.universe.tf/loadBalancerIPs": "192.0.2.1", "metallb.universe.tf/address-pool": "a",
 			"metallb.universe.tf/allow-shared-ip": "k"}, "", LoadBalancer{Addresses: addrs("192.0.2.1"), Pool: "a", SharingKey: "k"}, ""},
+		{"kube-vip", map[string]string{"kube-vip.io/loadbalancerIPs": "192.0.2.1,2001:db8::1", "kube-vip.io/vipHost": "node1"}, "192.0.2.1",
+			LoadBalancer{Addresses: addrs("192.0.2.1", "2001:db8::1")}, ""},
 		{"ours first", map[string]string{LBPool: "a", "metallb.io/address-pool": "b", LBSharingKey: "k", "metallb.io/allow-shared-ip": "l",
 			LBAddresses: "192.0.2.1", "metallb.io/loadBalancerIPs": "192.0.2.2"}, "",
 			LoadBalancer{Addresses: addrs("192.0.2.1"), Pool: "a", SharingKey: "k"}, ""},

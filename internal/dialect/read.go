@@ -38,8 +38,8 @@ type Dialect struct {
 // dialects are all dialects. Where several annotations set one field, the first in
 // this order counts.
 var dialects = []Dialect{
-	fairleadDialect(), metallbDialect(), awsDialect(), azureDialect(), gcpDialect(), alibabaDialect(), tencentDialect(),
-	openstackDialect(), ibmDialect(), baiduDialect(),
+	fairleadDialect(), metallbDialect(), kubevipDialect(), awsDialect(), azureDialect(), gcpDialect(), alibabaDialect(),
+	tencentDialect(), openstackDialect(), ibmDialect(), baiduDialect(),
 }
 
 // entry is where an annotation is in the tables.

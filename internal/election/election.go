@@ -23,20 +23,45 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// The times of the election.
-const (
-	// leaseDuration is how long followers leave a Lease alone after they have seen it
-	// renewed.
-	leaseDuration = 4 * time.Second
-	// renewDeadline is how long after the beginning of its last renewal that succeeded a
-	// leader works. It is less than leaseDuration by more than clocks differ in rate.
-	renewDeadline = 3 * time.Second
-	// renewPeriod is the time between two renewals, retryPeriod that after a failure.
-	renewPeriod, retryPeriod = time.Second, 250 * time.Millisecond
-	// watchPeriod is how often a follower looks at the Lease.
-	watchPeriod    = 300 * time.Millisecond
-	requestTimeout = 2 * time.Second
-)
+// Times are the times of an election.
+type Times struct {
+	// Lease is how long followers leave a Lease alone after they have seen it renewed, in whole seconds.
+	Lease time.Duration
+	// Deadline is how long after the beginning of its last renewal that succeeded a leader works. It is less than Lease
+	// by more than clocks differ in rate.
+	Deadline time.Duration
+	// Retry is the time between two renewals. A leader tries again after a quarter of it, and followers look at the Lease
+	// more than three times in it.
+	Retry time.Duration
+}
+
+// DefaultTimes returns the times of an election in which nothing else is configured.
+func DefaultTimes() Times {
+	return Times{Lease: 4 * time.Second, Deadline: 3 * time.Second, Retry: time.Second}
+}
+
+// Check returns what is wrong with the times, by the names of kube-controller-manager's flags.
+func (t Times) Check() error {
+	switch {
+	case t.Lease < time.Second || t.Lease%time.Second != 0 || t.Lease > time.Hour:
+		return fmt.Errorf("lease-duration is %s; want whole seconds, from 1s to 1h: a Lease has them so", t.Lease)
+	case t.Deadline >= t.Lease:
+		return fmt.Errorf("renew-deadline is %s; want less than lease-duration, which is %s", t.Deadline, t.Lease)
+	case t.Retry < minRetry || t.Retry >= t.Deadline*5/6:
+		return fmt.Errorf("retry-period is %s; want at least %s, and less than 5/6 of renew-deadline, which is %s", t.Retry, minRetry, t.Deadline)
+	}
+	return nil
+}
+
+// minRetry keeps an election from being a load for the API server.
+const minRetry = 100 * time.Millisecond
+
+// afterFailure is the time until the next attempt to renew, and look how often a follower looks at the Lease.
+func (t Times) afterFailure() time.Duration { return t.Retry / 4 }
+func (t Times) look() time.Duration         { return t.Retry * 3 / 10 }
+
+// requestTimeout bounds a request about the Lease.
+const requestTimeout = 2 * time.Second
 
 // Lease is what processes are elected by.
 type Lease struct {
@@ -48,6 +73,8 @@ type Lease struct {
 	// after a crash does not wait for its old Lease to expire.
 	Identity string
 	Log      *slog.Logger
+	// Times are DefaultTimes if they are zero.
+	Times Times
 	// Waiting, if not nil, is called each time another process is found to hold the Lease.
 	Waiting func()
 
@@ -104,7 +131,10 @@ func (l *Lease) Run(ctx context.Context, work func(ctx context.Context) error) e
 	if l.self, err = thisProcess(); err != nil {
 		return fmt.Errorf("identity for the leader election: %w", err)
 	}
-	l.Identity = cmp.Or(l.Identity, l.self.String())
+	l.Identity, l.Times = cmp.Or(l.Identity, l.self.String()), cmp.Or(l.Times, DefaultTimes())
+	if err := l.Times.Check(); err != nil {
+		return fmt.Errorf("leader election: %w", err)
+	}
 	for l.acquire(ctx) {
 		if err := l.lead(ctx, work); err != nil {
 			return err
@@ -124,11 +154,11 @@ func (l *Lease) acquire(ctx context.Context) bool {
 			return true
 		case err == nil:
 			worked, warned = time.Now(), false
-		case !warned && time.Since(worked) > leaseDuration && ctx.Err() == nil:
+		case !warned && time.Since(worked) > l.Times.Lease && ctx.Err() == nil:
 			warned = true
-			l.Log.Warn("cannot get or update the lease; retrying", "lease", l.Name, "err", err, "every", watchPeriod)
+			l.Log.Warn("cannot get or update the lease; retrying", "lease", l.Name, "err", err, "every", l.Times.look())
 		}
-		pause(ctx, watchPeriod)
+		pause(ctx, l.Times.look())
 	}
 	return false
 }
@@ -158,7 +188,7 @@ func (l *Lease) try(ctx context.Context) error {
 	case who == "" || who == l.Identity:
 	case l.self.isDead(who):
 		l.Log.Info("the leader no longer runs; taking its lease", "lease", l.Name, "identity", who)
-	case time.Since(l.at) < durationOf(lease):
+	case time.Since(l.at) < l.durationOf(lease):
 		if l.Waiting != nil {
 			l.Waiting()
 		}
@@ -170,16 +200,16 @@ func (l *Lease) try(ctx context.Context) error {
 
 // durationOf is how long a Lease is left alone, as its holder wrote: one of another release may
 // renew it less often.
-func durationOf(lease *coordinationv1.Lease) time.Duration {
+func (l *Lease) durationOf(lease *coordinationv1.Lease) time.Duration {
 	if s := lease.Spec.LeaseDurationSeconds; s != nil && *s > 0 {
 		return time.Duration(*s) * time.Second
 	}
-	return leaseDuration
+	return l.Times.Lease
 }
 
 // take writes lease with this process as its holder. The renewal began at asked.
 func (l *Lease) take(lease *coordinationv1.Lease, asked time.Time, write func() (*coordinationv1.Lease, error)) error {
-	now, seconds := metav1.NowMicro(), int32(leaseDuration/time.Second)
+	now, seconds := metav1.NowMicro(), int32(l.Times.Lease/time.Second)
 	spec := &lease.Spec
 	if spec.HolderIdentity == nil || *spec.HolderIdentity != l.Identity {
 		transitions := int32(0)
@@ -194,7 +224,7 @@ func (l *Lease) take(lease *coordinationv1.Lease, asked time.Time, write func() 
 		return err
 	}
 	l.seen, l.at = written, asked
-	l.until.Store(new(asked.Add(renewDeadline)))
+	l.until.Store(new(asked.Add(l.Times.Deadline)))
 	l.report(l.Identity)
 	return nil
 }
@@ -222,16 +252,16 @@ func (l *Lease) lead(ctx context.Context, work func(ctx context.Context) error) 
 
 // renew renews the Lease until ctx ends or the Lease is no longer this process's.
 func (l *Lease) renew(ctx context.Context) {
-	for wait := renewPeriod; ; {
+	for wait := l.Times.Retry; ; {
 		pause(ctx, min(wait, time.Until(*l.until.Load())))
 		if ctx.Err() != nil {
 			return
 		}
 		if !l.holds() {
-			l.Log.Warn("cannot renew the lease; no longer the leader", "lease", l.Name, "within", renewDeadline)
+			l.Log.Warn("cannot renew the lease; no longer the leader", "lease", l.Name, "within", l.Times.Deadline)
 			return
 		}
-		wait = renewPeriod
+		wait = l.Times.Retry
 		if err := l.renewOnce(ctx); apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 			if !l.stillOurs(ctx) {
 				l.until.Store(nil)
@@ -240,14 +270,14 @@ func (l *Lease) renew(ctx context.Context) {
 			}
 			wait = 0
 		} else if err != nil {
-			wait = retryPeriod
+			wait = l.Times.afterFailure()
 			l.Log.Debug("cannot renew the lease; retrying", "err", err, "after", wait)
 		}
 	}
 }
 
 func (l *Lease) renewOnce(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, min(requestTimeout, renewPeriod))
+	ctx, cancel := context.WithTimeout(ctx, min(requestTimeout, l.Times.Retry))
 	defer cancel()
 	next := l.seen.DeepCopy()
 	return l.take(next, time.Now(), func() (*coordinationv1.Lease, error) { return l.api().Update(ctx, next, metav1.UpdateOptions{}) })
@@ -273,7 +303,7 @@ func (l *Lease) release() {
 	next := l.seen.DeepCopy()
 	next.Spec.HolderIdentity = new("")
 	if _, err := l.api().Update(ctx, next, metav1.UpdateOptions{}); err != nil {
-		l.Log.Debug("cannot release the lease; it expires", "err", err, "after", leaseDuration)
+		l.Log.Debug("cannot release the lease; it expires", "err", err, "after", l.Times.Lease)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,6 +16,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/process"
@@ -141,7 +144,90 @@ func TestNeverTwoLeaders(t *testing.T) {
 	testbed.Receive(t, "the end of what the second does", next.Done())
 	since = time.Now()
 	testbed.Receive(t, "the first to lead again", first.began)
-	if took := time.Since(since); took > leaseDuration {
+	if took := time.Since(since); took > DefaultTimes().Lease {
 		t.Errorf("a Lease that was released was taken after %s", took)
+	}
+}
+
+// kube-controller-manager's Lease goes from client-go's election to this one and back: neither works while the other
+// holds it, and each takes over when the other stops.
+func TestHandOverWithKubernetes(t *testing.T) {
+	client := kubernetes.NewForConfigOrDie(process.API(t))
+	const name, fairlead, other = "kube-controller-manager", "fairlead", "upstream"
+	var running sync.WaitGroup
+	t.Cleanup(running.Wait)
+	upstream := func() (began chan struct{}, sees chan string, stop func()) {
+		began, sees = make(chan struct{}, 1), make(chan string, 8)
+		ctx, cancel := context.WithCancel(t.Context())
+		t.Cleanup(cancel)
+		config := leaderelection.LeaderElectionConfig{
+			Lock: &resourcelock.LeaseLock{
+				LeaseMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: name},
+				Client:    client.CoordinationV1(), LockConfig: resourcelock.ResourceLockConfig{Identity: other},
+			},
+			LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 500 * time.Millisecond, ReleaseOnCancel: true,
+			Callbacks: leaderelection.LeaderCallbacks{
+				OnStartedLeading: func(context.Context) { began <- struct{}{} }, OnStoppedLeading: func() {},
+				OnNewLeader: func(who string) { sees <- who },
+			},
+		}
+		running.Go(func() { leaderelection.RunOrDie(ctx, config) })
+		return began, sees, cancel
+	}
+	began, _, stopUpstream := upstream()
+	testbed.Receive(t, "client-go's election to lead", began)
+	leads, waits := make(chan struct{}, 1), make(chan struct{})
+	ctx, stop := context.WithCancel(t.Context())
+	t.Cleanup(stop)
+	l := &Lease{Client: client, Namespace: "kube-system", Name: name, Identity: fairlead, Log: slog.New(slog.DiscardHandler)}
+	l.Times, l.Waiting = Times{15 * time.Second, 10 * time.Second, time.Second}, sync.OnceFunc(func() { close(waits) })
+	running.Go(func() {
+		_ = l.Run(ctx, func(ctx context.Context) error {
+			leads <- struct{}{}
+			<-ctx.Done()
+			return nil
+		})
+	})
+	testbed.Receive(t, "fairlead to wait", waits)
+	if len(leads) > 0 {
+		t.Error("fairlead leads beside client-go's election")
+	}
+	stopUpstream()
+	testbed.Receive(t, "fairlead to lead", leads)
+	began, sees, _ := upstream()
+	if who := testbed.Receive(t, "client-go's election to see the leader", sees); who != fairlead || len(began) > 0 {
+		t.Errorf("it sees %s, or leads beside it (%d)", who, len(began))
+	}
+	lease, err := client.CoordinationV1().Leases("kube-system").Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil || *lease.Spec.LeaseDurationSeconds != 15 || *lease.Spec.HolderIdentity != fairlead {
+		t.Errorf("the Lease is %+v, %v", lease.Spec, err)
+	}
+	stop()
+	testbed.Receive(t, "client-go's election to lead again", began)
+}
+
+// Times with which two could lead at once are refused.
+func TestTimes(t *testing.T) {
+	if err := DefaultTimes().Check(); err != nil {
+		t.Error(err)
+	}
+	s := time.Second
+	for _, c := range []struct {
+		times Times
+		want  string
+	}{
+		{Times{15 * s, 10 * s, 2 * s}, ""}, // kube-controller-manager's
+		{Times{1500 * time.Millisecond, s, s / 4}, "lease-duration"},
+		{Times{0, 0, 0}, "lease-duration"},
+		{Times{2 * time.Hour, s, s / 4}, "lease-duration"},
+		{Times{4 * s, 4 * s, s}, "renew-deadline"},
+		{Times{4 * s, 3 * s, 2500 * time.Millisecond}, "retry-period"},
+		{Times{4 * s, 3 * s, 0}, "retry-period"},
+		{Times{4 * s, -s, s}, "retry-period"},
+	} {
+		err := c.times.Check()
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%v: %v; want %q", c.times, err, c.want)
+		}
 	}
 }

@@ -2,12 +2,14 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,6 +21,7 @@ import (
 	"github.com/fairlead/fairlead/internal/cli/node"
 	"github.com/fairlead/fairlead/internal/cli/parts"
 	"github.com/fairlead/fairlead/internal/controller"
+	"github.com/fairlead/fairlead/internal/election"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -109,10 +112,33 @@ func controllersComponent(log *slog.Logger, config func() *rest.Config, o contro
 	}, nil
 }
 
+// dropInComponents run the controllers, and answer probes at an address unless it is empty. They are ready from when they
+// work, or have found another copy that does, and not while the leader is cut off.
+func dropInComponents(log *slog.Logger, o controller.Options, address string) []lifecycle.Component {
+	var reached atomic.Bool
+	o.Health = new(controller.Health)
+	o.Started = func() { reached.Store(true) }
+	o.Waiting = o.Started
+	ready := func() error {
+		if !reached.Load() {
+			return errors.New("no copy is known to work yet")
+		}
+		return o.Health.Check()
+	}
+	components := []lifecycle.Component{{
+		Name: "controllers", Run: func(ctx context.Context) error { return controller.Run(ctx, o) },
+	}}
+	if address != "" {
+		components = append(components, lifecycle.OptionalHTTP(log, "probes of the controllers", address, probes(ready)))
+	}
+	return components
+}
+
 // NewControllers returns 'fairlead controllers'.
 func NewControllers(g *base.Global) *cobra.Command {
 	var f base.ClientFlags
 	var o controller.Options
+	var healthz string
 	networks := node.DefaultNetworks()
 	cmd := &cobra.Command{
 		Use:   "controllers",
@@ -134,6 +160,12 @@ Several copies may run; one works at a time.`,
 			if o.MaxEndpointsPerSlice < 1 || o.MaxEndpointsPerSlice > 1000 {
 				return base.Usagef("--max-endpoints-per-slice is %d; want 1 to 1000", o.MaxEndpointsPerSlice)
 			}
+			if err := o.Election.Check(); err != nil {
+				return base.Usagef("--leader-elect-%w", err)
+			}
+			if err := base.CheckBind("healthz-bind-address", healthz); err != nil {
+				return err
+			}
 			log, err := g.Logger()
 			if err != nil {
 				return err
@@ -143,10 +175,7 @@ Several copies may run; one works at a time.`,
 			}
 			defer lifecycle.Beside(cmd.Context(), func(ctx context.Context) { parts.WarnOfInlineCertificate(ctx, log, o.Config) })()
 			o.Log, o.ClusterCIDRs = log, networks.PodCIDRs
-			return lifecycle.RunAll(cmd.Context(), log, func() {}, lifecycle.Component{
-				Name: "controllers",
-				Run:  func(ctx context.Context) error { return controller.Run(ctx, o) },
-			})
+			return lifecycle.RunAll(cmd.Context(), log, func() {}, dropInComponents(log, o, healthz)...)
 		},
 	}
 	f.Add(cmd)
@@ -159,6 +188,13 @@ Several copies may run; one works at a time.`,
 	flags.BoolVar(&o.LeaderElect, "leader-elect", true, "work only while holding the Lease, so that several copies may run")
 	flags.StringVar(&o.LeaseNamespace, "leader-elect-resource-namespace", "kube-system", "namespace of the Lease")
 	flags.StringVar(&o.LeaseName, "leader-elect-resource-name", svc.Controllers, "name of the Lease")
+	times := election.DefaultTimes()
+	flags.DurationVar(&o.Election.Lease, "leader-elect-lease-duration", times.Lease,
+		"how long other copies leave the Lease alone after they have seen it renewed, in whole seconds")
+	flags.DurationVar(&o.Election.Deadline, "leader-elect-renew-deadline", times.Deadline,
+		"how long after its last renewal the copy that holds the Lease works; less than the duration")
+	flags.DurationVar(&o.Election.Retry, "leader-elect-retry-period", times.Retry, "time between two renewals")
+	flags.StringVar(&healthz, "healthz-bind-address", "", "IP:PORT of /livez, /readyz and /metrics; empty for none")
 	networks.AddPodNetworks(cmd, "ranges that nodeipam gives out to nodes")
 	return cmd
 }

@@ -4,13 +4,11 @@ import (
 	"context"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/cli/lifecycle"
 	"github.com/fairlead/fairlead/internal/cli/parts"
-	"github.com/fairlead/fairlead/internal/clientmetrics"
 )
 
 // lbCommand is 'fairlead lb'.
@@ -47,7 +45,7 @@ address. It takes the place of MetalLB, kube-vip or cloud-provider-kind.`,
 		"address of this node at which its speaker hears the others (default: the address from which it reaches the API server)")
 	flags.BoolVar(&c.controller, "controller", true, "give out addresses, while this process holds the Lease")
 	flags.BoolVar(&c.Speaker, "speaker", true, "announce addresses from this node")
-	flags.StringVar(&c.metrics, "metrics-bind-address", "127.0.0.1:7472", "IP:PORT of /metrics; empty for none")
+	flags.StringVar(&c.metrics, "metrics-bind-address", "127.0.0.1:7472", "IP:PORT of /metrics and /livez; empty for none")
 	return cmd
 }
 
@@ -96,8 +94,7 @@ func (c *lbCommand) run(ctx context.Context) error {
 		components = append(components, parts.SpeakerComponent(speaker))
 	}
 	if c.metrics != "" {
-		h := promhttp.HandlerFor(prometheus.Gatherers{registry, clientmetrics.Gatherer()}, promhttp.HandlerOpts{})
-		components = append(components, lifecycle.OptionalHTTP(log, "the metrics of load balancers", c.metrics, h))
+		components = append(components, lifecycle.OptionalHTTP(log, "the metrics of load balancers", c.metrics, probes(nil, registry)))
 	}
 	return lifecycle.RunAll(ctx, log, func() {}, components...)
 }
