@@ -1,6 +1,9 @@
 package dialect
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // lbPrefix begins our own annotations.
 const lbPrefix = "fairlead.dev/lb-"
@@ -67,10 +70,11 @@ func fairleadDialect() Dialect {
 			number(lbPrefix+"unhealthy-threshold", 1, 10, "", FieldHealthUnhealthy, setUnhealthy),
 			seconds(lbPrefix+"health-interval", 1, 300, FieldHealthInterval, setInterval),
 			seconds(lbPrefix+"health-timeout", 1, 60, FieldHealthTimeout, setTimeout),
+			eject(lbPrefix + "eject"),
 			number(lbPrefix+"connection-limit", 1, 1000000, "connections", FieldConnections, setConnections),
 			number(lbPrefix+"bandwidth", 1, 100000, "Mbit/s", FieldBandwidth, setBandwidth),
 			tags(lbPrefix + "tags"),
-		}, ourAccessLogs()...),
+		}, slices.Concat(ourAccessLogs(), ourClients())...),
 	}
 }
 

@@ -95,6 +95,7 @@ func (r *reader) finish() {
 	r.finishSticky()
 	r.finishBackends()
 	r.finishBackendTLS()
+	r.finishClients()
 	r.chooseWay()
 	r.judge()
 }
@@ -247,7 +248,7 @@ func (r *reader) checkPorts() {
 // essential are the fields without which something else would be served.
 var essential = []Field{
 	FieldProtocol, FieldBackend, FieldCertificates, FieldTLSPorts, FieldTLSPolicy, FieldProxyProtocol, FieldTrustedFronts,
-	FieldBackendCA, FieldBackendName, FieldBackendCert,
+	FieldBackendCA, FieldBackendName, FieldBackendCert, FieldClientCA, FieldClientAuth,
 }
 
 // chooseWay decides which way the Service takes (docs/design/009-proxied-load-balancer.md).
@@ -272,7 +273,8 @@ func (r *reader) chooseWay() {
 	}
 	wants(FieldProxyProtocol, s.ProxyProtocol != 0)
 	for _, f := range []Field{FieldTrustedFronts, FieldIdleTimeout, FieldRequestTimeout, FieldDraining, FieldDrainTimeout, FieldBalance,
-		FieldLogEnabled, FieldBandwidth, FieldConnections, FieldSlowStart, FieldWeightLabel, FieldBackendNodes} {
+		FieldLogEnabled, FieldBandwidth, FieldConnections, FieldSlowStart, FieldWeightLabel, FieldBackendNodes, FieldClientCA,
+		FieldClientRequests, FieldClientConns} {
 		if _, has := r.Origins[f]; has {
 			wants(f, true)
 		}
@@ -345,7 +347,7 @@ func direct(f Field) string {
 	case FieldTLSPorts, FieldTLSPolicy, FieldALPN:
 		return "there is no certificate"
 	case FieldHealthEnabled, FieldHealthProtocol, FieldHealthPort, FieldHealthPath, FieldHealthHealthy, FieldHealthUnhealthy,
-		FieldHealthInterval, FieldHealthTimeout, FieldHealthCodes, FieldAllUnhealthy:
+		FieldHealthInterval, FieldHealthTimeout, FieldHealthCodes, FieldAllUnhealthy, FieldEject:
 		return "a Pod's own readiness decides"
 	case FieldOnlyWithPod:
 		return "connections go only to Pods, and with externalTrafficPolicy Local only nodes with one announce"

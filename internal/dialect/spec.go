@@ -48,6 +48,10 @@ type Spec struct {
 	// all weigh the same.
 	WeightLabel string `json:"weightLabel,omitempty"`
 	Sticky      Sticky `json:"sticky,omitzero"`
+	Eject       Eject  `json:"eject,omitzero"`
+	// Clients is what is asked of clients, and Headers what becomes of fields of requests.
+	Clients Clients `json:"clients,omitzero"`
+	Headers Headers `json:"headers,omitzero"`
 	// CrossZone lets Pods of other zones than the node's have connections.
 	CrossZone bool   `json:"crossZone"`
 	Health    Health `json:"health"`
@@ -141,6 +145,19 @@ type Health struct {
 	FailClosed bool `json:"failClosed,omitempty"`
 }
 
+// Eject is when Pods get no clients for some seconds since connections and requests of others have failed.
+type Eject struct {
+	Off bool `json:"off,omitempty"`
+	// Errors is after how many requests in a row with a status of 500 and more, or without an answer; 0: only what cannot be
+	// reached is ejected.
+	Errors int `json:"errors,omitempty"`
+	// Share is which part of the Pods may be ejected at most, in percent; 0 for the default. One may be in any case, if there
+	// are others.
+	Share int `json:"share,omitempty"`
+	// Panic is the part of the Pods, in percent, below which all get clients: so few would not bear the load.
+	Panic int `json:"panic,omitempty"`
+}
+
 // BackendTLS is how TLS to Pods is verified: not at all without an Authority.
 type BackendTLS struct {
 	// Authority is the object of the Service's namespace whose entry ca.crt has the certificates that Pods' are
@@ -171,8 +188,20 @@ func (s *Spec) Objects() []string {
 	if s.AccessLog.Uploads() {
 		out = append(out, "secret/"+s.AccessLog.Secret)
 	}
-	if a := s.BackendTLS.Authority; a != "" && !slices.Contains(out, a) {
-		out = append(out, a)
+	for _, a := range s.Authorities() {
+		if !slices.Contains(out, a) {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// Authorities returns the objects with the certificates that verify those of Pods and of clients.
+func (s *Spec) Authorities() (out []string) {
+	for _, a := range []string{s.BackendTLS.Authority, s.Clients.Authority} {
+		if a != "" && !slices.Contains(out, a) {
+			out = append(out, a)
+		}
 	}
 	return out
 }

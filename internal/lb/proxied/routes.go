@@ -128,7 +128,8 @@ func (m *targeting) one(t gateway.Target, addrs []netip.AddrPort, old *Config) *
 	}
 	m.drains[key] = drain
 	c.Pool = m.pool(key)
-	o := pods.Options{Balance: v.Spec.Balance, SlowStart: v.Spec.SlowStart.Std(), Checks: pods.Checks{Health: v.Spec.Health}}
+	o := pods.Options{Balance: v.Spec.Balance, SlowStart: v.Spec.SlowStart.Std(), Checks: pods.Checks{Health: v.Spec.Health},
+		Eject: v.Spec.Eject}
 	c.Pool.Set(o, addrs, drain)
 	return c
 }

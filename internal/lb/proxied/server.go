@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dialect"
@@ -20,6 +21,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/proxied/accesslog"
 	"github.com/fairlead/fairlead/internal/lb/proxied/panics"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
+	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -41,6 +43,8 @@ type Service struct {
 	// shown to Pods that ask for one. A change is seen by the pointer.
 	PodRoots       *x509.CertPool
 	PodCertificate *tls.Certificate
+	// ClientRoots verify the certificates of clients, nil if none are asked for; a change is seen as of PodRoots.
+	ClientRoots *x509.CertPool
 	// Key is the Service's UID, of which cookies are made.
 	Key string
 	// Routes, if not nil, route the requests of all ports; then Backends have no use.
@@ -90,6 +94,9 @@ type Server struct {
 	logs      *accesslog.Log // nil if none are written
 	panics    *panics.Counter
 	admission admission
+	shared    pods.Shared
+	book      *traffic.Book
+	absent    atomic.Pointer[func()] // see Watch
 }
 
 type poolKey struct {
@@ -136,9 +143,9 @@ func New(o Options) *Server {
 		drains: map[poolKey]time.Duration{}, usages: map[svc.Name]*usage{}, start: o.Engine,
 		targets:   map[svc.Name]map[gateway.Target]*Config{},
 		inherited: map[netip.AddrPort]*net.TCPListener{}, began: time.Now(),
-		panics: panics.New(o.Log),
+		panics: panics.New(o.Log), book: traffic.NewBook(),
 		admission: admission{
-			log: o.Log, most: cmp.Or(o.MaxConnections, socket.MaxFiles()/4), open: map[io.Closer]struct{}{},
+			log: o.Log, most: cmp.Or(o.MaxConnections, socket.MaxFiles()/4), open: map[io.Closer]netip.Addr{},
 		},
 	}
 	if o.AccessLogs != "" {
@@ -154,6 +161,7 @@ func New(o Options) *Server {
 		}
 	}
 	s.ctx, s.end = context.WithCancel(context.Background())
+	s.shared = pods.Shared{Context: s.ctx, Running: &s.wg, Log: s.log, Panics: s.panics, Absences: pods.NewAbsences(s.changed)}
 	s.workers = workers{wg: &s.wg, next: make(chan func()), over: s.ctx.Done()}
 	return s
 }
@@ -193,6 +201,7 @@ func (s *Server) Set(services []*Service) map[svc.Name]error {
 	for n := range s.usages {
 		if done[n] == nil && failed[n] == nil {
 			delete(s.usages, n)
+			s.book.Drop(n)
 			delete(s.targets, n)
 		}
 	}
@@ -273,7 +282,7 @@ func (s *Server) setListener(v *Service, l dialect.Listener) (listens []netip.Ad
 	if err != nil {
 		return nil, err
 	}
-	c.usage = usageOf(s.usages, v.Name)
+	c.usage = s.usageOf(v.Name)
 	c.usage.bandwidth.Set(v.Spec.BandwidthMbps)
 	if v.Spec.AccessLog.Enabled {
 		c.logs = s.logs
@@ -303,12 +312,12 @@ func (s *Server) setListener(v *Service, l dialect.Listener) (listens []netip.Ad
 	return listens, errors.Join(errs...)
 }
 
-// usageOf returns what is counted of a Service.
-func usageOf(usages map[svc.Name]*usage, n svc.Name) *usage {
-	u := usages[n]
+// usageOf returns what is counted of a Service. The caller holds mu.
+func (s *Server) usageOf(n svc.Name) *usage {
+	u := s.usages[n]
 	if u == nil {
-		u = &usage{}
-		usages[n] = u
+		u = &usage{traffic: s.book.Service(n)}
+		s.usages[n] = u
 	}
 	return u
 }
@@ -345,7 +354,7 @@ func (s *Server) Serves(n svc.Name) bool {
 
 // pool returns the pool of a port, with its desired backends. The caller holds mu.
 func (s *Server) pool(key poolKey, v *Service) *pods.Pool {
-	p := poolOf(s, key)
+	p := s.poolOf(key)
 	drain := time.Duration(0)
 	if v.Spec.Draining {
 		drain = v.Spec.DrainTimeout.Std()
@@ -355,7 +364,7 @@ func (s *Server) pool(key poolKey, v *Service) *pods.Pool {
 	}
 	s.drains[key] = drain
 	o := pods.Options{
-		Balance: v.Spec.Balance, SlowStart: v.Spec.SlowStart.Std(), Weights: v.Weights,
+		Balance: v.Spec.Balance, SlowStart: v.Spec.SlowStart.Std(), Weights: v.Weights, Eject: v.Spec.Eject,
 		Checks: pods.Checks{Health: v.Spec.Health, Proxy: v.Spec.ProxyProtocol, TLS: v.PodTLS()},
 	}
 	if v.Spec.Sticky.Cookie {
@@ -372,15 +381,15 @@ func (s *Server) pool(key poolKey, v *Service) *pods.Pool {
 // newTargeting returns what makes the targets of a Service. The caller holds mu.
 func newTargeting(s *Server, v *Service) *targeting {
 	return &targeting{
-		service: v, web: s.web, usage: usageOf(s.usages, v.Name), drains: s.drains, pool: func(key poolKey) *pods.Pool { return poolOf(s, key) },
+		service: v, web: s.web, usage: s.usageOf(v.Name), drains: s.drains, pool: s.poolOf,
 	}
 }
 
 // poolOf returns a pool, which is made if necessary. The caller holds mu.
-func poolOf(s *Server, key poolKey) *pods.Pool {
+func (s *Server) poolOf(key poolKey) *pods.Pool {
 	p := s.pools[key]
 	if p == nil {
-		p = pods.New(s.ctx, &s.wg, s.log, key.service, s.panics)
+		p = pods.New(s.shared, key.service, s.usageOf(key.service).traffic)
 		s.pools[key] = p
 	}
 	return p
@@ -399,6 +408,14 @@ func (s *Server) DroppedLogs() uint64 {
 		return 0
 	}
 	return s.logs.Dropped()
+}
+
+// DroppedLines returns how many lines of access logs the standard output did not get.
+func (s *Server) DroppedLines() uint64 {
+	if s.logs == nil {
+		return 0
+	}
+	return s.logs.DroppedLines()
 }
 
 // Close stops listening, waits until ctx ends for connections to finish, and closes the others. It returns which listeners

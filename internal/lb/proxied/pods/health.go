@@ -36,7 +36,11 @@ func (p *Pool) check(m *Member, stays bool) {
 		m.stop()
 	}
 	ctx, cancel := context.WithCancel(p.ctx)
-	m.stop, m.bad = cancel, m.bad && stays
+	m.stop = cancel
+	if m.bad && !stays {
+		m.bad = false
+		p.absences.remove(m, false)
+	}
 	if c := p.o.Checks; c.Enabled {
 		p.wg.Go(func() { p.watch(ctx, m, c) })
 	}
@@ -72,14 +76,25 @@ func (p *Pool) watch(ctx context.Context, m *Member, c Checks) {
 		}
 		now := m.bad
 		if now != was {
-			if p.ready = nil; !now {
-				m.since = time.Now()
-			}
+			p.turned(m, err)
 		}
 		p.mu.Unlock()
 		if now != was {
 			p.log.Info("the health of an endpoint has changed", "endpoint", m.addr, "healthy", !now, "err", err)
 		}
+	}
+}
+
+// turned notes that checks find a member's health changed. The caller holds mu.
+func (p *Pool) turned(m *Member, err error) {
+	p.ready = nil
+	switch {
+	case m.gone:
+	case m.bad && err != nil:
+		p.absences.add(m, Absence{Service: p.service, Pod: m.addr, Reason: "health check: " + err.Error(), Since: time.Now()})
+	default:
+		m.since = time.Now()
+		p.absences.remove(m, false)
 	}
 }
 
