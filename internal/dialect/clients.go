@@ -42,8 +42,13 @@ func ourClients() []Annotation {
 			}
 			return err
 		}, Values: "secret/NAME or configmap/NAME, of the namespace, whose entry ca.crt verifies the certificates of clients of TLS"},
-		word(lbPrefix+"client-auth", map[string]bool{"require": false, "optional": true}, FieldClientAuth, false,
-			func(s *Spec, optional bool) { s.Clients.Optional = optional }),
+		{Key: lbPrefix + "client-auth", Sets: []Field{FieldClientAuth}, Values: "require, optional", read: func(r *reader, v string) error {
+			if v = strings.ToLower(v); v != "require" && v != "optional" {
+				return fmt.Errorf("%q is not one of require, optional", shorten(v))
+			}
+			r.set(FieldClientAuth, v, func(s *Spec) { s.Clients.Optional = v == "optional" })
+			return nil
+		}},
 		{Key: lbPrefix + "client-subject-header", Sets: []Field{FieldClientField}, read: readClientField,
 			Values: "a field that begins with X-, by which Pods get the subject of the client's certificate; " + defaultClientField + " without it"},
 		number(lbPrefix+"client-requests", 1, 100000, "a second", FieldClientRequests, func(s *Spec, n int) { s.Clients.Requests = n }),

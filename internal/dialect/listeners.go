@@ -15,6 +15,7 @@ type rawListeners struct {
 	// that names them, or all, with its value.
 	tlsPorts   []string
 	tlsPortsBy Origin
+	redirects  map[uint16]uint16
 	// offered has the protocols of pods by annotations of clouds, which turn a listener with
 	// a certificate into TLS or HTTPS (behaviour 116).
 	offered Protocol
@@ -96,6 +97,7 @@ func (r *reader) finish() {
 	r.finishBackends()
 	r.finishBackendTLS()
 	r.finishClients()
+	r.finishRedirects()
 	r.chooseWay()
 	r.judge()
 }
@@ -160,13 +162,14 @@ const (
 	drainTimeout   = 300
 )
 
-// checkHealth rejects a timeout that is not less than the interval (behaviour 134).
+// checkHealth rejects a timeout that is not less than the interval (behaviour 134). That is AWS's rule; Alibaba's documents have
+// examples with 8 seconds each 3, and a check that is due while one waits follows at once.
 func (r *reader) checkHealth() {
 	h := &r.Spec.Health
-	if h.Timeout < h.Interval {
+	t, i := r.Origins[FieldHealthTimeout], r.Origins[FieldHealthInterval]
+	if h.Timeout < h.Interval || isAlibaba(t.From) {
 		return
 	}
-	t, i := r.Origins[FieldHealthTimeout], r.Origins[FieldHealthInterval]
 	r.found(Invalid, t.From, t.Value,
 		fmt.Sprintf("the timeout of health checks is %s (%s) and must be less than their interval, which is %s (%s)",
 			h.Timeout, t.From, h.Interval, i.From))
@@ -248,7 +251,7 @@ func (r *reader) checkPorts() {
 // essential are the fields without which something else would be served.
 var essential = []Field{
 	FieldProtocol, FieldBackend, FieldCertificates, FieldTLSPorts, FieldTLSPolicy, FieldProxyProtocol, FieldTrustedFronts,
-	FieldBackendCA, FieldBackendName, FieldBackendCert, FieldClientCA, FieldClientAuth,
+	FieldBackendCA, FieldBackendName, FieldBackendCert, FieldClientCA, FieldClientAuth, FieldRedirects,
 }
 
 // chooseWay decides which way the Service takes (docs/design/009-proxied-load-balancer.md).
@@ -274,7 +277,7 @@ func (r *reader) chooseWay() {
 	wants(FieldProxyProtocol, s.ProxyProtocol != 0)
 	for _, f := range []Field{FieldTrustedFronts, FieldIdleTimeout, FieldRequestTimeout, FieldDraining, FieldDrainTimeout, FieldBalance,
 		FieldLogEnabled, FieldBandwidth, FieldConnections, FieldSlowStart, FieldWeightLabel, FieldBackendNodes, FieldClientCA,
-		FieldClientRequests, FieldClientConns} {
+		FieldClientRequests, FieldClientConns, FieldRedirects} {
 		if _, has := r.Origins[f]; has {
 			wants(f, true)
 		}
@@ -347,7 +350,8 @@ func direct(f Field) string {
 	case FieldTLSPorts, FieldTLSPolicy, FieldALPN:
 		return "there is no certificate"
 	case FieldHealthEnabled, FieldHealthProtocol, FieldHealthPort, FieldHealthPath, FieldHealthHealthy, FieldHealthUnhealthy,
-		FieldHealthInterval, FieldHealthTimeout, FieldHealthCodes, FieldAllUnhealthy, FieldEject:
+		FieldHealthInterval, FieldHealthTimeout, FieldHealthCodes, FieldAllUnhealthy, FieldEject, FieldHealthHost,
+		FieldHealthMethod:
 		return "a Pod's own readiness decides"
 	case FieldOnlyWithPod:
 		return "connections go only to Pods, and with externalTrafficPolicy Local only nodes with one announce"

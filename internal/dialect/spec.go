@@ -79,6 +79,8 @@ type Listener struct {
 	// Protocol is what clients speak, and Backend what Pods are spoken to in.
 	Protocol Protocol `json:"protocol"`
 	Backend  Protocol `json:"backend"`
+	// Redirect is the port of https that clients of http are sent to, 0 for none.
+	Redirect uint16 `json:"redirect,omitempty"`
 }
 
 // Protocol is the protocol of a listener, or of its Pods.
@@ -133,6 +135,9 @@ type Health struct {
 	// Port is the one that is asked, 0 for that of the connections.
 	Port uint16 `json:"port,omitempty"`
 	Path string `json:"path,omitempty"`
+	// Host is the host that checks of HTTP ask for, empty for the address, and Method the method, empty for GET.
+	Host   string `json:"host,omitempty"`
+	Method string `json:"method,omitempty"`
 	// Healthy is how many successes in a row bring a Pod in, Unhealthy how many failures take
 	// it out.
 	Healthy   int      `json:"healthyThreshold"`

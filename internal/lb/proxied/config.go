@@ -89,6 +89,9 @@ func newConfig(v *Service, l dialect.Listener, old *Config) (*Config, error) {
 	if l.Protocol.IsHTTP() {
 		c.Sticky = pods.NewSticky(v.Key, v.Spec.Sticky)
 	}
+	if l.Redirect != 0 {
+		c.Router = redirector{l.Redirect}
+	}
 	if v.Routes != nil {
 		return c, v.Routes.configure(c, l.Port, old)
 	}

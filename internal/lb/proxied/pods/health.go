@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -150,10 +151,11 @@ func (c Checks) http(ctx context.Context, at netip.AddrPort, dial dialer) error 
 	if path == "" {
 		path = "/"
 	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, string(c.Protocol)+"://"+at.String()+path, nil)
+	r, err := http.NewRequestWithContext(ctx, cmp.Or(c.Method, http.MethodGet), string(c.Protocol)+"://"+at.String()+path, nil)
 	if err != nil {
 		return err
 	}
+	r.Host = c.Host // "" is the address
 	r.Header.Set("User-Agent", "fairlead-lb-health")
 	t := &http.Transport{
 		DialContext: dial, DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxHealthHeader,

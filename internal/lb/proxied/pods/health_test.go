@@ -33,6 +33,10 @@ func (c Checks) at(t *testing.T, addr string) error {
 func TestProbes(t *testing.T) {
 	var status atomic.Int32
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Host == "web.example" && r.Method == http.MethodHead {
+			w.WriteHeader(http.StatusTeapot)
+			return
+		}
 		if r.RequestURI != "/ready?x=1" {
 			w.WriteHeader(http.StatusNotFound)
 			return
@@ -57,6 +61,10 @@ func TestProbes(t *testing.T) {
 			if err := (Checks{Health: h}).at(t, l.Addr().String()); (err == nil) != c.healthy {
 				t.Errorf("%s %+v: %v", protocol, c, err)
 			}
+		}
+		h := dialect.Health{Protocol: protocol, Host: "web.example", Method: http.MethodHead, Codes: "418"}
+		if err := (Checks{Health: h}).at(t, l.Addr().String()); err != nil {
+			t.Errorf("%s: a check with a host and a method of its own: %v", protocol, err)
 		}
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
