@@ -30,7 +30,7 @@ const (
 	noACL      = "everybody may connect whom spec.loadBalancerSourceRanges admits: write the list there"
 )
 
-// aclOf returns an annotation of Alibaba's access control lists, which are objects of its own. It is never silent about who may
+// aclOf returns an annotation of Alibaba's access control lists, which do not exist here. It is never silent about who may
 // connect.
 func aclOf(key string) Annotation { return later(key, "any", FieldSourceRanges, noACL) }
 

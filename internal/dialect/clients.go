@@ -55,7 +55,8 @@ func ourClients() []Annotation {
 		number(lbPrefix+"client-connections", 1, 100000, "connections", FieldClientConns, func(s *Spec, n int) { s.Clients.Connections = n }),
 		word(lbPrefix+"underscore-headers", map[string]bool{"drop": false, "keep": true}, FieldUnderscores, false,
 			func(s *Spec, keep bool) { s.Headers.Underscores = keep }),
-		{Key: lbPrefix + "request-id", Sets: []Field{FieldRequestID}, read: readRequestID, Values: "x-request-id, traceparent, or both with a comma between"},
+		{Key: lbPrefix + "request-id", Sets: []Field{FieldRequestID}, read: readRequestID,
+			Values: "x-request-id, traceparent, or both with a comma between"},
 	}
 }
 
@@ -75,14 +76,14 @@ func readRequestID(r *reader, v string) error {
 	return nil
 }
 
-// readClientField reads the name of a field. Others than X- have a meaning of their own, as that of a length.
+// readClientField reads the name of a field. Names without X- have a meaning already, as Content-Length.
 func readClientField(r *reader, v string) error {
 	other := func(c rune) bool {
 		return (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-'
 	}
 	name := textproto.CanonicalMIMEHeaderKey(v)
-	if len(v) < 3 || len(v) > 64 || strings.ContainsFunc(v, other) || !strings.HasPrefix(name, "X-") || strings.HasPrefix(name, "X-Forwarded-") ||
-		name == "X-Request-Id" {
+	taken := strings.HasPrefix(name, "X-Forwarded-") || name == "X-Request-Id"
+	if len(v) < 3 || len(v) > 64 || strings.ContainsFunc(v, other) || !strings.HasPrefix(name, "X-") || taken {
 		return fmt.Errorf("%q is not a name of 3 to 64 letters, digits and hyphens that begins with X-, and neither X-Forwarded- nor X-Request-Id",
 			shorten(v))
 	}

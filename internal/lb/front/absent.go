@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -13,6 +13,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/loop"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // The reasons of Events about endpoints that get no new clients, and that get some again.
@@ -21,42 +22,53 @@ const (
 	endpointBack = "EndpointBack"
 )
 
-// absent are the endpoints that get no new clients, as they were reported last. Only Run changes it; the Front's mu guards list.
-type absent struct {
-	wake loop.Signal
-	last []pods.Absence
-	list []v1.AbsentEndpoint
+// absentOf is what absentees have of a Front.
+type absentOf struct {
+	node     string
+	mu       *sync.Mutex
+	services map[svc.Name]*service // guarded by mu
+	events   Recorder
+	server   Server
+}
+
+// absentees are the endpoints that get no new clients, as they were reported last. Only Run changes them.
+type absentees struct {
+	front   absentOf
+	changed func()      // after a report
+	turned  loop.Signal // there may be something to report
+	last    []pods.Absence
+	list    []v1.AbsentEndpoint // guarded by the Front's mu
 }
 
 // Absent returns the endpoints that get no new clients. The list does not change.
-func (f *Front) Absent() []v1.AbsentEndpoint {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.absent.list
+func (a *absentees) Absent() []v1.AbsentEndpoint {
+	a.front.mu.Lock()
+	defer a.front.mu.Unlock()
+	return a.list
 }
 
 // reportAbsent records Events about endpoints that get no new clients since the last time, or get some again, and has the
 // status written.
-func (f *Front) reportAbsent() {
-	now := f.server.Absences()
-	came, went := changes(f.absent.last, now)
+func (a *absentees) reportAbsent() {
+	now := a.front.server.Absences()
+	came, went := changes(a.last, now)
 	if len(came) == 0 && len(went) == 0 {
 		return
 	}
-	f.absent.last = now
-	f.mu.Lock()
-	f.absent.list = f.statusLocked(now)
-	f.eventsLocked(corev1.EventTypeWarning, endpointOut, "get no new clients", came, func(s *service, a *pods.Absence) string {
-		return s.describe(a.Pod) + ": " + a.Reason
+	a.last = now
+	a.front.mu.Lock()
+	a.list = a.statusLocked(now)
+	a.eventsLocked(corev1.EventTypeWarning, endpointOut, "get no new clients", came, func(s *service, one *pods.Absence) string {
+		return s.describe(one.Pod) + ": " + one.Reason
 	})
-	f.eventsLocked(corev1.EventTypeNormal, endpointBack, "get new clients again", went, func(s *service, a *pods.Absence) string {
-		if !s.has(a.Pod) { // it has left
+	a.eventsLocked(corev1.EventTypeNormal, endpointBack, "get new clients again", went, func(s *service, one *pods.Absence) string {
+		if !s.has(one.Pod) { // it has left
 			return ""
 		}
-		return s.describe(a.Pod)
+		return s.describe(one.Pod)
 	})
-	f.mu.Unlock()
-	f.served()
+	a.front.mu.Unlock()
+	a.changed()
 }
 
 // changes returns which absences are new, and which have ended.
@@ -79,36 +91,40 @@ func changes(before, now []pods.Absence) (came, went []pods.Absence) {
 }
 
 // eventsLocked records one Event for each Service of a list, which has them in order. text may return "" for none.
-func (f *Front) eventsLocked(kind, reason, what string, list []pods.Absence, text func(*service, *pods.Absence) string) {
+func (a *absentees) eventsLocked(kind, reason, what string, list []pods.Absence, text func(*service, *pods.Absence) string) {
 	for len(list) > 0 {
 		n := list[0].Service
-		end := slices.IndexFunc(list, func(a pods.Absence) bool { return a.Service != n })
+		end := slices.IndexFunc(list, func(one pods.Absence) bool { return one.Service != n })
 		if end < 0 {
 			end = len(list)
 		}
 		var texts []string
-		if s := f.services[n]; s != nil {
-			for i := range list[:end] {
-				if t := text(s, &list[i]); t != "" {
-					texts = append(texts, t)
-				}
+		s := a.front.services[n]
+		for i := range list[:end] {
+			if s == nil {
+				break
 			}
-			if len(texts) > 0 {
-				f.events.Event(s.object, kind, reason, fmt.Sprintf("node %s: endpoints %s: %s", f.node, what, events.Abbreviate(texts)))
+			if t := text(s, &list[i]); t != "" {
+				texts = append(texts, t)
 			}
+		}
+		if len(texts) > 0 {
+			message := fmt.Sprintf("node %s: endpoints %s: %s", a.front.node, what, events.Abbreviate(texts))
+			a.front.events.Event(s.object, kind, reason, message)
 		}
 		list = list[end:]
 	}
 }
 
 // statusLocked returns the list for the status.
-func (f *Front) statusLocked(now []pods.Absence) (out []v1.AbsentEndpoint) {
-	for _, a := range now[:min(len(now), v1.MaxAbsent)] {
+func (a *absentees) statusLocked(now []pods.Absence) (out []v1.AbsentEndpoint) {
+	for _, one := range now[:min(len(now), v1.MaxAbsent)] {
 		e := v1.AbsentEndpoint{
-			Service: a.Service.Namespace + "/" + a.Service.Name, Endpoint: a.Pod.String(), Since: metav1.NewTime(a.Since.Truncate(1e9)), Reason: a.Reason,
+			Service: one.Service.Namespace + "/" + one.Service.Name, Endpoint: one.Pod.String(), Since: metav1.NewTime(one.Since.Truncate(1e9)),
+			Reason: one.Reason,
 		}
-		if s := f.services[a.Service]; s != nil {
-			e.Pod = s.podAt(a.Pod)
+		if s := a.front.services[one.Service]; s != nil {
+			e.Pod = s.podAt(one.Pod)
 		}
 		out = append(out, e)
 	}
@@ -149,7 +165,7 @@ func (s *service) podAt(at netip.AddrPort) string {
 	for _, slice := range s.slices {
 		for i := range slice.Endpoints {
 			e := &slice.Endpoints[i]
-			if e.TargetRef != nil && e.TargetRef.Kind == "Pod" && slices.ContainsFunc(e.Addresses, func(a string) bool { return strings.EqualFold(a, ip) }) {
+			if e.TargetRef != nil && e.TargetRef.Kind == "Pod" && slices.Contains(e.Addresses, ip) {
 				return e.TargetRef.Name
 			}
 		}

@@ -104,7 +104,7 @@ type Front struct {
 	network *Network
 	local   *localAddresses // only Run uses it
 	rules   *rules
-	absent  absent
+	*absentees
 
 	// mu guards the state below and that of the Services, Secrets, authorities, Nodes and rules.
 	mu          sync.Mutex
@@ -145,8 +145,12 @@ func New(o Options) *Front {
 	f.local = newLocalAddresses(f.log, network)
 	f.rules.network, f.network = network, network
 	f.upload = f.newUploader(o)
-	f.absent = absent{wake: loop.NewSignal()}
-	f.server.Watch(f.absent.wake.Set)
+	f.absentees = &absentees{
+		front: absentOf{f.node, &f.mu, f.services, f.events, f.server}, changed: f.served, turned: loop.NewSignal(),
+	}
+	if f.server != nil { // a test of what is built has none
+		f.server.Watch(f.turned.Set)
+	}
 	return f
 }
 
@@ -205,7 +209,7 @@ func (f *Front) Run(ctx context.Context) {
 			f.expireStaples(time.Now())
 			f.local.repair()
 			f.reportAbsent()
-		case <-f.absent.wake: // nothing else has changed
+		case <-f.turned: // nothing else has changed
 			f.reportAbsent()
 			continue
 		case <-f.wake:

@@ -133,7 +133,8 @@ func newConfig(v *Service, l dialect.Listener, old *Config) (*Config, error) {
 
 // sameTLS reports whether two configurations of newConfig are alike.
 func sameTLS(a, b *tls.Config) bool {
-	return a.ClientCAs == b.ClientCAs && a.ClientAuth == b.ClientAuth && a.MinVersion == b.MinVersion && a.MaxVersion == b.MaxVersion && slices.Equal(a.CipherSuites, b.CipherSuites) &&
+	return a.ClientCAs == b.ClientCAs && a.ClientAuth == b.ClientAuth && a.MinVersion == b.MinVersion &&
+		a.MaxVersion == b.MaxVersion && slices.Equal(a.CipherSuites, b.CipherSuites) &&
 		slices.Equal(a.NextProtos, b.NextProtos) && slices.EqualFunc(a.Certificates, b.Certificates, func(x, y tls.Certificate) bool {
 		return slices.EqualFunc(x.Certificate, y.Certificate, bytes.Equal)
 	})

@@ -38,7 +38,7 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// The clients that are counted are bounded: those that have nothing to their account are forgotten.
+// The clients that are counted are bounded: who has nothing to the account is forgotten.
 func TestRatesAreBounded(t *testing.T) {
 	var r rates
 	at := time.Now()

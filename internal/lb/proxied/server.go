@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/netip"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dialect"
@@ -96,7 +95,7 @@ type Server struct {
 	admission admission
 	shared    pods.Shared
 	book      *traffic.Book
-	absent    atomic.Pointer[func()] // see Watch
+	shown
 }
 
 type poolKey struct {
@@ -161,6 +160,7 @@ func New(o Options) *Server {
 		}
 	}
 	s.ctx, s.end = context.WithCancel(context.Background())
+	s.shown.server = s
 	s.shared = pods.Shared{Context: s.ctx, Running: &s.wg, Log: s.log, Panics: s.panics, Absences: pods.NewAbsences(s.changed)}
 	s.workers = workers{wg: &s.wg, next: make(chan func()), over: s.ctx.Done()}
 	return s
@@ -282,7 +282,7 @@ func (s *Server) setListener(v *Service, l dialect.Listener) (listens []netip.Ad
 	if err != nil {
 		return nil, err
 	}
-	c.usage = s.usageOf(v.Name)
+	c.usage = usageOf(s, v.Name)
 	c.usage.bandwidth.Set(v.Spec.BandwidthMbps)
 	if v.Spec.AccessLog.Enabled {
 		c.logs = s.logs
@@ -313,7 +313,7 @@ func (s *Server) setListener(v *Service, l dialect.Listener) (listens []netip.Ad
 }
 
 // usageOf returns what is counted of a Service. The caller holds mu.
-func (s *Server) usageOf(n svc.Name) *usage {
+func usageOf(s *Server, n svc.Name) *usage {
 	u := s.usages[n]
 	if u == nil {
 		u = &usage{traffic: s.book.Service(n)}
@@ -354,7 +354,7 @@ func (s *Server) Serves(n svc.Name) bool {
 
 // pool returns the pool of a port, with its desired backends. The caller holds mu.
 func (s *Server) pool(key poolKey, v *Service) *pods.Pool {
-	p := s.poolOf(key)
+	p := poolOf(s, key)
 	drain := time.Duration(0)
 	if v.Spec.Draining {
 		drain = v.Spec.DrainTimeout.Std()
@@ -381,15 +381,15 @@ func (s *Server) pool(key poolKey, v *Service) *pods.Pool {
 // newTargeting returns what makes the targets of a Service. The caller holds mu.
 func newTargeting(s *Server, v *Service) *targeting {
 	return &targeting{
-		service: v, web: s.web, usage: s.usageOf(v.Name), drains: s.drains, pool: s.poolOf,
+		service: v, web: s.web, usage: usageOf(s, v.Name), drains: s.drains, pool: func(key poolKey) *pods.Pool { return poolOf(s, key) },
 	}
 }
 
 // poolOf returns a pool, which is made if necessary. The caller holds mu.
-func (s *Server) poolOf(key poolKey) *pods.Pool {
+func poolOf(s *Server, key poolKey) *pods.Pool {
 	p := s.pools[key]
 	if p == nil {
-		p = pods.New(s.shared, key.service, s.usageOf(key.service).traffic)
+		p = pods.New(s.shared, key.service, usageOf(s, key.service).traffic)
 		s.pools[key] = p
 	}
 	return p
@@ -408,14 +408,6 @@ func (s *Server) DroppedLogs() uint64 {
 		return 0
 	}
 	return s.logs.Dropped()
-}
-
-// DroppedLines returns how many lines of access logs the standard output did not get.
-func (s *Server) DroppedLines() uint64 {
-	if s.logs == nil {
-		return 0
-	}
-	return s.logs.DroppedLines()
 }
 
 // Close stops listening, waits until ctx ends for connections to finish, and closes the others. It returns which listeners

@@ -1,6 +1,7 @@
 package proxied
 
 import (
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -10,26 +11,41 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
+// shown is what a Server tells of its traffic and endpoints.
+type shown struct {
+	server *Server
+	absent atomic.Pointer[func()] // see Watch
+}
+
 // Watch has changed called when Absences may differ, with locks held: it must not wait. It is called before the first Set.
-func (s *Server) Watch(changed func()) { s.absent.Store(&changed) }
+func (o *shown) Watch(changed func()) { o.absent.Store(&changed) }
 
 // changed is called when a Pod turns absent, or returns.
-func (s *Server) changed() {
-	if f := s.absent.Load(); f != nil {
+func (o *shown) changed() {
+	if f := o.absent.Load(); f != nil {
 		(*f)()
 	}
 }
 
 // Absences returns which Pods get no new clients, and why.
-func (s *Server) Absences() []pods.Absence { return s.shared.Absences.List() }
+func (o *shown) Absences() []pods.Absence { return o.server.shared.Absences.List() }
+
+// DroppedLines returns how many lines of access logs the standard output did not get.
+func (o *shown) DroppedLines() uint64 {
+	if o.server.logs == nil {
+		return 0
+	}
+	return o.server.logs.DroppedLines()
+}
 
 // Collector returns the metrics of what Services and their endpoints carry.
-func (s *Server) Collector() prometheus.Collector {
-	return traffic.Collector{Book: s.book, States: s.states}
+func (o *shown) Collector() prometheus.Collector {
+	return traffic.Collector{Book: o.server.book, States: o.states}
 }
 
 // states returns what Services have now.
-func (s *Server) states() []traffic.State {
+func (o *shown) states() []traffic.State {
+	s := o.server
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all := make(map[svc.Name]*traffic.State, len(s.usages))

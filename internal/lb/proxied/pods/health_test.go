@@ -64,7 +64,7 @@ func TestProbes(t *testing.T) {
 		}
 		h := dialect.Health{Protocol: protocol, Host: "web.example", Method: http.MethodHead, Codes: "418"}
 		if err := (Checks{Health: h}).at(t, l.Addr().String()); err != nil {
-			t.Errorf("%s: a check with a host and a method of its own: %v", protocol, err)
+			t.Errorf("%s: a check with a host and a method: %v", protocol, err)
 		}
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -65,7 +65,7 @@ func (x *exchange) carry() bool {
 		return true
 	}
 	x.to, x.edit = route.To, route.Edit
-	x.mark()
+	mark(x)
 	if x.to.Sticky.Cookies() {
 		x.cookies = cookies(x.req)
 	}
@@ -136,7 +136,7 @@ func (x *exchange) ask(b pod, m *pods.Member, whole []byte, simple bool) error {
 			return &dialError{err}
 		}
 		if !again || x.drained.Load() || (!errors.Is(err, errStale) || !simple) && (!unseen || x.upload != nil) {
-			x.judge(m, err)
+			judge(x, m, err)
 			return err
 		}
 		x.config.Traffic().Retried()
@@ -147,7 +147,7 @@ func (x *exchange) ask(b pod, m *pods.Member, whole []byte, simple bool) error {
 }
 
 // judge notes how a Pod has answered, unless that says nothing about it: the client has left, or the Pod's turn was over.
-func (x *exchange) judge(m *pods.Member, err error) {
+func judge(x *exchange, m *pods.Member, err error) {
 	if x.podStatus != 0 {
 		x.to.Pool.Answered(m, x.podStatus, nil, x.answered.Sub(x.asked))
 		return

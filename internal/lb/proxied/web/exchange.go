@@ -132,14 +132,14 @@ func (x *exchange) end() {
 	if x.config == nil {
 		return
 	}
-	x.count()
+	count(x)
 	if x.config.Logs() {
 		x.record(x.line, x.status, x.sent.Load())
 	}
 }
 
-// count counts the request.
-func (x *exchange) count() {
+// count counts a request that has ended.
+func count(x *exchange) {
 	took := time.Since(x.began)
 	if x.status == http.StatusSwitchingProtocols || x.key != "" {
 		took = -1

@@ -21,7 +21,7 @@ var (
 const maxRequestID = 128
 
 // mark changes the fields of the request as the Service asks for: which names stay, and by what it is found again.
-func (x *exchange) mark() {
+func mark(x *exchange) {
 	spec := &x.to.Spec.Headers
 	if spec.Underscores {
 		for i := range x.req.Fields {
@@ -33,11 +33,11 @@ func (x *exchange) mark() {
 	if spec.RequestID {
 		x.id = string(identify(x.req, requestIDName, isRequestID, func() []byte { return random(16) }))
 	}
-	if spec.TraceParent { // by https://www.w3.org/TR/trace-context/ what has no span of its own passes a trace on as it is
+	if spec.TraceParent { // by https://www.w3.org/TR/trace-context/ what adds no span passes a trace on as it is
 		identify(x.req, traceParentName, isTraceParent, newTraceParent)
 	}
 	if spec.ClientCertificate != "" {
-		x.passCertificate([]byte(spec.ClientCertificate))
+		passCertificate(x, []byte(spec.ClientCertificate))
 	}
 }
 
@@ -132,7 +132,7 @@ const maxSubject = 1024
 
 // passCertificate has the Pod get the subject of the client's certificate, if that was verified, and nothing that a client says
 // about it.
-func (x *exchange) passCertificate(name []byte) {
+func passCertificate(x *exchange, name []byte) {
 	var value []byte
 	if subject := subjectOf(&x.conn.tls); subject != "" {
 		value = []byte(subject)
