@@ -84,7 +84,7 @@ func readClientField(r *reader, v string) error {
 	name := textproto.CanonicalMIMEHeaderKey(v)
 	taken := strings.HasPrefix(name, "X-Forwarded-") || name == "X-Request-Id"
 	if len(v) < 3 || len(v) > 64 || strings.ContainsFunc(v, other) || !strings.HasPrefix(name, "X-") || taken {
-		return fmt.Errorf("%q is not a name of 3 to 64 letters, digits and hyphens that begins with X-, and neither X-Forwarded- nor X-Request-Id",
+		return fmt.Errorf("%q is not a name of 3 to 64 letters, digits and hyphens that begins with X-, but not X-Forwarded- or X-Request-Id",
 			shorten(v))
 	}
 	r.set(FieldClientField, name, func(s *Spec) { s.Headers.ClientCertificate = name })

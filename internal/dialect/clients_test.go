@@ -96,7 +96,8 @@ func TestClientsAndEjection(t *testing.T) {
 		check      func(*Spec) bool
 	}{
 		{https, "client-ca", "secret/ca", "", func(s *Spec) bool {
-			return s.Clients.Authority == "secret/ca" && s.Headers.ClientCertificate == "X-Client-Subject" && slices.Contains(s.Objects(), "secret/ca")
+			return s.Clients.Authority == "secret/ca" && s.Headers.ClientCertificate == "X-Client-Subject" &&
+				slices.Contains(s.Objects(), "secret/ca")
 		}},
 		{https, "client-ca", "ca", "neither secret/NAME nor configmap/NAME", nil},
 		{https, "client-ca", "secret/kube-system/ca", "neither", nil},

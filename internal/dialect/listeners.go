@@ -363,8 +363,8 @@ func direct(f Field) string {
 
 // redirects returns an annotation with ports of http whose clients are sent to ports of https.
 func redirects(key, separator string) Annotation {
-	return Annotation{Key: key, Values: "FROM" + separator + "TO pairs of port numbers with commas between: clients of the port FROM, of http, " +
-		"are sent to the port TO, of https", Sets: []Field{FieldRedirects}, read: func(r *reader, v string) error {
+	return Annotation{Key: key, Values: "FROM" + separator + "TO pairs of port numbers with commas between: clients of the port FROM, " +
+		"of http, are sent to the port TO, of https", Sets: []Field{FieldRedirects}, read: func(r *reader, v string) error {
 		to := map[uint16]uint16{}
 		for item := range strings.SplitSeq(v, ",") {
 			a, b, _ := strings.Cut(strings.TrimSpace(item), separator)

@@ -295,7 +295,8 @@ func healthHost(key, own string) Annotation {
 
 // healthMethod returns an annotation with the method of checks of HTTP.
 func healthMethod(key string) Annotation {
-	return word(key, map[string]string{"get": "GET", "head": "HEAD"}, FieldHealthMethod, "GET", func(s *Spec, v string) { s.Health.Method = v })
+	return word(key, map[string]string{"get": "GET", "head": "HEAD"}, FieldHealthMethod, "GET",
+		func(s *Spec, v string) { s.Health.Method = v })
 }
 
 // alpnPolicies are the policies of AWS

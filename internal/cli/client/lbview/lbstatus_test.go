@@ -98,8 +98,9 @@ func TestAbsentEndpoints(t *testing.T) {
 		return v1.Speaker{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1.SpeakerStatus{Absent: []v1.AbsentEndpoint{
 			{Service: "shop/web", Endpoint: endpoint, Pod: pod, Since: metav1.NewTime(since), Reason: "health check: status 500\x1b[31m"}}}}
 	}
-	absent := absentOf([]v1.Speaker{speaker("n2", "10.0.0.2:80", ""), speaker("n1", "10.0.0.1:80", "web-1"), speaker("dead", "10.0.0.3:80", "")},
-		map[string]bool{"dead": true})
+	absent := absentOf([]v1.Speaker{
+		speaker("n2", "10.0.0.2:80", ""), speaker("n1", "10.0.0.1:80", "web-1"), speaker("dead", "10.0.0.3:80", ""),
+	}, map[string]bool{"dead": true})
 	r := &Report{Services: []lbService{{Namespace: "shop", Name: "web", Way: "proxied", Absent: absent["shop/web"]}}}
 	var out strings.Builder
 	if err := r.print(&out); err != nil {

@@ -155,7 +155,8 @@ func TestErrorsEject(t *testing.T) {
 			t.Fatal("not ejected after three errors in a row")
 		}
 		list := p.absences.List()
-		if want := "3 requests failed in a row, the last one with: connection refused"; len(list) != 1 || list[0].Reason != want || !list[0].Ejected {
+		const want = "3 requests failed in a row, the last one with: connection refused"
+		if len(list) != 1 || list[0].Reason != want || !list[0].Ejected {
 			t.Errorf("%+v, want %s", list, want)
 		}
 		p.Answered(bad, 200, nil, 0) // to what it had before

@@ -187,7 +187,8 @@ func TestRequestMarks(t *testing.T) {
 		{"x-request-id", "X-Request-Id", strings.Repeat("x", 129), false}, {"x-request-id", "X-Request-Id", "", false},
 		{"traceparent", "Traceparent", good, true}, {"traceparent", "Traceparent", strings.ToUpper(good), false},
 		{"traceparent", "Traceparent", good + "-x", false}, {"traceparent", "Traceparent", "cc" + good[2:] + "-x", true},
-		{"traceparent", "Traceparent", "ff" + good[2:], false}, {"traceparent", "Traceparent", "00-" + strings.Repeat("0", 32) + good[35:], false},
+		{"traceparent", "Traceparent", "ff" + good[2:], false},
+		{"traceparent", "Traceparent", "00-" + strings.Repeat("0", 32) + good[35:], false},
 		{"x-request-id,traceparent", "X-Request-Id", "abc", true},
 	} {
 		r := newRig(t, map[string]string{lbProtocol: "http", "fairlead.dev/lb-request-id": c.asks})
@@ -203,7 +204,8 @@ func TestRequestMarks(t *testing.T) {
 		text, _ := io.ReadAll(answer.Body)
 		_ = answer.Body.Close()
 		value, rest, _ := strings.Cut(strings.TrimPrefix(string(text), `["`), `"] `)
-		if rest != "[]" || (value == c.value) != c.kept || !c.kept && len(value) != map[string]int{"X-Request-Id": 32, "Traceparent": 55}[c.name] {
+		made := map[string]int{"X-Request-Id": 32, "Traceparent": 55}[c.name]
+		if rest != "[]" || (value == c.value) != c.kept || !c.kept && len(value) != made {
 			t.Errorf("%s %.60q: %s", c.name, c.value, text)
 		}
 	}
