@@ -101,7 +101,11 @@ func authorityObject[T any](f *Front, a *authority, n objectName, change func(te
 func (in *inputs) authorityProblem(n svc.Name, s *service) string {
 	for _, text := range s.spec.Authorities() {
 		if a := in.authorities[objectName{n.Namespace, text}]; a != nil && a.problem != "" {
-			return fmt.Sprintf("cannot verify certificates by %s: %s; its last certificates remain in use", text, a.problem)
+			who := "clients"
+			if text == s.spec.BackendTLS.Authority {
+				who = "Pods"
+			}
+			return fmt.Sprintf("cannot verify %s by %s: %s; its last certificates remain in use", who, text, a.problem)
 		}
 	}
 	return ""
