@@ -56,6 +56,7 @@ var rooms = map[string]int{
 	"lb/logship":            1,
 	"lb/pool":               1,
 	"lb/proxied/panics":     1,
+	"lb/proxied/traffic":    1,
 	"lb/witness":            1,
 	"migrate":               1,
 	"podspec":               1,

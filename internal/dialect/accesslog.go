@@ -10,7 +10,7 @@ import (
 type AccessLog struct {
 	Enabled bool     `json:"enabled,omitempty"`
 	Every   Duration `json:"every,omitempty"`
-	// Format is LogELB or LogALB.
+	// Format is LogELB, LogALB or LogJSON.
 	Format LogFormat `json:"format,omitempty"`
 	// Bucket is the one that files are uploaded to, under names that begin with Prefix; empty for none.
 	Bucket string `json:"bucket,omitempty"`
@@ -22,10 +22,12 @@ type AccessLog struct {
 // LogFormat is what a line of an access log looks like.
 type LogFormat string
 
-// The formats: of AWS's Classic Load Balancer, and of its Application Load Balancer for requests of HTTP.
+// The formats: of AWS's Classic Load Balancer, of its Application Load Balancer for requests of HTTP, and an object of JSON on
+// each line.
 const (
-	LogELB LogFormat = "elb"
-	LogALB LogFormat = "alb"
+	LogELB  LogFormat = "elb"
+	LogALB  LogFormat = "alb"
+	LogJSON LogFormat = "json"
 )
 
 // DefaultLogSecret is the name of the Secret with credentials for a bucket, unless an annotation names another one.
@@ -39,7 +41,7 @@ func ourAccessLogs() []Annotation {
 	return []Annotation{
 		flag(lbPrefix+"access-log", FieldLogEnabled, false, setLogs),
 		logInterval(lbPrefix + "access-log-interval"),
-		word(lbPrefix+"access-log-format", map[string]LogFormat{"elb": LogELB, "alb": LogALB}, FieldLogFormat, LogELB,
+		word(lbPrefix+"access-log-format", map[string]LogFormat{"elb": LogELB, "alb": LogALB, "json": LogJSON}, FieldLogFormat, LogELB,
 			func(s *Spec, v LogFormat) { s.AccessLog.Format = v }),
 		logBucket(lbPrefix + "access-log-bucket"),
 		logPrefix(lbPrefix + "access-log-prefix"),

@@ -1,6 +1,10 @@
 package dialect
 
-import "maps"
+import (
+	"fmt"
+	"maps"
+	"strings"
+)
 
 func alibabaDialect() Dialect {
 	d := Dialect{
@@ -14,6 +18,46 @@ func alibabaDialect() Dialect {
 	}
 	d.Annotations = append(d.Annotations, backends("service.beta.kubernetes.io/backend-type", "eni", "ecs").of("179, 184"))
 	return d
+}
+
+// isAlibaba reports whether an annotation is one of Alibaba Cloud.
+func isAlibaba(key string) bool {
+	return strings.Contains(key, "/alibaba-cloud-") || strings.Contains(key, "/alicloud-")
+}
+
+const (
+	noClientCA = "clients need no certificate; use " + lbPrefix + "client-ca"
+	noACL      = "everybody may connect whom spec.loadBalancerSourceRanges admits: write the list there"
+)
+
+// aclOf returns an annotation of Alibaba's access control lists, which do not exist here. It is never silent about who may
+// connect.
+func aclOf(key string) Annotation { return later(key, "any", FieldSourceRanges, noACL) }
+
+// aclStatus is aclOf for the one that turns the list on.
+func aclStatus(key string) Annotation {
+	a := aclOf(key)
+	a.Values = "on, off"
+	warn := a.read
+	a.read = func(r *reader, v string) error {
+		switch v {
+		case "on":
+			return warn(r, v)
+		case "off":
+			r.same(FieldSourceRanges, "all")
+			return nil
+		}
+		return fmt.Errorf("%q is neither on nor off", shorten(v))
+	}
+	return a
+}
+
+// alibabaCertificates returns the annotation with the identifier of a certificate. Those have a "_", which no name of a Secret has.
+func alibabaCertificates(key string) Annotation {
+	a := certificates(key, "the name of a TLS Secret of the namespace; for an identifier as 123_cn-hangzhou the name with - in place of _")
+	named := a.read
+	a.read = func(r *reader, v string) error { return named(r, strings.ReplaceAll(v, "_", "-")) }
+	return a
 }
 
 // alibabaAnnotations are the annotations of cloud-provider-alibaba-cloud, pkg/controller/service/reconcile/annotation.
@@ -36,7 +80,12 @@ func alibabaAnnotations(prefix string) []Annotation {
 		internal(a("address-type"), "114", []string{"intranet"}, []string{"internet"}),
 		sharedBy(a("id")).of("177"),
 		tags(a("additional-resource-tags")),
-		certificates(a("cert-id"), "the name of a TLS Secret of the namespace"),
+		alibabaCertificates(a("cert-id")),
+		redirects(a("forward-port"), ":"),
+		healthHost(a("health-check-domain"), "$_ip"),
+		healthMethod(a("health-check-method")),
+		aclOf(a("acl-id")), aclOf(a("acl-type")), aclStatus(a("acl-status")),
+		later(a("cacert-id"), "any", FieldClientCA, noClientCA), later(a("cacert"), "any", FieldClientCA, noClientCA),
 		protocols(a("protocol-port"), FieldProtocol, ":", true, onlyUDP, func(r *rawListeners) *perPort { return &r.protocol }),
 		seconds(a("idle-timeout"), 1, 60, FieldIdleTimeout, setIdle),
 		seconds(a("established-timeout"), 10, 900, FieldIdleTimeout, setIdle),
@@ -86,14 +135,14 @@ func alibabaAnnotations(prefix string) []Annotation {
 			func(s *Spec, on bool) { s.ALPN = []string{"http/1.1", "http/1.0"} }),
 	}
 	out = append(out, noted(noVSwitch, "vswitch-id", "slb-network-type", "master-zoneid", "slave-zoneid", "zone-maps", "security-group-ids",
-		"resource-group-id", "external-ip-type", "vgroup-port", "acl-status", "acl-id", "acl-type")...)
+		"resource-group-id", "external-ip-type", "vgroup-port")...)
 	out = append(out, noted(noBilling, "charge-type", "instance-charge-type", "spec", "bandwidth-package-id")...)
 	out = append(out, noted("the load balancer is the Service's own and goes with it", "name", "delete-protection", "modification-protection",
 		"force-override-listeners")...)
 	out = append(out, noted("spec.ipFamilies says it", "ip-version", "backend-ip-version")...)
 	out = append(out, noted("it is of server groups that load balancers share", "weight", "server-group-type")...)
 	out = append(out, noted("it is of Alibaba Cloud's network", "preserve-client-ip", "ppv2-pvl-ep-id-enabled", "ppv2-pvl-eps-id-enabled",
-		"ppv2-pvl-vpc-id-enabled", "hostname", "forward-port", "health-check-domain", "health-check-method", "cacert-id",
-		"cacert")...)
+		"ppv2-pvl-vpc-id-enabled")...)
+	out = append(out, noted("the status has the address: make a DNS record of the name for it", "hostname")...)
 	return out
 }

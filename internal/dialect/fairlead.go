@@ -1,6 +1,9 @@
 package dialect
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // lbPrefix begins our own annotations.
 const lbPrefix = "fairlead.dev/lb-"
@@ -61,16 +64,20 @@ func fairleadDialect() Dialect {
 			word(lbPrefix+"health-protocol", map[string]Protocol{"tcp": TCP, "http": HTTP, "https": HTTPS, "grpc": GRPC}, FieldHealthProtocol, TCP,
 				setHealth),
 			path(lbPrefix + "health-path"),
+			healthHost(lbPrefix+"health-host", ""),
+			healthMethod(lbPrefix + "health-method"),
+			redirects(lbPrefix+"redirect", "="),
 			codes(lbPrefix+"health-codes", "statuses, as 200-399"),
 			number(lbPrefix+"health-port", 1, 65535, "", FieldHealthPort, setHealthPort),
 			number(lbPrefix+"healthy-threshold", 1, 10, "", FieldHealthHealthy, setHealthy),
 			number(lbPrefix+"unhealthy-threshold", 1, 10, "", FieldHealthUnhealthy, setUnhealthy),
 			seconds(lbPrefix+"health-interval", 1, 300, FieldHealthInterval, setInterval),
 			seconds(lbPrefix+"health-timeout", 1, 60, FieldHealthTimeout, setTimeout),
+			eject(lbPrefix + "eject"),
 			number(lbPrefix+"connection-limit", 1, 1000000, "connections", FieldConnections, setConnections),
 			number(lbPrefix+"bandwidth", 1, 100000, "Mbit/s", FieldBandwidth, setBandwidth),
 			tags(lbPrefix + "tags"),
-		}, ourAccessLogs()...),
+		}, slices.Concat(ourAccessLogs(), ourClients())...),
 	}
 }
 

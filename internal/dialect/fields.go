@@ -60,6 +60,17 @@ const (
 	FieldWeightLabel     Field = "weight label"
 	FieldAllUnhealthy    Field = "when all are unhealthy"
 	FieldClientPort      Field = "client port header"
+	FieldEject           Field = "ejection"
+	FieldRedirects       Field = "redirects to https"
+	FieldHealthHost      Field = "health check host"
+	FieldHealthMethod    Field = "health check method"
+	FieldClientCA        Field = "client CA"
+	FieldClientAuth      Field = "client certificate"
+	FieldClientField     Field = "client subject header"
+	FieldClientRequests  Field = "requests of a client"
+	FieldClientConns     Field = "connections of a client"
+	FieldUnderscores     Field = "header names with _"
+	FieldRequestID       Field = "request identifier"
 )
 
 // notYet has the fields that this version reads and does not act on, and what happens

@@ -15,6 +15,7 @@ type rawListeners struct {
 	// that names them, or all, with its value.
 	tlsPorts   []string
 	tlsPortsBy Origin
+	redirects  map[uint16]uint16
 	// offered has the protocols of pods by annotations of clouds, which turn a listener with
 	// a certificate into TLS or HTTPS (behaviour 116).
 	offered Protocol
@@ -95,6 +96,8 @@ func (r *reader) finish() {
 	r.finishSticky()
 	r.finishBackends()
 	r.finishBackendTLS()
+	r.finishClients()
+	r.finishRedirects()
 	r.chooseWay()
 	r.judge()
 }
@@ -159,13 +162,14 @@ const (
 	drainTimeout   = 300
 )
 
-// checkHealth rejects a timeout that is not less than the interval (behaviour 134).
+// checkHealth rejects a timeout that is not less than the interval (behaviour 134). That is AWS's rule; Alibaba's documents have
+// examples with 8 seconds each 3, and a check that is due while one waits follows at once.
 func (r *reader) checkHealth() {
 	h := &r.Spec.Health
-	if h.Timeout < h.Interval {
+	t, i := r.Origins[FieldHealthTimeout], r.Origins[FieldHealthInterval]
+	if h.Timeout < h.Interval || isAlibaba(t.From) {
 		return
 	}
-	t, i := r.Origins[FieldHealthTimeout], r.Origins[FieldHealthInterval]
 	r.found(Invalid, t.From, t.Value,
 		fmt.Sprintf("the timeout of health checks is %s (%s) and must be less than their interval, which is %s (%s)",
 			h.Timeout, t.From, h.Interval, i.From))
@@ -247,7 +251,7 @@ func (r *reader) checkPorts() {
 // essential are the fields without which something else would be served.
 var essential = []Field{
 	FieldProtocol, FieldBackend, FieldCertificates, FieldTLSPorts, FieldTLSPolicy, FieldProxyProtocol, FieldTrustedFronts,
-	FieldBackendCA, FieldBackendName, FieldBackendCert,
+	FieldBackendCA, FieldBackendName, FieldBackendCert, FieldClientCA, FieldClientAuth, FieldRedirects,
 }
 
 // chooseWay decides which way the Service takes (docs/design/009-proxied-load-balancer.md).
@@ -272,7 +276,8 @@ func (r *reader) chooseWay() {
 	}
 	wants(FieldProxyProtocol, s.ProxyProtocol != 0)
 	for _, f := range []Field{FieldTrustedFronts, FieldIdleTimeout, FieldRequestTimeout, FieldDraining, FieldDrainTimeout, FieldBalance,
-		FieldLogEnabled, FieldBandwidth, FieldConnections, FieldSlowStart, FieldWeightLabel, FieldBackendNodes} {
+		FieldLogEnabled, FieldBandwidth, FieldConnections, FieldSlowStart, FieldWeightLabel, FieldBackendNodes, FieldClientCA,
+		FieldClientRequests, FieldClientConns, FieldRedirects} {
 		if _, has := r.Origins[f]; has {
 			wants(f, true)
 		}
@@ -345,7 +350,8 @@ func direct(f Field) string {
 	case FieldTLSPorts, FieldTLSPolicy, FieldALPN:
 		return "there is no certificate"
 	case FieldHealthEnabled, FieldHealthProtocol, FieldHealthPort, FieldHealthPath, FieldHealthHealthy, FieldHealthUnhealthy,
-		FieldHealthInterval, FieldHealthTimeout, FieldHealthCodes, FieldAllUnhealthy:
+		FieldHealthInterval, FieldHealthTimeout, FieldHealthCodes, FieldAllUnhealthy, FieldEject, FieldHealthHost,
+		FieldHealthMethod:
 		return "a Pod's own readiness decides"
 	case FieldOnlyWithPod:
 		return "connections go only to Pods, and with externalTrafficPolicy Local only nodes with one announce"
@@ -353,4 +359,40 @@ func direct(f Field) string {
 		return "spec.trafficDistribution prefers near Pods"
 	}
 	return "connections go to Pods as they are"
+}
+
+// redirects returns an annotation with ports of http whose clients are sent to ports of https.
+func redirects(key, separator string) Annotation {
+	return Annotation{Key: key, Values: "FROM" + separator + "TO pairs of port numbers with commas between: clients of the port FROM, " +
+		"of http, are sent to the port TO, of https", Sets: []Field{FieldRedirects}, read: func(r *reader, v string) error {
+		to := map[uint16]uint16{}
+		for item := range strings.SplitSeq(v, ",") {
+			a, b, _ := strings.Cut(strings.TrimSpace(item), separator)
+			from, err := strconv.ParseUint(a, 10, 16)
+			port, err2 := strconv.ParseUint(b, 10, 16)
+			if err != nil || err2 != nil || from == port || to[uint16(from)] != 0 {
+				return fmt.Errorf("%q is not FROM%sTO, two port numbers, with each FROM once", shorten(item), separator)
+			}
+			to[uint16(from)] = uint16(port)
+		}
+		r.set(FieldRedirects, v, func(*Spec) { r.raw.redirects = to })
+		return nil
+	}}
+}
+
+// finishRedirects takes redirects over. What was meant to be https must not be served by http.
+func (r *reader) finishRedirects() {
+	o := r.Origins[FieldRedirects]
+	find := func(port uint16, p Protocol) int {
+		return slices.IndexFunc(r.Spec.Listeners, func(l Listener) bool { return l.Port == port && l.Protocol == p })
+	}
+	for from, to := range r.raw.redirects {
+		i := find(from, HTTP)
+		if i < 0 || find(to, HTTPS) < 0 {
+			r.found(Invalid, o.From, shorten(o.Value),
+				fmt.Sprintf("annotation %s: want a port %d of protocol http and a port %d of https", o.From, from, to))
+			return
+		}
+		r.Spec.Listeners[i].Redirect = to
+	}
 }

@@ -123,6 +123,8 @@ func read(s Service, all bool) *Reading {
 		} else if !r.almostInternal(key, value) && all {
 			if d := ownerOf(key); d != nil {
 				r.found(Unknown, key, value, fmt.Sprintf("%s is no annotation of %s%s", key, d.Name, r.suggestion(key)))
+			} else if meant := r.misplaced(key); meant != "" {
+				r.found(Unknown, key, value, fmt.Sprintf("%s is unknown and has no effect; is %s meant?", key, meant))
 			}
 		}
 	}
@@ -239,6 +241,36 @@ func (r *reader) suggestion(key string) string {
 		return "; is " + meant + " meant?"
 	}
 	return ""
+}
+
+// endings has the known keys by what follows their domain, and endingNames what that is.
+var endings, endingNames = makeEndings()
+
+func makeEndings() (map[string]string, []string) {
+	out := map[string]string{}
+	for _, key := range slices.Sorted(maps.Keys(index)) {
+		if name := key[strings.LastIndexByte(key, '/')+1:]; out[name] == "" && namesBalancer(name) {
+			out[name] = key
+		}
+	}
+	return out, slices.Sorted(maps.Keys(out))
+}
+
+// namesBalancer reports whether a name is likely one about a load balancer.
+func namesBalancer(name string) bool {
+	name = strings.ToLower(name)
+	return strings.Contains(name, "loadbalancer") || strings.Contains(name, "load-balancer")
+}
+
+// misplaced returns the annotation that is meant by a key of another domain, or of none, as aws-loadbalancer-ssl-cert.
+func (r *reader) misplaced(key string) string {
+	const worst = 3
+	name := strings.ToLower(key[strings.LastIndexByte(key, '/')+1:])
+	if len(key) > 200 || r.suggested >= maxSuggestions || !namesBalancer(name) {
+		return ""
+	}
+	r.suggested++
+	return endings[Nearest(name, endingNames, worst)]
 }
 
 // Nearest returns the first of the names that the fewest letters make of word, "" if it takes more than worst.

@@ -48,6 +48,10 @@ type Spec struct {
 	// all weigh the same.
 	WeightLabel string `json:"weightLabel,omitempty"`
 	Sticky      Sticky `json:"sticky,omitzero"`
+	Eject       Eject  `json:"eject,omitzero"`
+	// Clients is what is asked of clients, and Headers what becomes of fields of requests.
+	Clients Clients `json:"clients,omitzero"`
+	Headers Headers `json:"headers,omitzero"`
 	// CrossZone lets Pods of other zones than the node's have connections.
 	CrossZone bool   `json:"crossZone"`
 	Health    Health `json:"health"`
@@ -75,6 +79,8 @@ type Listener struct {
 	// Protocol is what clients speak, and Backend what Pods are spoken to in.
 	Protocol Protocol `json:"protocol"`
 	Backend  Protocol `json:"backend"`
+	// Redirect is the port of https that clients of http are sent to, 0 for none.
+	Redirect uint16 `json:"redirect,omitempty"`
 }
 
 // Protocol is the protocol of a listener, or of its Pods.
@@ -129,6 +135,9 @@ type Health struct {
 	// Port is the one that is asked, 0 for that of the connections.
 	Port uint16 `json:"port,omitempty"`
 	Path string `json:"path,omitempty"`
+	// Host is the host that checks of HTTP ask for, empty for the address, and Method the method, empty for GET.
+	Host   string `json:"host,omitempty"`
+	Method string `json:"method,omitempty"`
 	// Healthy is how many successes in a row bring a Pod in, Unhealthy how many failures take
 	// it out.
 	Healthy   int      `json:"healthyThreshold"`
@@ -139,6 +148,19 @@ type Health struct {
 	Codes string `json:"codes,omitempty"`
 	// FailClosed is true if no Pod has connections while all are bad; else all have.
 	FailClosed bool `json:"failClosed,omitempty"`
+}
+
+// Eject is when Pods get no clients for some seconds since connections and requests of others have failed.
+type Eject struct {
+	Off bool `json:"off,omitempty"`
+	// Errors is after how many requests in a row with a status of 500 and more, or without an answer; 0: only what cannot be
+	// reached is ejected.
+	Errors int `json:"errors,omitempty"`
+	// Share is which part of the Pods may be ejected at most, in percent; 0 for the default. One may be in any case, if there
+	// are others.
+	Share int `json:"share,omitempty"`
+	// Panic is the part of the Pods, in percent, below which all get clients: so few would not bear the load.
+	Panic int `json:"panic,omitempty"`
 }
 
 // BackendTLS is how TLS to Pods is verified: not at all without an Authority.
@@ -171,8 +193,20 @@ func (s *Spec) Objects() []string {
 	if s.AccessLog.Uploads() {
 		out = append(out, "secret/"+s.AccessLog.Secret)
 	}
-	if a := s.BackendTLS.Authority; a != "" && !slices.Contains(out, a) {
-		out = append(out, a)
+	for _, a := range s.Authorities() {
+		if !slices.Contains(out, a) {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// Authorities returns the objects with the certificates that verify those of Pods and of clients.
+func (s *Spec) Authorities() (out []string) {
+	for _, a := range []string{s.BackendTLS.Authority, s.Clients.Authority} {
+		if a != "" && !slices.Contains(out, a) {
+			out = append(out, a)
+		}
 	}
 	return out
 }
@@ -288,4 +322,28 @@ func (r *Reading) Wrong() string {
 		}
 	}
 	return ""
+}
+
+// Annotations of Services of type LoadBalancer.
+const (
+	// LBAddresses asks for addresses, comma separated, at most one of each family.
+	LBAddresses = lbPrefix + "addresses"
+	// LBPool names the IPAddressPool of the Service's addresses.
+	LBPool = lbPrefix + "pool"
+	// LBSharingKey lets Services with an equal one share an address.
+	LBSharingKey = lbPrefix + "sharing-key"
+	// LBInternal, "true", asks for an address of an internal pool.
+	LBInternal = lbPrefix + "internal"
+)
+
+// LoadBalancer is what a Service asks about its address.
+type LoadBalancer struct {
+	// Addresses are the addresses that it asks for, at most one of each family.
+	Addresses []netip.Addr `json:"addresses,omitempty"`
+	// Pool is the name of its pool, and SharingKey what it shares an address by; empty
+	// for none.
+	Pool       string `json:"pool,omitempty"`
+	SharingKey string `json:"sharingKey,omitempty"`
+	// Internal asks for an internal load balancer.
+	Internal bool `json:"internal"`
 }

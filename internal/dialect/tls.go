@@ -84,16 +84,22 @@ func TLSPolicyOf(name string) (TLSPolicy, bool) {
 
 // readBackendCA reads by what certificates of Pods are verified.
 func readBackendCA(r *reader, v string) error {
-	kind, name, _ := strings.Cut(v, "/")
-	if kind = strings.ToLower(kind); kind != "secret" && kind != "configmap" || strings.Contains(name, "/") {
-		return fmt.Errorf("%q is neither secret/NAME nor configmap/NAME", shorten(v))
-	}
-	name, err := secretName(name)
+	object, err := readAuthority(v)
 	if err != nil {
 		return err
 	}
-	r.set(FieldBackendCA, kind+"/"+name, func(s *Spec) { s.BackendTLS.Authority = kind + "/" + name })
+	r.set(FieldBackendCA, object, func(s *Spec) { s.BackendTLS.Authority = object })
 	return nil
+}
+
+// readAuthority reads the name of an object with certificates.
+func readAuthority(v string) (string, error) {
+	kind, name, _ := strings.Cut(v, "/")
+	if kind = strings.ToLower(kind); kind != "secret" && kind != "configmap" || strings.Contains(name, "/") {
+		return "", fmt.Errorf("%q is neither secret/NAME nor configmap/NAME", shorten(v))
+	}
+	name, err := secretName(name)
+	return kind + "/" + name, err
 }
 
 // readServerName reads the name that certificates of Pods are for.

@@ -274,6 +274,31 @@ func path(key string) Annotation {
 	}}
 }
 
+// healthHost returns an annotation with the host that checks of HTTP ask for. own is a word for the address of each Pod.
+func healthHost(key, own string) Annotation {
+	return Annotation{Key: key, Values: "a host name of 80 letters, digits, dots and hyphens at most", Sets: []Field{FieldHealthHost},
+		read: func(r *reader, v string) error {
+			other := func(c rune) bool {
+				return (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' && c != '.'
+			}
+			if own != "" && v == own {
+				r.same(FieldHealthHost, v)
+				return nil
+			}
+			if len(v) > 80 || strings.ContainsFunc(v, other) {
+				return fmt.Errorf("%q is not a host name of 80 letters, digits, dots and hyphens at most", shorten(v))
+			}
+			r.set(FieldHealthHost, v, func(s *Spec) { s.Health.Host = v })
+			return nil
+		}}
+}
+
+// healthMethod returns an annotation with the method of checks of HTTP.
+func healthMethod(key string) Annotation {
+	return word(key, map[string]string{"get": "GET", "head": "HEAD"}, FieldHealthMethod, "GET",
+		func(s *Spec, v string) { s.Health.Method = v })
+}
+
 // alpnPolicies are the policies of AWS
 // (https://docs.aws.amazon.com/elasticloadbalancing/latest/network/load-balancer-listeners.html#alpn-policies).
 var alpnPolicies = map[string][]string{

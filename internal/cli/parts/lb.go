@@ -71,7 +71,7 @@ func (f *LBFlags) Add(cmd *cobra.Command) {
 		"ADDRESS[:PORT],peer-asn=N,local-asn=N[,name=NAME][,password-file=FILE][,hold-time=90s][,keepalive-time=30s]"+
 		"[,graceful-restart[=120s]][,multihop=TTL][,source-address=IP][,interface=IF]; may be given several times")
 	flags.StringVar(&f.accessLogs, "lb-access-logs", filepath.Join(base.DefaultDataDir(), "lb-access-logs"),
-		"directory for the access logs that annotations of Services ask for, of 1 GiB at most; empty for none")
+		"directory for the access logs that annotations of Services ask for, of 1 GiB at most; - for the standard output; empty for none")
 	f.logUpload.add(flags)
 	f.acme.add(flags)
 	flags.StringVar(&f.gatewayAPI, "gateway-api", gatewayOn,

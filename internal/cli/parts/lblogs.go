@@ -10,6 +10,7 @@ import (
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/lb/front"
 	"github.com/fairlead/fairlead/internal/lb/logship"
+	"github.com/fairlead/fairlead/internal/lb/proxied/accesslog"
 )
 
 // logUploadFlags say where access logs of load balancers are uploaded to. There are no credentials among them: those are
@@ -37,6 +38,9 @@ func (f *logUploadFlags) check(dir string) error {
 	}
 	if dir == "" {
 		return base.Usagef("--lb-access-log-endpoint needs --lb-access-logs: logs wait there until they are uploaded")
+	}
+	if dir == accesslog.Standard {
+		return base.Usagef("--lb-access-log-endpoint and --lb-access-logs %s: only files are uploaded", dir)
 	}
 	return nil
 }

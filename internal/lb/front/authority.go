@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
@@ -16,7 +17,7 @@ import (
 // objectName names a Secret or a ConfigMap of a namespace: secret/NAME or configmap/NAME.
 type objectName struct{ namespace, text string }
 
-// authority is an object with the certificates that verify Pods. Like a TLS Secret it is watched by its name. The Front's
+// authority is an object with the certificates that verify Pods, or clients. Like a TLS Secret it is watched by its name. The Front's
 // mu guards it.
 type authority struct {
 	stop context.CancelFunc
@@ -36,8 +37,11 @@ func (f *Front) followAuthorities(ctx context.Context, running *sync.WaitGroup) 
 	defer f.mu.Unlock()
 	named := map[objectName]bool{}
 	for n, s := range f.services {
-		if s.spec != nil && s.spec.BackendTLS.Authority != "" {
-			named[objectName{n.Namespace, s.spec.BackendTLS.Authority}] = true
+		if s.spec == nil {
+			continue
+		}
+		for _, text := range s.spec.Authorities() {
+			named[objectName{n.Namespace, text}] = true
 		}
 	}
 	followNamed(f.authorities, named, func(n objectName) *authority { return f.followAuthority(ctx, running, n) })
@@ -57,7 +61,7 @@ func (f *Front) followAuthority(ctx context.Context, running *sync.WaitGroup, n 
 				a.pool = pool
 			}
 			for of, s := range f.services {
-				if s.spec != nil && n == (objectName{of.Namespace, s.spec.BackendTLS.Authority}) {
+				if s.spec != nil && of.Namespace == n.namespace && slices.Contains(s.spec.Authorities(), n.text) {
 					s.built = nil
 				}
 			}
@@ -87,17 +91,22 @@ func authorityObject[T any](f *Front, a *authority, n objectName, change func(te
 			return a.pool != nil
 		},
 		warn: func(err error) {
-			f.log.Warn("cannot read the certificates that verify Pods; retrying", "namespace", n.namespace, "object", n.text, "err", err)
+			f.log.Warn("cannot read certificates that verify others; retrying", "namespace", n.namespace, "object", n.text, "err", err)
 		},
 	}
 }
 
-// authorityProblem returns what is wrong with the object that verifies the Pods of a Service, which is served with earlier
-// certificates.
+// authorityProblem returns what is wrong with an object that verifies the Pods or clients of a Service, which is served with
+// earlier certificates.
 func (in *inputs) authorityProblem(n svc.Name, s *service) string {
-	a := in.authorities[objectName{n.Namespace, s.spec.BackendTLS.Authority}]
-	if a == nil || a.problem == "" {
-		return ""
+	for _, text := range s.spec.Authorities() {
+		if a := in.authorities[objectName{n.Namespace, text}]; a != nil && a.problem != "" {
+			who := "clients"
+			if text == s.spec.BackendTLS.Authority {
+				who = "Pods"
+			}
+			return fmt.Sprintf("cannot verify %s by %s: %s; its last certificates remain in use", who, text, a.problem)
+		}
 	}
-	return fmt.Sprintf("cannot verify Pods by %s: %s; its last certificates remain in use", s.spec.BackendTLS.Authority, a.problem)
+	return ""
 }

@@ -1,6 +1,7 @@
 package front
 
 import (
+	"crypto/x509"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -102,21 +103,28 @@ func (d *draft) certify() reason {
 	return reason{}
 }
 
-// trust takes over the certificates that verify Pods. Without them no connection to a Pod could be verified.
+// trust takes over the certificates that verify Pods and clients. A Service that asks for that is not served without them.
 func (d *draft) trust() reason {
-	text := d.to.Spec.BackendTLS.Authority
+	var why reason
+	if d.to.PodRoots, why = d.roots("Pods", d.to.Spec.BackendTLS.Authority); why.text == "" {
+		d.to.ClientRoots, why = d.roots("clients", d.to.Spec.Clients.Authority)
+	}
+	return why
+}
+
+// roots returns the certificates of an object that verify some, nil if none is named.
+func (d *draft) roots(some, text string) (*x509.CertPool, reason) {
 	if text == "" {
-		return reason{}
+		return nil, reason{}
 	}
 	a := d.authorities[objectName{d.name.Namespace, text}]
 	switch {
 	case a == nil || a.pool == nil && a.problem == "":
-		return waitFor(text)
+		return nil, waitFor(text)
 	case a.pool == nil:
-		return because("cannot verify Pods by %s: %s", text, a.problem)
+		return nil, because("cannot verify %s by %s: %s", some, text, a.problem)
 	}
-	d.to.PodRoots = a.pool
-	return reason{}
+	return a.pool, reason{}
 }
 
 // address takes over the addresses of the status that are claimed for the Service. A Service without one is built, too:

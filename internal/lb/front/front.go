@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -21,6 +22,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/filter"
 	"github.com/fairlead/fairlead/internal/lb/logship"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
+	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -37,6 +39,11 @@ type Server interface {
 	Rejected() uint64
 	Panics() uint64
 	DroppedLogs() uint64
+	DroppedLines() uint64
+	// Watch has changed called when Absences may differ: it must not wait.
+	Watch(changed func())
+	Absences() []pods.Absence
+	Collector() prometheus.Collector
 }
 
 // Recorder records Events (events.Recorder).
@@ -97,6 +104,7 @@ type Front struct {
 	network *Network
 	local   *localAddresses // only Run uses it
 	rules   *rules
+	*absentees
 
 	// mu guards the state below and that of the Services, Secrets, authorities, Nodes and rules.
 	mu          sync.Mutex
@@ -137,6 +145,12 @@ func New(o Options) *Front {
 	f.local = newLocalAddresses(f.log, network)
 	f.rules.network, f.network = network, network
 	f.upload = f.newUploader(o)
+	f.absentees = &absentees{
+		front: absentOf{f.node, &f.mu, f.services, f.events, f.server}, changed: f.served, turned: loop.NewSignal(),
+	}
+	if f.server != nil { // a test of what is built has none
+		f.server.Watch(f.turned.Set)
+	}
 	return f
 }
 
@@ -194,6 +208,10 @@ func (f *Front) Run(ctx context.Context) {
 		case <-tick.C:
 			f.expireStaples(time.Now())
 			f.local.repair()
+			f.reportAbsent()
+		case <-f.turned: // nothing else has changed
+			f.reportAbsent()
+			continue
 		case <-f.wake:
 		}
 		f.follow(ctx, &running)

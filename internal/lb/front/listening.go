@@ -144,10 +144,13 @@ func (f *Front) Register(registry *prometheus.Registry) {
 		registry.MustRegister(prometheus.NewCounterFunc(
 			prometheus.CounterOpts{Name: "fairlead_lb_speaker_" + name, Help: help}, func() float64 { return float64(n()) }))
 	}
+	registry.MustRegister(f.server.Collector())
 	counter("rejected_connections_total", "Connections of the proxied way that were closed since there were too many.", f.server.Rejected)
 	counter("panics_total", "Connections, requests and datagrams of the proxied way that were dropped after a panic.", f.server.Panics)
 	counter("access_log_dropped_files_total", "Files of access logs that were removed before they were uploaded, since there were too many.",
 		f.server.DroppedLogs)
+	counter("access_log_dropped_lines_total", "Lines of access logs that were dropped, since the reader of the standard output was too slow.",
+		f.server.DroppedLines)
 	if u := f.upload; u != nil {
 		counter("access_log_stored_files_total", "Files of access logs that were uploaded.", u.Uploaded)
 		counter("access_log_failed_uploads_total", "Uploads of access logs that have failed, and are retried.", u.Failed)

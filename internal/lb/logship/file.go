@@ -33,6 +33,8 @@ type File struct {
 	Node string
 	// Application is true for the format of an Application Load Balancer.
 	Application bool
+	// JSON is true for lines of JSON.
+	JSON bool
 	// End is when the file is complete.
 	End time.Time
 	// Part counts files of the same interval.
@@ -46,6 +48,7 @@ const (
 	stored = ".uploaded"
 	// application begins the name of the Service then, as in the bucket; no Service's name has a dot.
 	application = "app."
+	lines       = "json." // the same for lines of JSON
 )
 
 // Name returns the file's path in a directory of access logs:
@@ -54,6 +57,9 @@ func (f File) Name(every time.Duration) string {
 	service := f.Service.Name
 	if f.Application {
 		service = application + service
+	}
+	if f.JSON {
+		service = lines + service
 	}
 	end := f.End.UTC().Format(endFormat) + strings.Repeat("+", f.Part)
 	name := strings.Join([]string{f.Node, f.Service.Namespace, service, f.Mark, end}, "_")
@@ -70,6 +76,9 @@ func parse(name string) (f File, ok bool) {
 	end := strings.TrimRight(parts[4], "+")
 	f = File{Node: parts[0], Owner: Owner{svc.Name{Namespace: parts[1]}, parts[3]}, Part: len(parts[4]) - len(end)}
 	f.Service.Name, f.Application = strings.CutPrefix(parts[2], application)
+	if !f.Application {
+		f.Service.Name, f.JSON = strings.CutPrefix(parts[2], lines)
+	}
 	var err error
 	f.End, err = time.Parse(endFormat, end)
 	return f, err == nil

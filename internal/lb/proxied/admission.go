@@ -4,22 +4,28 @@ import (
 	"container/list"
 	"io"
 	"log/slog"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/lb/proxied/stream"
+	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
 )
 
 // usage is what all listeners of a Service share.
 type usage struct {
 	bandwidth stream.Bandwidth
 	requests  atomic.Int64
+	traffic   *traffic.Service
 
 	// What follows is guarded by the admission's mu.
 
 	active   int // connections, and sessions of UDP
 	sessions sessionQueue
+	clients  map[netip.Addr]int // connections of each, where that is bounded
+
+	rates rates
 }
 
 // sessionQueue is sessions of UDP in the order in which they give way: first sessions whose client has sent nothing after
@@ -58,8 +64,8 @@ type admission struct {
 
 	// mu is held for moments only: threads that carry other connections wait for it.
 	mu       sync.Mutex
-	open     map[io.Closer]struct{}
-	sessions sessionQueue // of all Services
+	open     map[io.Closer]netip.Addr // with the client that it counts for, see enter
+	sessions sessionQueue             // of all Services
 	rejected uint64
 	warned   time.Time // of that, last
 }
@@ -78,14 +84,16 @@ func (a *admission) admit(conn io.Closer, c *Config) bool {
 // count is admit. The caller holds mu.
 func (a *admission) count(conn io.Closer, c *Config) bool {
 	if limit := c.Spec.ConnectionLimit; limit > 0 && c.usage.active >= limit && !a.replace(&c.usage.sessions) {
+		c.usage.traffic.Rejected(traffic.OverLimit)
 		return false
 	}
 	if c.usage.active >= a.most/2 && !a.replace(&c.usage.sessions) || len(a.open) >= a.most && !a.replace(&a.sessions) {
 		a.reject(c)
 		return false
 	}
-	a.open[conn] = struct{}{}
+	a.open[conn] = netip.Addr{}
 	c.usage.active++
+	c.usage.traffic.Opened()
 	return true
 }
 
@@ -152,15 +160,47 @@ func (a *admission) forget(conn io.Closer, c *Config) {
 
 // uncount is forget. The caller holds mu.
 func (a *admission) uncount(conn io.Closer, c *Config) {
-	if _, counts := a.open[conn]; counts {
-		delete(a.open, conn)
-		c.usage.active--
+	client, counts := a.open[conn]
+	if !counts {
+		return
 	}
+	delete(a.open, conn)
+	c.usage.active--
+	if client.IsValid() {
+		if c.usage.clients[client]--; c.usage.clients[client] == 0 {
+			delete(c.usage.clients, client)
+		}
+	}
+}
+
+// enter counts an admitted connection for its client. It reports false if that has too many.
+func (a *admission) enter(conn io.Closer, c *Config, client netip.Addr) bool {
+	most := c.Spec.Clients.Connections
+	if most == 0 {
+		return true
+	}
+	client = clientOf(client)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if c.usage.clients[client] >= most {
+		c.usage.traffic.Rejected(traffic.ClientLimit)
+		return false
+	}
+	if before, open := a.open[conn]; !open || before.IsValid() {
+		return true
+	}
+	if c.usage.clients == nil {
+		c.usage.clients = map[netip.Addr]int{}
+	}
+	c.usage.clients[client]++
+	a.open[conn] = client
+	return true
 }
 
 // reject counts and reports a rejected connection or request. The caller holds mu.
 func (a *admission) reject(c *Config) {
 	a.rejected++
+	c.usage.traffic.Rejected(traffic.TooMany)
 	if now := time.Now(); now.Sub(a.warned) >= rejectWarning {
 		a.warned = now
 		a.log.Warn("rejected a connection or a request of HTTP/2, since there are too many: raise the limit of open files (LimitNOFILE=)",

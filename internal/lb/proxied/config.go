@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/logship"
 	"github.com/fairlead/fairlead/internal/lb/proxied/accesslog"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
+	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -44,6 +45,25 @@ func (c *Config) Admits(client netip.Addr) bool {
 	return len(c.Spec.SourceRanges) == 0 || contains(c.Spec.SourceRanges, client)
 }
 
+// Verifies reports whether another TLS connection of a client than one with t as its configuration would do: with nil there
+// was none. A kept connection has the rights of a new one, also after clients need another certificate.
+func (c *Config) Verifies(t *tls.Config) bool {
+	if c.TLS == nil || c.TLS.ClientCAs == nil {
+		return true
+	}
+	return t != nil && t.ClientCAs == c.TLS.ClientCAs && (t.ClientAuth == c.TLS.ClientAuth || c.TLS.ClientAuth == tls.VerifyClientCertIfGiven)
+}
+
+// NoTLS counts a client with which TLS has failed where certificates of clients are asked for.
+func (c *Config) NoTLS() {
+	if c.TLS.ClientCAs != nil {
+		c.usage.traffic.Rejected(traffic.Unverified)
+	}
+}
+
+// Traffic counts what the Service carries.
+func (c *Config) Traffic() *traffic.Service { return c.usage.traffic }
+
 // Logs reports whether the access log is asked for.
 func (c *Config) Logs() bool { return c.logs != nil }
 
@@ -70,6 +90,9 @@ func newConfig(v *Service, l dialect.Listener, old *Config) (*Config, error) {
 	if l.Protocol.IsHTTP() {
 		c.Sticky = pods.NewSticky(v.Key, v.Spec.Sticky)
 	}
+	if l.Redirect != 0 {
+		c.Router = redirector{l.Redirect}
+	}
 	if v.Routes != nil {
 		return c, v.Routes.configure(c, l, old)
 	}
@@ -85,6 +108,15 @@ func newConfig(v *Service, l dialect.Listener, old *Config) (*Config, error) {
 	}
 	c.TLS = &tls.Config{
 		Certificates: v.Certificates, MinVersion: policy.Least, MaxVersion: policy.Most, CipherSuites: policy.Suites, NextProtos: v.Spec.ALPN,
+	}
+	if v.Spec.Clients.Authority != "" {
+		if v.ClientRoots == nil {
+			return nil, fmt.Errorf("port %d: there is nothing to verify clients by", l.Port)
+		}
+		c.TLS.ClientCAs, c.TLS.ClientAuth = v.ClientRoots, tls.RequireAndVerifyClientCert
+		if v.Spec.Clients.Optional {
+			c.TLS.ClientAuth = tls.VerifyClientCertIfGiven
+		}
 	}
 	if l.Protocol == dialect.HTTPS && len(c.TLS.NextProtos) == 0 {
 		c.TLS.NextProtos = []string{"h2", "http/1.1", "http/1.0"}
@@ -102,7 +134,8 @@ func newConfig(v *Service, l dialect.Listener, old *Config) (*Config, error) {
 
 // sameTLS reports whether two configurations of newConfig are alike.
 func sameTLS(a, b *tls.Config) bool {
-	return a.MinVersion == b.MinVersion && a.MaxVersion == b.MaxVersion && slices.Equal(a.CipherSuites, b.CipherSuites) &&
+	return a.ClientCAs == b.ClientCAs && a.ClientAuth == b.ClientAuth && a.MinVersion == b.MinVersion &&
+		a.MaxVersion == b.MaxVersion && slices.Equal(a.CipherSuites, b.CipherSuites) &&
 		slices.Equal(a.NextProtos, b.NextProtos) && slices.EqualFunc(a.Certificates, b.Certificates, func(x, y tls.Certificate) bool {
 		return slices.EqualFunc(x.Certificate, y.Certificate, bytes.Equal)
 	})

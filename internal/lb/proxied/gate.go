@@ -9,6 +9,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/proxied/accesslog"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/lb/proxied/proxyproto"
+	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
 )
 
 // relays reports whether nothing is done with the bytes of a connection, so that the relay's threads can carry it.
@@ -30,7 +31,18 @@ func (g *gate) Accept(conn *relay.Conn, client netip.AddrPort) (relay.Session, t
 	c := g.listener.relays.Load()
 	defer g.server.panics.Recover(c.Service) // the relay's threads have other connections
 	to := c.target()
-	if to == nil || !c.Admits(client.Addr()) || !g.server.admission.admit(conn, c) {
+	if to == nil {
+		return nil, 0
+	}
+	if !c.Admits(client.Addr()) {
+		c.usage.traffic.Rejected(traffic.OutOfRange)
+		return nil, 0
+	}
+	if !g.server.admission.admit(conn, c) {
+		return nil, 0
+	}
+	if !g.server.admission.enter(conn, c, client.Addr()) {
+		g.server.admission.forget(conn, c)
 		return nil, 0
 	}
 	r := &relayed{server: g.server, config: c, pool: to.Pool, conn: conn, client: client, at: g.listener.at, began: time.Now()}
@@ -58,6 +70,9 @@ func (r *relayed) Pick() netip.AddrPort {
 	if len(r.tried) == pods.MaxDials {
 		return netip.AddrPort{}
 	}
+	if len(r.tried) > 0 {
+		r.config.usage.traffic.Retried()
+	}
 	m, err := r.pool.Pick(r.client.Addr(), r.tried)
 	if err != nil {
 		r.server.log.Debug("closed a connection", "service", r.config.Service, "client", r.client, "err", err)
@@ -70,7 +85,7 @@ func (r *relayed) Pick() netip.AddrPort {
 // Failed has another Pod be picked.
 func (r *relayed) Failed(err error) {
 	r.tried = append(r.tried, r.member)
-	r.pool.Failed(r.member)
+	r.pool.Failed(r.member, err)
 	r.server.log.Debug("cannot connect to an endpoint; trying another one",
 		"service", r.config.Service, "endpoint", r.member.Addr(), "err", err)
 }
@@ -98,6 +113,7 @@ func (r *relayed) Ended(toPod, toClient int64) {
 	if r.link != nil {
 		r.pool.Remove(r.member, r.link)
 		line.Pod, line.Before, line.Received, line.Sent = r.member.Addr(), r.before, toPod, toClient
+		c.usage.traffic.Carried(toPod, toClient)
 	}
 	if c.logs != nil {
 		r.server.wg.Go(func() { // a disk may be slow

@@ -45,7 +45,7 @@ frontend f # in %[1]s
 			if err != nil {
 				program = "/usr/sbin/" + c.program
 			}
-			pod := (&lbtest.Rig{T: t}).Free()
+			pod := (&lbtest.Rig{TB: t}).Free()
 			dir := t.TempDir()
 			file := filepath.Join(dir, "config")
 			if err := os.WriteFile(file, fmt.Appendf(nil, c.config, dir, pod), 0o600); err != nil {

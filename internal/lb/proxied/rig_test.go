@@ -18,7 +18,7 @@ type rig struct {
 	service Service
 }
 
-func newRig(t *testing.T, annotations map[string]string) *rig {
+func newRig(t testing.TB, annotations map[string]string) *rig {
 	t.Helper()
 	r := &rig{Rig: lbtest.New(t)}
 	r.server = New(Options{Log: r.Logger(), AccessLogs: filepath.Join(t.TempDir(), "logs"), Node: "n1"})

@@ -186,7 +186,8 @@ func (m *targeting) one(t gateway.Target, addrs []netip.AddrPort, old *Config) *
 	}
 	m.drains[key] = drain
 	c.Pool = m.pool(key)
-	o := pods.Options{Balance: v.Spec.Balance, SlowStart: v.Spec.SlowStart.Std(), Checks: pods.Checks{Health: health}}
+	o := pods.Options{Balance: v.Spec.Balance, SlowStart: v.Spec.SlowStart.Std(), Checks: pods.Checks{Health: health},
+		Eject: v.Spec.Eject}
 	c.Pool.Set(o, addrs, drain)
 	return c
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/lb/proxied/proxyproto"
 	"github.com/fairlead/fairlead/internal/lb/proxied/stream"
+	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
 )
 
 // greetingTimeout is how long a client has for what it must send first.
@@ -39,6 +40,10 @@ func (s *Server) serve(socket *net.TCPConn, l *Listener, c *Config) Parked {
 	}
 	// The ranges are for clients: behind a trusted front, for the clients that it names.
 	if !c.Admits(client.Addr()) {
+		c.usage.traffic.Rejected(traffic.OutOfRange)
+		return nil
+	}
+	if !s.admission.enter(socket, c, client.Addr()) {
 		return nil
 	}
 	if c.streams != nil && c.Protocol.IsTLS() {
@@ -53,6 +58,7 @@ func (s *Server) serve(socket *net.TCPConn, l *Listener, c *Config) Parked {
 	if c.TLS != nil {
 		t := tls.Server(conn, c.TLS)
 		if err := t.HandshakeContext(s.ctx); err != nil {
+			c.NoTLS()
 			s.log.Debug("no TLS with a client", "service", c.Service, "client", client, "err", err)
 			return nil
 		}
@@ -78,6 +84,7 @@ func (s *Server) serve(socket *net.TCPConn, l *Listener, c *Config) Parked {
 	back := pod
 	_ = conn.SetDeadline(time.Time{})
 	line.Sent, line.Received = stream.Join(s.panics, c.Service, front, back, c.Spec.IdleTimeout.Std())
+	c.usage.traffic.Carried(line.Received, line.Sent)
 	return nil
 }
 
@@ -86,6 +93,9 @@ func (s *Server) serve(socket *net.TCPConn, l *Listener, c *Config) Parked {
 func (s *Server) connect(socket net.Conn, c *Config, client, at netip.AddrPort, protocol string) (*pods.Member, stream.Conn, *pods.Link) {
 	var tried []*pods.Member
 	for len(tried) < pods.MaxDials {
+		if len(tried) > 0 {
+			c.usage.traffic.Retried()
+		}
 		m, err := c.Pool.Pick(client.Addr(), tried)
 		if err != nil {
 			s.log.Debug("closed a connection", "service", c.Service, "client", client, "err", err)
@@ -105,7 +115,7 @@ func (s *Server) connect(socket net.Conn, c *Config, client, at netip.AddrPort, 
 			continue
 		}
 		tried = append(tried, m)
-		c.Pool.Failed(m)
+		c.Pool.Failed(m, err)
 		s.log.Debug("cannot connect to an endpoint; trying another one", "service", c.Service, "endpoint", m.Addr(), "err", err)
 	}
 	return nil, nil, nil

@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/proxied/accesslog"
 	"github.com/fairlead/fairlead/internal/lb/proxied/panics"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
+	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -41,6 +42,8 @@ type Service struct {
 	// shown to Pods that ask for one. A change is seen by the pointer.
 	PodRoots       *x509.CertPool
 	PodCertificate *tls.Certificate
+	// ClientRoots verify the certificates of clients, nil if none are asked for; a change is seen as of PodRoots.
+	ClientRoots *x509.CertPool
 	// Key is the Service's UID, of which cookies are made.
 	Key string
 	// Routes, if not nil, route the requests of all ports; then Backends have no use.
@@ -90,6 +93,9 @@ type Server struct {
 	logs      *accesslog.Log // nil if none are written
 	panics    *panics.Counter
 	admission admission
+	shared    pods.Shared
+	book      *traffic.Book
+	shown
 }
 
 type poolKey struct {
@@ -136,9 +142,9 @@ func New(o Options) *Server {
 		drains: map[poolKey]time.Duration{}, usages: map[svc.Name]*usage{}, start: o.Engine,
 		targets:   map[svc.Name]map[gateway.Target]*Config{},
 		inherited: map[netip.AddrPort]*net.TCPListener{}, began: time.Now(),
-		panics: panics.New(o.Log),
+		panics: panics.New(o.Log), book: traffic.NewBook(),
 		admission: admission{
-			log: o.Log, most: cmp.Or(o.MaxConnections, socket.MaxFiles()/4), open: map[io.Closer]struct{}{},
+			log: o.Log, most: cmp.Or(o.MaxConnections, socket.MaxFiles()/4), open: map[io.Closer]netip.Addr{},
 		},
 	}
 	if o.AccessLogs != "" {
@@ -154,6 +160,8 @@ func New(o Options) *Server {
 		}
 	}
 	s.ctx, s.end = context.WithCancel(context.Background())
+	s.shown.server = s
+	s.shared = pods.Shared{Context: s.ctx, Running: &s.wg, Log: s.log, Panics: s.panics, Absences: pods.NewAbsences(s.changed)}
 	s.workers = workers{wg: &s.wg, next: make(chan func()), over: s.ctx.Done()}
 	return s
 }
@@ -193,6 +201,7 @@ func (s *Server) Set(services []*Service) map[svc.Name]error {
 	for n := range s.usages {
 		if done[n] == nil && failed[n] == nil {
 			delete(s.usages, n)
+			s.book.Drop(n)
 			delete(s.targets, n)
 		}
 	}
@@ -273,7 +282,7 @@ func (s *Server) setListener(v *Service, l dialect.Listener) (listens []netip.Ad
 	if err != nil {
 		return nil, err
 	}
-	c.usage = usageOf(s.usages, v.Name)
+	c.usage = usageOf(s, v.Name)
 	c.usage.bandwidth.Set(v.Spec.BandwidthMbps)
 	if v.Spec.AccessLog.Enabled {
 		c.logs = s.logs
@@ -303,12 +312,12 @@ func (s *Server) setListener(v *Service, l dialect.Listener) (listens []netip.Ad
 	return listens, errors.Join(errs...)
 }
 
-// usageOf returns what is counted of a Service.
-func usageOf(usages map[svc.Name]*usage, n svc.Name) *usage {
-	u := usages[n]
+// usageOf returns what is counted of a Service. The caller holds mu.
+func usageOf(s *Server, n svc.Name) *usage {
+	u := s.usages[n]
 	if u == nil {
-		u = &usage{}
-		usages[n] = u
+		u = &usage{traffic: s.book.Service(n)}
+		s.usages[n] = u
 	}
 	return u
 }
@@ -355,7 +364,7 @@ func (s *Server) pool(key poolKey, v *Service) *pods.Pool {
 	}
 	s.drains[key] = drain
 	o := pods.Options{
-		Balance: v.Spec.Balance, SlowStart: v.Spec.SlowStart.Std(), Weights: v.Weights,
+		Balance: v.Spec.Balance, SlowStart: v.Spec.SlowStart.Std(), Weights: v.Weights, Eject: v.Spec.Eject,
 		Checks: pods.Checks{Health: v.Spec.Health, Proxy: v.Spec.ProxyProtocol, TLS: v.PodTLS()},
 	}
 	if v.Spec.Sticky.Cookie {
@@ -372,7 +381,7 @@ func (s *Server) pool(key poolKey, v *Service) *pods.Pool {
 // newTargeting returns what makes the targets of a Service. The caller holds mu.
 func newTargeting(s *Server, v *Service) *targeting {
 	return &targeting{
-		service: v, web: s.web, usage: usageOf(s.usages, v.Name), drains: s.drains, pool: func(key poolKey) *pods.Pool { return poolOf(s, key) },
+		service: v, web: s.web, usage: usageOf(s, v.Name), drains: s.drains, pool: func(key poolKey) *pods.Pool { return poolOf(s, key) },
 	}
 }
 
@@ -380,7 +389,7 @@ func newTargeting(s *Server, v *Service) *targeting {
 func poolOf(s *Server, key poolKey) *pods.Pool {
 	p := s.pools[key]
 	if p == nil {
-		p = pods.New(s.ctx, &s.wg, s.log, key.service, s.panics)
+		p = pods.New(s.shared, key.service, usageOf(s, key.service).traffic)
 		s.pools[key] = p
 	}
 	return p

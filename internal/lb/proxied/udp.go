@@ -105,8 +105,14 @@ func (l *udpListener) pass(datagram []byte, from netip.AddrPort) {
 			u.queued = now
 			l.server.admission.requeue(u, u.answered.Load())
 		}
+		l.count(u, len(datagram), 0)
 		_, _ = u.pod.Write(datagram) // a refusal is seen by answers, too, which end the session
 	}
+}
+
+// count counts bytes of a client, and to it.
+func (l *udpListener) count(u *udpSession, received, sent int) {
+	u.config.usage.traffic.Carried(int64(received), int64(sent))
 }
 
 // session returns that of a client, nil if it has none and gets none.
@@ -214,6 +220,7 @@ func (l *udpListener) answer(u *udpSession, client, from netip.AddrPort) {
 		if wait := c.usage.bandwidth.Take(n, heard); wait > stream.Burst {
 			continue // a datagram may be dropped, and must not wait for long
 		}
+		l.count(u, 0, n)
 		_, _ = l.socket.WriteToUDPAddrPort(large[:n], from)
 	}
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
+	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
+	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
@@ -211,7 +213,7 @@ func TestForgedDatagrams(t *testing.T) {
 		}
 		forge()
 		other := *session.config
-		other.usage = &usage{}
+		other.usage = &usage{traffic: traffic.NewBook().Service(svc.Name{Name: "test"})}
 		for range 4 { // all of its half, although the other one is used
 			a, b := net.Pipe()
 			if !r.server.admission.admit(a, &other) {

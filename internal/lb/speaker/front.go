@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -25,6 +26,8 @@ type Front interface {
 	// Serves reports whether a Service takes the proxied way, and Ready whether that way lets its addresses be announced.
 	Serves(svc.Name) bool
 	Ready(svc.Name) bool
+	// Absent returns the endpoints that get no new clients of the proxied way. The list does not change.
+	Absent() []v1.AbsentEndpoint
 	// Run serves until ctx ends.
 	Run(ctx context.Context)
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/announce"
 	"github.com/fairlead/fairlead/internal/lb/claim"
 	"github.com/fairlead/fairlead/internal/lb/quorum"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -31,6 +32,7 @@ func (noFront) SetClaim(netip.Addr, []svc.Name) {}
 func (noFront) SetNode(*corev1.Node)            {}
 func (noFront) Listed()                         {}
 func (noFront) Serves(svc.Name) bool            { return false }
+func (noFront) Absent() []v1.AbsentEndpoint     { return nil }
 func (noFront) Ready(svc.Name) bool             { return true }
 func (noFront) Run(context.Context)             {}
 

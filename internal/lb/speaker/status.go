@@ -39,7 +39,8 @@ func (t *speakerStatus) outdated(now *v1.SpeakerStatus) bool {
 	stale := t.stale
 	t.stale = false
 	return stale || len(t.want.Endpoints) == 0 || t.want.Eligible != now.Eligible || t.want.Reason != now.Reason ||
-		t.want.VoterVersion != now.VoterVersion || !slices.Equal(t.want.Conditions, now.Conditions)
+		t.want.VoterVersion != now.VoterVersion || !slices.Equal(t.want.Conditions, now.Conditions) ||
+		!slices.Equal(t.want.Absent, now.Absent)
 }
 
 // last returns the status that was set last.

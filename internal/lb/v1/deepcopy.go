@@ -73,7 +73,7 @@ func (s *Speaker) DeepCopy() *Speaker {
 	t.Endpoints, t.Networks = slices.Clone(t.Endpoints), slices.Clone(t.Networks)
 	t.Interfaces = slices.Clone(t.Interfaces)
 	t.Addresses, t.Peers = slices.Clone(t.Addresses), slices.Clone(t.Peers)
-	t.Conditions = slices.Clone(t.Conditions)
+	t.Conditions, t.Absent = slices.Clone(t.Conditions), slices.Clone(t.Absent)
 	return &out
 }
 

@@ -68,8 +68,25 @@ type SpeakerStatus struct {
 	AddressCount int32              `json:"addressCount,omitempty"`
 	// Peers are the sessions with BGPPeers.
 	Peers []PeerStatus `json:"peers,omitempty"`
+	// Absent are the endpoints that get no new clients from this node in the proxied way, MaxAbsent of them at most.
+	Absent []AbsentEndpoint `json:"absent,omitempty"`
 	// Conditions are for what is wrong.
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// MaxAbsent bounds SpeakerStatus.Absent.
+const MaxAbsent = 256
+
+// AbsentEndpoint is an endpoint of a Service that gets no new clients.
+type AbsentEndpoint struct {
+	// Service is NAMESPACE/NAME, and Endpoint an address with a port.
+	Service  string `json:"service"`
+	Endpoint string `json:"endpoint"`
+	// Pod is the name of the Pod, if it is one.
+	Pod string `json:"pod,omitempty"`
+	// Since is when that began, and Reason why it is so.
+	Since  metav1.Time `json:"since"`
+	Reason string      `json:"reason"`
 }
 
 // AnnouncedAddress is an address that a speaker announces.
@@ -107,4 +124,5 @@ func (s *SpeakerStatus) Bound() {
 	s.AddressCount = int32(min(len(s.Addresses), math.MaxInt32))
 	s.Addresses = s.Addresses[:min(len(s.Addresses), MaxAnnounced)]
 	s.Networks = s.Networks[:min(len(s.Networks), MaxNetworks)]
+	s.Absent = s.Absent[:min(len(s.Absent), MaxAbsent)]
 }

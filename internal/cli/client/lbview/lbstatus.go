@@ -55,6 +55,25 @@ type lbService struct {
 	// or about an address that no node can announce.
 	Pending bool   `json:"pending"`
 	Reason  string `json:"reason,omitempty"`
+	// Absent are the endpoints that get no new clients, by what health checks and connections of the nodes found.
+	Absent []lbAbsent `json:"absent,omitempty"`
+}
+
+// lbAbsent is an endpoint that gets no new clients from a node.
+type lbAbsent struct {
+	Node     string    `json:"node"`
+	Endpoint string    `json:"endpoint"`
+	Pod      string    `json:"pod,omitempty"`
+	Since    time.Time `json:"since"`
+	Reason   string    `json:"reason"`
+}
+
+// name returns the endpoint with its Pod.
+func (a *lbAbsent) name() string {
+	if a.Pod == "" {
+		return a.Endpoint
+	}
+	return a.Endpoint + " (Pod " + a.Pod + ")"
 }
 
 type lbAddress struct {
@@ -172,7 +191,7 @@ func collectLB(ctx context.Context, client kubernetes.Interface, own *v1.Client,
 		return nil, err
 	}
 	silent := silentNodes(ctx, client)
-	owners := ownersOf(speakers.Items, silent)
+	owners, absent := ownersOf(speakers.Items, silent), absentOf(speakers.Items, silent)
 	r := &Report{Services: []lbService{}}
 	if name == "" {
 		r.NotAnnouncing = idleNodes(speakers.Items, silent)
@@ -181,6 +200,7 @@ func collectLB(ctx context.Context, client kubernetes.Interface, own *v1.Client,
 		s := &services[i]
 		out := lbService{Namespace: s.Namespace, Name: s.Name, Addresses: []lbAddress{}, Pending: len(s.Status.LoadBalancer.Ingress) == 0}
 		reading := claim.Read(s)
+		out.Absent = absent[s.Namespace+"/"+s.Name]
 		out.Way, out.Because, out.Tags = reading.Way, reading.Because, reading.Spec.Tags
 		for _, ing := range s.Status.LoadBalancer.Ingress {
 			list := owners[ing.IP]
@@ -260,6 +280,26 @@ func ownersOf(speakers []v1.Speaker, silent map[string]bool) map[string][]lbOwne
 	return owners
 }
 
+// absentOf returns the endpoints of each Service that get no new clients, as the nodes report that are heard of.
+func absentOf(speakers []v1.Speaker, silent map[string]bool) map[string][]lbAbsent {
+	out := map[string][]lbAbsent{}
+	for _, s := range speakers {
+		if silent[s.Name] {
+			continue
+		}
+		for _, a := range s.Status.Absent {
+			out[a.Service] = append(out[a.Service],
+				lbAbsent{Node: s.Name, Endpoint: a.Endpoint, Pod: a.Pod, Since: a.Since.Time, Reason: base.PlainLine(a.Reason)})
+		}
+	}
+	for _, list := range out {
+		slices.SortFunc(list, func(a, b lbAbsent) int {
+			return cmp.Or(cmp.Compare(a.Endpoint, b.Endpoint), cmp.Compare(a.Node, b.Node))
+		})
+	}
+	return out
+}
+
 // lastWarning returns the newest Warning about a Service, of one reason unless that is empty,
 // as far as Events may be read.
 func lastWarning(ctx context.Context, client kubernetes.Interface, s *corev1.Service, reason string) string {
@@ -314,6 +354,12 @@ func (r *Report) print(out io.Writer) error {
 				fmt.Fprintf(out, "no node announces %s of %s/%s: %s\n", a.Address, s.Namespace, s.Name,
 					cmp.Or(s.Reason, "nothing is heard of the node that did"))
 			}
+		}
+	}
+	for _, s := range r.Services {
+		for _, a := range s.Absent {
+			fmt.Fprintf(out, "endpoint %s of %s/%s gets no new clients from node %s since %s: %s\n", base.PlainLine(a.name()), s.Namespace, s.Name,
+				a.Node, a.Since.Local().Format(time.DateTime), a.Reason)
 		}
 	}
 	for _, s := range r.Services {

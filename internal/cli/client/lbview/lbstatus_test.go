@@ -90,3 +90,25 @@ func TestNobodyAnnounces(t *testing.T) {
 		t.Errorf("%s", out.String())
 	}
 }
+
+// Endpoints that get no new clients are shown with the node, the reason and since when; what a dead node reported is not.
+func TestAbsentEndpoints(t *testing.T) {
+	since := time.Date(2026, 11, 24, 10, 0, 0, 0, time.Local)
+	speaker := func(name, endpoint, pod string) v1.Speaker {
+		return v1.Speaker{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1.SpeakerStatus{Absent: []v1.AbsentEndpoint{
+			{Service: "shop/web", Endpoint: endpoint, Pod: pod, Since: metav1.NewTime(since), Reason: "health check: status 500\x1b[31m"}}}}
+	}
+	absent := absentOf([]v1.Speaker{
+		speaker("n2", "10.0.0.2:80", ""), speaker("n1", "10.0.0.1:80", "web-1"), speaker("dead", "10.0.0.3:80", ""),
+	}, map[string]bool{"dead": true})
+	r := &Report{Services: []lbService{{Namespace: "shop", Name: "web", Way: "proxied", Absent: absent["shop/web"]}}}
+	var out strings.Builder
+	if err := r.print(&out); err != nil {
+		t.Fatal(err)
+	}
+	_, got, _ := strings.Cut(out.String(), "\n")
+	want := "endpoint 10.0.0.1:80 (Pod web-1) of shop/web gets no new clients from node n1 since 2026-11-24 10:00:00: health check: status 500"
+	if !strings.HasPrefix(got, want) || strings.Count(got, "\n") != 2 || strings.Contains(got, "\x1b") || strings.Contains(got, "10.0.0.3") {
+		t.Errorf("%q, want %q and one of n2", got, want)
+	}
+}

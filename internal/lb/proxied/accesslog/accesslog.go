@@ -27,7 +27,8 @@ import (
 type Log struct {
 	dir, node string
 	log       *slog.Logger
-	most      int64 // bytes of all files; the oldest go first
+	most      int64   // bytes of all files; the oldest go first
+	output    *output // in place of files, nil for those
 
 	pruning sync.WaitGroup
 
@@ -63,9 +64,14 @@ const (
 	maxLogged = 4 << 10
 )
 
-// New returns a Log with files in a directory, which name the node that writes them. It reports what fails to log.
+// New returns a Log with files in a directory, which name the node that writes them; Standard stands for the standard output. It
+// reports what fails to log.
 func New(dir, node string, log *slog.Logger) *Log {
-	return &Log{dir: filepath.Clean(dir), node: node, log: log, most: maxAccessLogs, files: map[logKey]*logFile{}}
+	l := &Log{dir: filepath.Clean(dir), node: node, log: log, most: maxAccessLogs, files: map[logKey]*logFile{}}
+	if dir == Standard {
+		l.output = newOutput(os.Stdout)
+	}
+	return l
 }
 
 // Entry is a line.
@@ -83,6 +89,11 @@ type Entry struct {
 	Request      string // empty without HTTP
 	Agent        string
 	Suite, Proto string // of TLS
+
+	// What follows only lines of JSON have.
+
+	RequestID string
+	Subject   string // of the client's certificate
 
 	// What follows only lines of an Application Load Balancer have.
 
@@ -164,10 +175,17 @@ func quoted(s string) string {
 func (l *Log) Write(e *Entry, o dialect.AccessLog) {
 	key := logKey{e.Owner, dialect.LogELB}
 	line := ""
-	if o.Format == dialect.LogALB && e.Kind != "" {
+	switch {
+	case o.Format == dialect.LogJSON:
+		key.format, line = o.Format, e.json()
+	case o.Format == dialect.LogALB && e.Kind != "":
 		key.format, line = o.Format, e.application()
-	} else {
+	default:
 		line = e.text()
+	}
+	if l.output != nil {
+		l.output.write(line)
+		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -212,7 +230,8 @@ func (l *Log) open(key logKey, at time.Time, every time.Duration) (*logFile, err
 	if every <= 0 {
 		every = time.Hour
 	}
-	is := logship.File{Node: l.node, Owner: key.owner, Application: key.format == dialect.LogALB, End: at.UTC().Truncate(every).Add(every)}
+	is := logship.File{Node: l.node, Owner: key.owner, Application: key.format == dialect.LogALB, JSON: key.format == dialect.LogJSON,
+		End: at.UTC().Truncate(every).Add(every)}
 	if err := os.MkdirAll(filepath.Dir(filepath.Join(l.dir, is.Name(every))), 0o750); err != nil {
 		return nil, err
 	}
@@ -363,8 +382,19 @@ func (l *Log) Dropped() uint64 {
 	return l.dropped
 }
 
+// DroppedLines returns how many lines the standard output did not get, since its reader was too slow.
+func (l *Log) DroppedLines() uint64 {
+	if l.output == nil {
+		return 0
+	}
+	return l.output.dropped.Load()
+}
+
 // Close closes the files.
 func (l *Log) Close() {
+	if l.output != nil {
+		l.output.close()
+	}
 	l.pruning.Wait()
 	l.mu.Lock()
 	defer l.mu.Unlock()

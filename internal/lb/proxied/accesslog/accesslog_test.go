@@ -146,3 +146,65 @@ func TestPruneHoldsNothingUp(t *testing.T) {
 		t.Fatal("files are not counted while a line is written")
 	}
 }
+
+// A line of JSON has what is known, as numbers where it is one, and what a client has sent cannot end it.
+func TestJSON(t *testing.T) {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 6e6, time.UTC)
+	e := Entry{
+		Owner: logship.OwnerOf(svc.Name{Namespace: "default", Name: "web"}, "uid"), At: at, Client: netip.MustParseAddrPort("192.0.2.1:1"),
+		Pod: netip.MustParseAddrPort("10.0.0.1:80"), Before: 5e6, During: 1e9, After: -1, Status: 200, PodStatus: 200, Received: 1, Sent: 2,
+		Request: "GET http://a:80/\"},{\n<x> HTTP/1.1", Agent: "a\xff\n", Kind: "http", Began: at, RequestID: "id",
+	}
+	want := `{"time":"2026-01-02T03:04:05.006Z","namespace":"default","service":"web","client":"192.0.2.1:1","endpoint":"10.0.0.1:80",` +
+		`"kind":"http","began":"2026-01-02T03:04:05.006Z","method":"GET","url":"http://a:80/\"},{\n\u003cx\u003e","protocol":"HTTP/1.1",` +
+		`"status":200,"endpoint_status":200,"request_processing_seconds":0.005,"endpoint_processing_seconds":1,"received_bytes":1,` +
+		`"sent_bytes":2,"user_agent":"a�\n","request_id":"id"}` + "\n"
+	if got := e.json(); got != want {
+		t.Errorf("%s\nwant %s", got, want)
+	}
+	tcp := Entry{Owner: e.Owner, At: at, Client: e.Client, Before: -1, During: -1, After: -1}
+	want = `{"time":"2026-01-02T03:04:05.006Z","namespace":"default","service":"web","client":"192.0.2.1:1","kind":"tcp",` +
+		`"received_bytes":0,"sent_bytes":0}` + "\n"
+	if got := tcp.json(); got != want {
+		t.Errorf("%s\nwant %s", got, want)
+	}
+	dir := t.TempDir()
+	a := New(dir, "n1", slog.New(slog.DiscardHandler))
+	for _, f := range []dialect.LogFormat{dialect.LogJSON, dialect.LogALB, dialect.LogELB} { // each has its file
+		a.Write(&e, dialect.AccessLog{Format: f})
+	}
+	a.Close()
+	files, _ := filepath.Glob(filepath.Join(dir, "default/web/2026/01/02/*"))
+	if len(files) != 3 || !strings.Contains(files[1], "_json.web_") {
+		t.Errorf("%q", files)
+	}
+}
+
+// blocked is a reader that takes nothing until it may.
+type blocked struct {
+	may chan struct{}
+	got strings.Builder
+}
+
+func (b *blocked) Write(p []byte) (int, error) {
+	<-b.may
+	return b.got.Write(p)
+}
+
+// No request waits for the reader of the standard output: lines are dropped and counted, and the others are whole.
+func TestSlowOutput(t *testing.T) {
+	w := &blocked{may: make(chan struct{})}
+	a := &Log{output: newOutput(w)}
+	e := Entry{At: time.Now(), Request: "GET / HTTP/1.1"}
+	const lines = maxWaiting + 100
+	for range lines {
+		a.Write(&e, dialect.AccessLog{Format: dialect.LogJSON})
+	}
+	dropped := int(a.DroppedLines()) //nolint:gosec // a few
+	close(w.may)
+	a.Close()
+	got := strings.Split(strings.TrimSuffix(w.got.String(), "\n"), "\n")
+	if dropped < 99 || len(got)+dropped != lines || strings.Count(w.got.String(), e.json()) != len(got) {
+		t.Errorf("%d lines, %d dropped, of %d", len(got), dropped, lines)
+	}
+}

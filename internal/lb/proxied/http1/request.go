@@ -150,10 +150,10 @@ func (r *Request) Body() Body {
 	return Body{}
 }
 
-// Idempotent reports whether the request may be sent again (RFC 9110, section 9.2.2), as net/http decides it.
+// Idempotent reports whether the request may be sent again (RFC 9110, section 9.2.2).
 func (r *Request) Idempotent() bool {
 	switch string(r.Method) {
-	case "GET", "HEAD", "OPTIONS", "TRACE":
+	case "GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE":
 		return true
 	}
 	for _, f := range r.Fields {

@@ -37,7 +37,7 @@ const ErrReset = syscall.ECONNRESET
 
 // Rig is a test with one Service at a loopback address.
 type Rig struct {
-	*testing.T
+	testing.TB
 	// At is where clients connect to.
 	At netip.AddrPort
 	// Logged is for what a Server reports.
@@ -45,9 +45,9 @@ type Rig struct {
 }
 
 // New returns a Rig at an address where nothing listens.
-func New(t *testing.T) *Rig {
+func New(t testing.TB) *Rig {
 	t.Helper()
-	r := &Rig{T: t, Logged: &Buffer{}}
+	r := &Rig{TB: t, Logged: &Buffer{}}
 	r.At = r.Free()
 	return r
 }
@@ -113,7 +113,7 @@ func (r *Rig) Free() netip.AddrPort {
 
 // PodAt is a Pod at l.
 func (r *Rig) PodAt(l net.Listener, serve func(net.Conn)) netip.AddrPort {
-	testbed.Serve(r.T, l, serve)
+	testbed.Serve(r.TB, l, serve)
 	return l.Addr().(*net.TCPAddr).AddrPort()
 }
 
@@ -132,10 +132,17 @@ func Named(name string) func(net.Conn) {
 // Dial connects to the listener.
 func (r *Rig) Dial() net.Conn {
 	r.Helper()
+	c := r.Forever()
+	r.Must(c.SetDeadline(time.Now().Add(Patience)))
+	return c
+}
+
+// Forever is Dial without a deadline: for benchmarks.
+func (r *Rig) Forever() net.Conn {
+	r.Helper()
 	c, err := net.Dial("tcp", r.At.String())
 	r.Must(err)
 	r.Cleanup(func() { _ = c.Close() })
-	r.Must(c.SetDeadline(time.Now().Add(Patience)))
 	return c
 }
 

@@ -55,7 +55,7 @@ func (p *Pool) findReady() {
 	if len(p.ready) == 0 && !p.o.Checks.FailClosed {
 		p.ready = all
 	}
-	p.ready = p.withoutEjected(p.ready)
+	p.ready = p.withoutEjected(p.ready, all)
 	for _, m := range p.ready {
 		p.even = p.even && m.weight == p.ready[0].weight
 		if end := m.since.Add(p.o.SlowStart); p.o.SlowStart > 0 && !m.since.IsZero() && end.After(p.warm) {

@@ -2,8 +2,8 @@ package pods
 
 import (
 	"errors"
+	"log/slog"
 	"net/netip"
-	"sync"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/dialect"
@@ -15,7 +15,7 @@ func TestSourceHashByWeights(t *testing.T) {
 	for i := range 4 {
 		pods = append(pods, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 80))
 	}
-	before, after := &Pool{ctx: t.Context()}, &Pool{ctx: t.Context()}
+	before, after := newPool(t, slog.New(slog.DiscardHandler)), newPool(t, slog.New(slog.DiscardHandler))
 	before.Set(Options{Balance: dialect.SourceHash}, pods, 0)
 	after.Set(Options{Balance: dialect.SourceHash, Weights: map[netip.AddrPort]int{pods[0]: 3}}, pods, 0)
 	had, has, lost := 0, 0, 0
@@ -46,7 +46,7 @@ func TestBalance(t *testing.T) {
 		return out
 	}
 	make := func(b dialect.Balance, n int) *Pool {
-		p := &Pool{ctx: t.Context(), wg: &sync.WaitGroup{}}
+		p := newPool(t, slog.New(slog.DiscardHandler))
 		p.Set(Options{Balance: b}, pods(n), 0)
 		return p
 	}

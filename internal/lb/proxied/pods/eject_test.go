@@ -1,14 +1,19 @@
 package pods
 
 import (
+	"errors"
 	"log/slog"
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/lb/proxied/panics"
+	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 func poolOf(t *testing.T, b dialect.Balance, n int) (*Pool, []netip.AddrPort) {
@@ -16,10 +21,19 @@ func poolOf(t *testing.T, b dialect.Balance, n int) (*Pool, []netip.AddrPort) {
 	for i := range n {
 		addrs = append(addrs, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 80))
 	}
-	p := &Pool{ctx: t.Context(), wg: &sync.WaitGroup{}, log: slog.New(slog.DiscardHandler)}
+	p := newPool(t, slog.New(slog.DiscardHandler))
 	p.Set(Options{Balance: b}, addrs, 0)
 	return p, addrs
 }
+
+// newPool returns a Pool without Pods.
+func newPool(t *testing.T, log *slog.Logger) *Pool {
+	name := svc.Name{Namespace: "default", Name: "web"}
+	shared := Shared{Context: t.Context(), Running: &sync.WaitGroup{}, Log: log, Panics: panics.New(log), Absences: NewAbsences(func() {})}
+	return New(shared, name, traffic.NewBook().Service(name))
+}
+
+var errRefused = errors.New("connection refused")
 
 // With two Pods of which one cannot be reached, every other client begins with the other one: a further try takes no turn.
 func TestRetriesTakeNoTurn(t *testing.T) {
@@ -56,8 +70,8 @@ func TestEjection(t *testing.T) {
 		}
 		bad := p.members[0]
 		for _, long := range []time.Duration{ejectFor, 2 * ejectFor, 4 * ejectFor} {
-			p.Failed(bad)
-			p.Failed(bad) // of clients at the same time: counts once
+			p.Failed(bad, errRefused)
+			p.Failed(bad, errRefused) // of clients at the same time: counts once
 			if n := share(bad); n != 0 {
 				t.Errorf("%d of 40 clients at an ejected Pod", n)
 			}
@@ -71,13 +85,13 @@ func TestEjection(t *testing.T) {
 			}
 		}
 		p.Reached(bad)
-		p.Failed(bad)
+		p.Failed(bad, errRefused)
 		time.Sleep(ejectFor)
 		if n := share(bad); n != 10 {
 			t.Errorf("after it was reached its failures still count: %d", n)
 		}
 		for _, m := range p.members {
-			p.Failed(m)
+			p.Failed(m, errRefused)
 		}
 		if n := share(p.members[3]); n != 20 {
 			t.Errorf("all fail, and the last one has %d of 40", n)
@@ -85,6 +99,120 @@ func TestEjection(t *testing.T) {
 		p.Reached(p.members[0])
 		if n := share(p.members[0]); n == 0 {
 			t.Error("a Pod that was reached stays out")
+		}
+	})
+}
+
+// How many Pods are left out is a matter of the share and of the panic threshold; with off none is.
+func TestHowManyAreEjected(t *testing.T) {
+	for _, c := range []struct {
+		eject        dialect.Eject
+		pods, failed int
+		usable       int
+	}{
+		{dialect.Eject{}, 4, 4, 2}, {dialect.Eject{}, 1, 1, 1}, {dialect.Eject{}, 2, 2, 1}, {dialect.Eject{Off: true}, 4, 2, 4},
+		{dialect.Eject{Share: 10}, 4, 4, 3}, {dialect.Eject{Share: 10}, 30, 30, 27}, {dialect.Eject{Share: 75}, 4, 4, 1},
+		{dialect.Eject{Share: 100}, 4, 4, 4}, {dialect.Eject{Share: 75, Panic: 50}, 4, 2, 2}, {dialect.Eject{Share: 75, Panic: 50}, 4, 3, 4},
+	} {
+		p, addrs := poolOf(t, dialect.RoundRobin, c.pods)
+		p.Set(Options{Balance: dialect.RoundRobin, Eject: c.eject}, addrs, 0)
+		for _, m := range p.members[:c.failed] {
+			p.Failed(m, errRefused)
+		}
+		got := map[*Member]bool{}
+		for range 2 * c.pods {
+			m, _ := p.Pick(netip.Addr{}, nil)
+			got[m] = true
+		}
+		if len(got) != c.usable {
+			t.Errorf("%+v, %d of %d fail: %d get clients, want %d", c.eject, c.failed, c.pods, len(got), c.usable)
+		}
+	}
+}
+
+// Requests that fail in a row eject a Pod, if that is asked for. It comes back on trial: one more failure is enough. A
+// connection does not end that, nor does an answer to what it had before.
+func TestErrorsEject(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, addrs := poolOf(t, dialect.RoundRobin, 4)
+		out := func() bool { _, _, n := p.Count(); return n == 1 }
+		bad := p.members[0]
+		for range 100 {
+			p.Answered(bad, 500, nil, 0)
+		}
+		if out() {
+			t.Fatal("errors eject although nothing asks for that")
+		}
+		p.Set(Options{Balance: dialect.RoundRobin, Eject: dialect.Eject{Errors: 3}}, addrs, 0)
+		for _, status := range []int{500, 0, 404, 503, 0, 200, 500, 502} {
+			p.Answered(bad, status, errRefused, 0)
+		}
+		if out() {
+			t.Error("ejected after two errors in a row")
+		}
+		p.Answered(bad, 0, errRefused, 0)
+		if !out() {
+			t.Fatal("not ejected after three errors in a row")
+		}
+		list := p.absences.List()
+		const want = "3 requests failed in a row, the last one with: connection refused"
+		if len(list) != 1 || list[0].Reason != want || !list[0].Ejected {
+			t.Errorf("%+v, want %s", list, want)
+		}
+		p.Answered(bad, 200, nil, 0) // to what it had before
+		p.Reached(bad)
+		if !out() {
+			t.Error("it is back at once")
+		}
+		time.Sleep(ejectFor)
+		if p.Reached(bad); out() || len(p.absences.List()) != 1 {
+			t.Error("it is not on trial")
+		}
+		p.Answered(bad, 500, nil, 0)
+		if !out() {
+			t.Error("it has failed on trial and is not ejected")
+		}
+		time.Sleep(2 * ejectFor)
+		p.Answered(bad, 200, nil, 0)
+		if n := len(p.absences.List()); out() || n != 0 {
+			t.Errorf("it answers well: out %t, %d entries", out(), n)
+		}
+		p.Answered(bad, 500, nil, 0)
+		if out() {
+			t.Error("its trial has not ended")
+		}
+	})
+}
+
+// What checks find goes before what clients met; a Pod that nobody tries is forgotten; one that leaves has no entry.
+func TestAbsences(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, addrs := poolOf(t, dialect.RoundRobin, 4)
+		changes := 0
+		p.absences.changed = func() { changes++ }
+		m := p.members[0]
+		p.Failed(m, errRefused)
+		began := time.Now()
+		time.Sleep(time.Second)
+		m.bad = true
+		p.turned(m, errors.New(strings.Repeat("x", 1000)))
+		p.Failed(m, errRefused) // of a client that has waited
+		list := p.absences.List()
+		if len(list) != 1 || list[0].Ejected || !list[0].Since.Equal(began) || len(list[0].Reason) > maxReason+3 || changes != 2 {
+			t.Errorf("%+v, %d changes", list, changes)
+		}
+		m.bad = false
+		if p.turned(m, nil); len(p.absences.List()) != 0 || changes != 3 {
+			t.Errorf("its checks pass: %+v, %d changes", p.absences.List(), changes)
+		}
+		p.Failed(p.members[1], errRefused)
+		time.Sleep(ejectFor + mostEject + time.Second)
+		if list := p.absences.List(); len(list) != 0 {
+			t.Errorf("nobody tries it: %+v", list)
+		}
+		p.Failed(p.members[2], errRefused)
+		if p.Set(Options{Balance: dialect.RoundRobin}, addrs[:2], 0); len(p.absences.List()) != 0 {
+			t.Errorf("it has left: %+v", p.absences.List())
 		}
 	})
 }

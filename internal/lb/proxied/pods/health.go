@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,7 +37,11 @@ func (p *Pool) check(m *Member, stays bool) {
 		m.stop()
 	}
 	ctx, cancel := context.WithCancel(p.ctx)
-	m.stop, m.bad = cancel, m.bad && stays
+	m.stop = cancel
+	if m.bad && !stays {
+		m.bad = false
+		p.absences.remove(m, false)
+	}
 	if c := p.o.Checks; c.Enabled {
 		p.wg.Go(func() { p.watch(ctx, m, c) })
 	}
@@ -72,14 +77,25 @@ func (p *Pool) watch(ctx context.Context, m *Member, c Checks) {
 		}
 		now := m.bad
 		if now != was {
-			if p.ready = nil; !now {
-				m.since = time.Now()
-			}
+			p.turned(m, err)
 		}
 		p.mu.Unlock()
 		if now != was {
 			p.log.Info("the health of an endpoint has changed", "endpoint", m.addr, "healthy", !now, "err", err)
 		}
+	}
+}
+
+// turned notes that checks find a member's health changed. The caller holds mu.
+func (p *Pool) turned(m *Member, err error) {
+	p.ready = nil
+	switch {
+	case m.gone:
+	case m.bad && err != nil:
+		p.absences.add(m, Absence{Service: p.service, Pod: m.addr, Reason: "health check: " + err.Error(), Since: time.Now()})
+	default:
+		m.since = time.Now()
+		p.absences.remove(m, false)
 	}
 }
 
@@ -135,10 +151,11 @@ func (c Checks) http(ctx context.Context, at netip.AddrPort, dial dialer) error 
 	if path == "" {
 		path = "/"
 	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, string(c.Protocol)+"://"+at.String()+path, nil)
+	r, err := http.NewRequestWithContext(ctx, cmp.Or(c.Method, http.MethodGet), string(c.Protocol)+"://"+at.String()+path, nil)
 	if err != nil {
 		return err
 	}
+	r.Host = c.Host // "" is the address
 	r.Header.Set("User-Agent", "fairlead-lb-health")
 	t := &http.Transport{
 		DialContext: dial, DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxHealthHeader,

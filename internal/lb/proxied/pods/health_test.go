@@ -10,7 +10,6 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -21,9 +20,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
-	"github.com/fairlead/fairlead/internal/lb/proxied/panics"
 	"github.com/fairlead/fairlead/internal/lb/proxied/proxyproto"
-	"github.com/fairlead/fairlead/internal/svc"
 )
 
 func (c Checks) at(t *testing.T, addr string) error {
@@ -36,6 +33,10 @@ func (c Checks) at(t *testing.T, addr string) error {
 func TestProbes(t *testing.T) {
 	var status atomic.Int32
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Host == "web.example" && r.Method == http.MethodHead {
+			w.WriteHeader(http.StatusTeapot)
+			return
+		}
 		if r.RequestURI != "/ready?x=1" {
 			w.WriteHeader(http.StatusNotFound)
 			return
@@ -60,6 +61,10 @@ func TestProbes(t *testing.T) {
 			if err := (Checks{Health: h}).at(t, l.Addr().String()); (err == nil) != c.healthy {
 				t.Errorf("%s %+v: %v", protocol, c, err)
 			}
+		}
+		h := dialect.Health{Protocol: protocol, Host: "web.example", Method: http.MethodHead, Codes: "418"}
+		if err := (Checks{Health: h}).at(t, l.Addr().String()); err != nil {
+			t.Errorf("%s: a check with a host and a method: %v", protocol, err)
 		}
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -113,7 +118,8 @@ func TestUnhealthyWithAnotherCertificate(t *testing.T) {
 	pod := netip.MustParseAddrPort("10.0.0.1:80")
 	o := Options{Checks: Checks{Health: dialect.Health{Enabled: true, Interval: dialect.Duration(time.Hour), Path: "/"}}}
 	ctx, cancel := context.WithCancel(t.Context())
-	p := &Pool{ctx: ctx, wg: &sync.WaitGroup{}, log: r.Logger()}
+	p := newPool(t, r.Logger())
+	p.ctx = ctx
 	defer p.wg.Wait()
 	defer cancel()
 	p.Set(o, []netip.AddrPort{pod}, 0)
@@ -132,8 +138,8 @@ func TestUnhealthyWithAnotherCertificate(t *testing.T) {
 // A check that panics has failed.
 func TestPanicOfCheck(t *testing.T) {
 	r := lbtest.New(t)
-	counter := panics.New(r.Logger())
-	p := New(t.Context(), &sync.WaitGroup{}, r.Logger(), svc.Name{Namespace: "default", Name: "web"}, counter)
+	p := newPool(t, r.Logger())
+	counter := p.panics
 	p.Set(Options{}, []netip.AddrPort{r.Pod(lbtest.Named("a"))}, 0)
 	var none context.Context
 	if err := p.probe(none, p.members[0], p.o.Checks); err == nil || counter.Count() != 1 {

@@ -9,10 +9,12 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/lb/proxied/panics"
+	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -24,14 +26,26 @@ const (
 	MaxDials = 3
 )
 
+// Shared is what all pools of a Server have.
+type Shared struct {
+	Context  context.Context // ends checks
+	Running  *sync.WaitGroup // counts them
+	Log      *slog.Logger
+	Panics   *panics.Counter
+	Absences *Absences
+}
+
 // Pool is the Pods behind a port of a Service.
 type Pool struct {
 	ctx context.Context // of the Server
 	wg  *sync.WaitGroup
 	log *slog.Logger
 
-	service svc.Name
-	panics  *panics.Counter
+	service  svc.Name
+	panics   *panics.Counter
+	absences *Absences
+	traffic  *traffic.Service
+	errors   atomic.Int32 // o.Eject.Errors
 
 	mu      sync.Mutex
 	o       Options
@@ -47,9 +61,12 @@ type Pool struct {
 	returns time.Time
 }
 
-// New returns a Pool without Pods. Its checks end with ctx, and are counted by wg.
-func New(ctx context.Context, wg *sync.WaitGroup, log *slog.Logger, service svc.Name, counter *panics.Counter) *Pool {
-	return &Pool{ctx: ctx, wg: wg, log: log.With("service", service), service: service, panics: counter}
+// New returns a Pool without Pods, of a Service whose traffic is counted.
+func New(with Shared, service svc.Name, counts *traffic.Service) *Pool {
+	return &Pool{
+		ctx: with.Context, wg: with.Running, log: with.Log.With("service", service), service: service, panics: with.Panics,
+		absences: with.Absences, traffic: counts,
+	}
 }
 
 // Options are the settings of a Pool.
@@ -59,14 +76,16 @@ type Options struct {
 	Checks    Checks
 	// Weights are the shares of Pods that have another one than 1.
 	Weights map[netip.AddrPort]int
+	Eject   dialect.Eject
 	// Key, if there is one, makes cookies that name Pods.
 	Key string
 }
 
 // Member is a Pod.
 type Member struct {
-	addr netip.AddrPort
-	stop context.CancelFunc // of its health checks
+	addr  netip.AddrPort
+	stop  context.CancelFunc // of its health checks
+	count *traffic.Endpoint
 
 	// What follows is guarded by the pool's mu.
 
@@ -77,13 +96,21 @@ type Member struct {
 	since  time.Time // when it came or came back, zero if it was there from the beginning
 	credit float64   // how far it lags behind its share, for RoundRobin
 	tag    string    // by which cookies name it
-	// ejected is until when it gets no client because it could not be reached, and failures how often that was in a row.
+	// ejected is until when it gets no client since it has failed, and failures how often that was in a row.
 	ejected  time.Time
 	failures int
+
+	// errors is how many requests have failed in a row, and onTrial is set if it was ejected for them and has answered none well
+	// since.
+	errors  atomic.Int32
+	onTrial atomic.Bool
 }
 
 // Addr is where it is.
 func (m *Member) Addr() netip.AddrPort { return m.addr }
+
+// Traffic counts what it has.
+func (m *Member) Traffic() *traffic.Endpoint { return m.count }
 
 // Link is a connection of a client to a Pod, or a request. Close ends it.
 type Link struct{ Close func() }
@@ -98,6 +125,7 @@ func (p *Pool) Set(o Options, backends []netip.AddrPort, drain time.Duration) {
 	known.TLS = o.Checks.TLS
 	stays := known == o.Checks
 	p.o, p.ready = o, nil
+	p.errors.Store(int32(o.Eject.Errors)) //nolint:gosec // a few
 	wanted := slices.Clone(backends)
 	slices.SortFunc(wanted, netip.AddrPort.Compare)
 	wanted = slices.Compact(wanted)
@@ -113,7 +141,7 @@ func (p *Pool) Set(o Options, backends []netip.AddrPort, drain time.Duration) {
 	for _, a := range wanted {
 		m := have[a]
 		if m == nil {
-			m = &Member{addr: a, conns: map[*Link]struct{}{}, since: came}
+			m = &Member{addr: a, conns: map[*Link]struct{}{}, since: came, count: p.traffic.Endpoint(a)}
 		}
 		m.weight = 1
 		if w, has := o.Weights[a]; has {
@@ -135,6 +163,8 @@ func (p *Pool) Set(o Options, backends []netip.AddrPort, drain time.Duration) {
 func (p *Pool) leave(m *Member, drain time.Duration) {
 	m.gone = true
 	m.stop()
+	m.count.Leave()
+	p.absences.remove(m, false)
 	end := func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -180,6 +210,7 @@ func (p *Pool) Add(m *Member, l *Link) bool {
 		return false
 	}
 	m.conns[l] = struct{}{}
+	m.count.Use(1)
 	return true
 }
 
@@ -197,7 +228,28 @@ func (p *Pool) InUse() (n int) {
 func (p *Pool) Remove(m *Member, l *Link) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(m.conns, l)
+	if _, has := m.conns[l]; has {
+		delete(m.conns, l)
+		m.count.Use(-1)
+	}
+}
+
+// Count returns how many of its Pods get new clients, fail their checks, and are ejected.
+func (p *Pool) Count() (healthy, unhealthy, ejected int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	for _, m := range p.members {
+		switch {
+		case m.bad:
+			unhealthy++
+		case now.Before(m.ejected):
+			ejected++
+		default:
+			healthy++
+		}
+	}
+	return healthy, unhealthy, ejected
 }
 
 // Close ends health checks and drains all members.

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel/socket"
@@ -45,16 +46,26 @@ func (u *upload) waited() error {
 	return nil
 }
 
+// tooMany is for a client with more requests than the Service lets one have.
+//
+//nolint:gochecknoglobals // constant
+var tooMany = &proxied.Reply{Status: http.StatusTooManyRequests, Fields: []http1.Field{{Name: []byte("Retry-After"), Value: []byte("1")}}}
+
 // carry has the request answered, as the listener's configuration routes it. It reports false if no answer is whole: then
 // the client's end must be cut off.
 func (x *exchange) carry() bool {
 	x.isHead, x.websocket = string(x.req.Method) == http.MethodHead, strings.EqualFold(string(x.req.Upgrade), "websocket")
+	if !x.config.AllowsRequest(x.conn.client.Addr()) {
+		x.reply(tooMany)
+		return true
+	}
 	route := x.config.Route(x.req, x.conn.origin())
 	if route.Reply != nil {
 		x.reply(route.Reply)
 		return true
 	}
 	x.to, x.edit = route.To, route.Edit
+	mark(x)
 	if x.to.Sticky.Cookies() {
 		x.cookies = cookies(x.req)
 	}
@@ -115,17 +126,36 @@ func (x *exchange) prepare() []byte {
 func (x *exchange) ask(b pod, m *pods.Member, whole []byte, simple bool) error {
 	for again := true; ; again = false {
 		x.attach(b)
+		x.podStatus, x.answered = 0, time.Time{}
 		err := x.converse(b, m, whole)
 		x.attach(nil)
 		unseen := b.unseen(err)
 		b.release(x, err == nil && x.reusable && !x.drained.Load())
+		if simple && !x.answering && errors.Is(err, syscall.ETIMEDOUT) && !x.drained.Load() { // its node is dark
+			x.to.Pool.Failed(m, err)
+			return &dialError{err}
+		}
 		if !again || x.drained.Load() || (!errors.Is(err, errStale) || !simple) && (!unseen || x.upload != nil) {
+			judge(x, m, err)
 			return err
 		}
+		x.config.Traffic().Retried()
 		if b, err = transportOf(x.to).dial(x.dialling(), m.Addr()); err != nil {
 			return err
 		}
 	}
+}
+
+// judge notes how a Pod has answered, unless that says nothing about it: the client has left, or the Pod's turn was over.
+func judge(x *exchange, m *pods.Member, err error) {
+	if x.podStatus != 0 {
+		x.to.Pool.Answered(m, x.podStatus, nil, x.answered.Sub(x.asked))
+		return
+	}
+	if err == nil || x.drained.Load() || errors.Is(err, errLeft) || x.conn.malformed.Load() {
+		return
+	}
+	x.to.Pool.Answered(m, 0, err, 0)
 }
 
 // converse sends the request and passes the answer on.
@@ -164,6 +194,9 @@ func (x *exchange) converse(b pod, m *pods.Member, whole []byte) (err error) {
 
 // beginUpload starts to send the body of the request while the answer is awaited.
 func (x *exchange) beginUpload(b pod) {
+	if u, is := b.(*upstream); is {
+		u.allowSilence()
+	}
 	up := &upload{exchange: x, done: make(chan struct{})}
 	x.upload = up
 	up.pump = pump{to: b, from: x.client.source(), trailers: x.req.Announced || x.second, timeout: x.limit(), bytes: &x.received, of: up}
@@ -345,6 +378,7 @@ func (x *exchange) switchProtocols(b pod) error {
 		return fmt.Errorf("%w: it changes to a protocol that was not asked for", errAnswer)
 	}
 	x.answering, x.status = true, http.StatusSwitchingProtocols
+	u.allowSilence()
 	return x.client.tunnel(u)
 }
 
@@ -366,7 +400,7 @@ func (x *exchange) failed(err error) bool {
 		status = http.StatusBadRequest
 	case errors.Is(err, pods.ErrNone), x.drained.Load():
 		status = http.StatusServiceUnavailable
-	case errors.Is(err, errSilent), errors.Is(err, os.ErrDeadlineExceeded):
+	case errors.Is(err, errSilent), errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, syscall.ETIMEDOUT):
 		status = http.StatusGatewayTimeout
 	}
 	x.status = status

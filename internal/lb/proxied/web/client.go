@@ -56,6 +56,8 @@ func (c *clientConn) rejects(now *proxied.Config, method []byte) int {
 	switch {
 	case now.Service != c.config.Service: // the address has passed on
 		return http.StatusMisdirectedRequest
+	case !now.Verifies(c.config.TLS):
+		return http.StatusMisdirectedRequest
 	case !now.Admits(c.client.Addr()):
 		return http.StatusForbidden
 	case string(method) == "PRI": // the preface of HTTP/2, with fields

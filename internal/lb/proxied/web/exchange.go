@@ -1,6 +1,7 @@
 package web
 
 import (
+	"net/http"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -89,6 +90,7 @@ type exchange struct {
 	podStatus, status      int
 	received, sent         atomic.Int64
 	line                   requestLine
+	id                     string // by which it is found again, empty for none
 
 	active atomic.Int64 // when something was carried last, since conn.began
 
@@ -107,7 +109,7 @@ func (x *exchange) begin(c *proxied.Config) {
 	x.received.Store(0)
 	x.sent.Store(0)
 	x.touch()
-	x.line, x.cookies = requestLine{}, nil
+	x.line, x.cookies, x.id = requestLine{}, nil, ""
 	if c.Logs() {
 		x.line = requestLineOf(x.req, x.second)
 	}
@@ -127,9 +129,24 @@ func (x *exchange) end() {
 		x.engine.host.ForgetRequest(x.counted)
 		x.counted = nil
 	}
-	if x.config != nil && x.config.Logs() {
+	if x.config == nil {
+		return
+	}
+	count(x)
+	if x.config.Logs() {
 		x.record(x.line, x.status, x.sent.Load())
 	}
+}
+
+// count counts a request that has ended.
+func count(x *exchange) {
+	took := time.Since(x.began)
+	if x.status == http.StatusSwitchingProtocols || x.key != "" {
+		took = -1
+	}
+	t := x.config.Traffic()
+	t.Request(x.status, took)
+	t.Carried(x.received.Load(), x.sent.Load())
 }
 
 // touch notes that something was carried.
@@ -184,13 +201,13 @@ func (x *exchange) attach(b pod) {
 func (x *exchange) record(r requestLine, status int, sent int64) {
 	e := accesslog.Entry{
 		Client: x.conn.client, Pod: x.pod, Before: -1, During: -1, After: -1, Status: status, PodStatus: x.podStatus,
-		Received: x.received.Load(), Sent: sent, Agent: r.agent, Kind: r.kind(x.conn.secure, status), Began: x.began,
+		Received: x.received.Load(), Sent: sent, Agent: r.agent, Kind: r.kind(x.conn.secure, status), Began: x.began, RequestID: x.id,
 	}
 	scheme := "http"
 	if x.conn.secure {
 		scheme = "https"
 		e.TLS(x.conn.tls)
-		e.Domain = x.conn.tls.ServerName
+		e.Domain, e.Subject = x.conn.tls.ServerName, subjectOf(&x.conn.tls)
 	}
 	if r.method != "" { // else it is none
 		e.Request = r.text(scheme, x.conn.at.Port())

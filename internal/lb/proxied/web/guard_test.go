@@ -47,7 +47,10 @@ var rejected = map[string]string{
 	"length in trailers":          "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nContent-Length: 1\r\n\r\na",
 	"no name":                     "GET / HTTP/1.1\r\nHost: a\r\n: b\r\n\r\n",
 	"blank in a name":             "GET / HTTP/1.1\r\nHost: a\r\nX Y: b\r\n\r\n",
-	"blank lines before":          "\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n",
+	"many blank lines before":     "\r\n\r\n\r\n\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n",
+	"LF before":                   "\nGET / HTTP/1.1\r\nHost: a\r\n\r\n",
+	"CR before":                   "\rGET / HTTP/1.1\r\nHost: a\r\n\r\n",
+	"HTTP/2 after a blank line":   "\r\nPRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 	"another version":             "GET / HTTP/1.2\r\nHost: a\r\n\r\n",
 	"no version":                  "GET /\r\n\r\n",
 	"HTTP/2 after a request":      "GET / HTTP/1.1\r\nHost: a\r\n\r\nPRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -96,7 +99,7 @@ func TestSmugglingIsRejected(t *testing.T) {
 	}
 	good := "POST /1 HTTP/1.1\r\nHost: a\r\nContent-Length:  3 \r\n\r\nabc" +
 		"POST /2 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: Chunked\r\n\r\nA\r\n0123456789\r\n1\r\na\r\n0\r\nX-T: 1\r\n\r\n" +
-		"GET /3 HTTP/1.1\r\nHost: a\r\n\r\n"
+		"\r\n\r\nGET /3 HTTP/1.1\r\nHost: a\r\n\r\n"
 	for _, size := range []int{1, 7, len(good)} { // in parts
 		whole.Store(0)
 		c := r.Dial()

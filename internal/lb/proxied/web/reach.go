@@ -115,6 +115,9 @@ func (r *reaching) next() (pod, *pods.Member, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	if len(r.tried) > 0 {
+		x.config.Traffic().Retried()
+	}
 	r.tried = append(r.tried, m)
 	x.pod, x.asked = m.Addr(), time.Now()
 	d := x.dialling()
@@ -136,7 +139,7 @@ func (r *reaching) next() (pod, *pods.Member, error) {
 		case result.err == nil:
 			pool.Reached(m)
 		case errors.As(result.err, &undialed):
-			pool.Failed(m)
+			pool.Failed(m, result.err)
 		}
 	})
 	return nil, nil, nil

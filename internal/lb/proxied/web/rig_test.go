@@ -35,13 +35,13 @@ type rig struct {
 	panicAt atomic.Pointer[string]
 }
 
-func newRig(t *testing.T, annotations map[string]string) *rig {
+func newRig(t testing.TB, annotations map[string]string) *rig {
 	t.Helper()
 	return newSmallRig(t, annotations, 0)
 }
 
 // newSmallRig returns a rig that has no more connections at a time.
-func newSmallRig(t *testing.T, annotations map[string]string, most int) *rig {
+func newSmallRig(t testing.TB, annotations map[string]string, most int) *rig {
 	t.Helper()
 	r := &rig{Rig: lbtest.New(t), logs: filepath.Join(t.TempDir(), "logs"), bounds: bounds{headerTimeout, idleGrace}}
 	r.server = proxied.New(proxied.Options{Log: r.Logger(), AccessLogs: r.logs, Node: "n1", Engine: r.start, MaxConnections: most})

@@ -164,9 +164,11 @@ func (s *session) read() (int, error) {
 		until = time.Time{}
 	}
 	s.idle.Store(len(s.front.buffered()) == 0)
-	for {
-		b := s.front.buffered()
-		if !s.served.Load() && !s.web.secure && isPreface(b) {
+	for blank := 0; ; {
+		skipped, half := s.skipBlank(maxBlank - blank)
+		blank += skipped
+		if b := s.front.buffered(); half { // of such a line, perhaps
+		} else if blank == 0 && !s.served.Load() && !s.web.secure && isPreface(b) {
 			if len(b) >= len(http2.Preface) {
 				return 0, errHTTP2
 			}
@@ -186,6 +188,26 @@ func (s *session) read() (int, error) {
 			return 0, err
 		}
 	}
+}
+
+// maxBlank is how many empty lines may stand before a request line (RFC 9112, section 2.2): some clients send one after a body.
+const maxBlank = 4
+
+// skipBlank takes empty lines before a request line, most of them at most, and returns how many. half reports whether there is the
+// beginning of one.
+func (s *session) skipBlank(most int) (lines int, half bool) {
+	for lines < most {
+		b := s.front.buffered()
+		if len(b) == 0 || b[0] != '\r' || len(b) > 1 && b[1] != '\n' {
+			return lines, false
+		}
+		if len(b) == 1 {
+			return lines, true
+		}
+		s.front.take(2)
+		lines++
+	}
+	return lines, false
 }
 
 // headerSlack is how much a header may exceed maxHeader, as net/http allows it.
@@ -235,6 +257,7 @@ func (s *session) recordOwn(c *proxied.Config, status int, line requestLine) {
 	if status == http.StatusMisdirectedRequest {
 		c = s.web.config
 	}
+	c.Traffic().Request(status, -1)
 	if c.Logs() {
 		x := &exchange{engine: s.engine, conn: s.web, config: c, to: c, began: time.Now()}
 		x.record(line, status, int64(len(ownText(status))))

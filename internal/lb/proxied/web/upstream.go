@@ -18,7 +18,9 @@ import (
 type upstream struct {
 	wire
 	pod   netip.AddrPort
+	tcp   *net.TCPConn
 	probe *socket.Probe
+	slow  bool // see allowSilence
 	kept  bool // it has had a request
 	used  bool // it was kept, and has answered nothing since
 	body  wireSink
@@ -30,6 +32,16 @@ type upstream struct {
 	of           *upstreams
 	older, newer *upstream // of all that are kept
 	below, above *upstream // of the connections to the Pod
+}
+
+// unacknowledged is how long a Pod may leave what it was sent without an acknowledgement: on a node that is dark it does for ever.
+const unacknowledged = 10 * time.Second
+
+// allowSilence lifts that bound: a Pod may take its time to read a body, or the bytes of another protocol.
+func (u *upstream) allowSilence() {
+	if u.tcp != nil && !u.slow {
+		u.slow = socket.SetUserTimeout(u.tcp, 0) == nil
+	}
 }
 
 // head sends the head of the request, with the next flush, and a body that is whole.
@@ -83,6 +95,9 @@ func (u *upstream) abort() { stream.CloseNow(u.conn) }
 func (u *upstream) release(x *exchange, reusable bool) {
 	t := transportOf(x.to)
 	if reusable {
+		if u.slow {
+			u.slow = socket.SetUserTimeout(u.tcp, unacknowledged) != nil
+		}
 		t.upstreams.put(u)
 		return
 	}
@@ -125,7 +140,8 @@ func (t *transport) dialPod(ctx context.Context, pod, client, at netip.AddrPort,
 		_ = conn.Close()
 		return nil, false, err
 	}
-	u := &upstream{pod: pod, probe: probe}
+	_ = socket.SetUserTimeout(tcp, unacknowledged) // without it the Pod has the time for its answer
+	u := &upstream{pod: pod, tcp: tcp, probe: probe}
 	if !t.kind.backend.IsTLS() {
 		u.wire = newWire(tcp)
 		return u, multiplex, nil

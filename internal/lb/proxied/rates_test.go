@@ -1,0 +1,57 @@
+package proxied
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+)
+
+// A client has as many requests a second as it may, at once those of a second; an IPv6 network of 64 bits is one client.
+func TestRates(t *testing.T) {
+	var r rates
+	at := time.Now()
+	a, v6, same := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::ffff")
+	allowed := func(client netip.Addr, tries int) (n int) {
+		for range tries {
+			if r.allow(client, 10, at) {
+				n++
+			}
+		}
+		return n
+	}
+	if n := allowed(a, 100); n != 10 {
+		t.Errorf("%d at once, want 10", n)
+	}
+	if n := allowed(netip.MustParseAddr("::ffff:192.0.2.1"), 5); n != 0 {
+		t.Errorf("the same client in IPv6 has %d", n)
+	}
+	if n := allowed(v6, 5) + allowed(same, 100); n != 10 {
+		t.Errorf("a network has %d, want 10", n)
+	}
+	at = at.Add(300 * time.Millisecond)
+	if n := allowed(a, 100); n != 3 {
+		t.Errorf("%d after 0.3 s, want 3", n)
+	}
+	at = at.Add(time.Hour)
+	if n := allowed(a, 100); n != 10 {
+		t.Errorf("%d after an hour, want 10", n)
+	}
+}
+
+// The clients that are counted are bounded: who has nothing to the account is forgotten.
+func TestRatesAreBounded(t *testing.T) {
+	var r rates
+	at := time.Now()
+	client := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}) }
+	for i := range maxRates + 1000 {
+		if !r.allow(client(i), 1, at) {
+			t.Fatalf("client %d has no request", i)
+		}
+	}
+	if len(r.due) != maxRates {
+		t.Errorf("%d clients", len(r.due))
+	}
+	if at = at.Add(2 * time.Second); !r.allow(client(1<<20), 1, at) || len(r.due) != 1 {
+		t.Errorf("%d clients after a while", len(r.due))
+	}
+}

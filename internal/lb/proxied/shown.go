@@ -1,0 +1,93 @@
+package proxied
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
+	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// shown is what a Server tells of its traffic and endpoints.
+type shown struct {
+	server *Server
+	absent atomic.Pointer[func()] // see Watch
+}
+
+// Watch has changed called when Absences may differ, with locks held: it must not wait. It is called before the first Set.
+func (o *shown) Watch(changed func()) { o.absent.Store(&changed) }
+
+// changed is called when a Pod turns absent, or returns.
+func (o *shown) changed() {
+	if f := o.absent.Load(); f != nil {
+		(*f)()
+	}
+}
+
+// Absences returns which Pods get no new clients, and why.
+func (o *shown) Absences() []pods.Absence { return o.server.shared.Absences.List() }
+
+// DroppedLines returns how many lines of access logs the standard output did not get.
+func (o *shown) DroppedLines() uint64 {
+	if o.server.logs == nil {
+		return 0
+	}
+	return o.server.logs.DroppedLines()
+}
+
+// Collector returns the metrics of what Services and their endpoints carry.
+func (o *shown) Collector() prometheus.Collector {
+	return traffic.Collector{Book: o.server.book, States: o.states}
+}
+
+// states returns what Services have now.
+func (o *shown) states() []traffic.State {
+	s := o.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make(map[svc.Name]*traffic.State, len(s.usages))
+	for n := range s.usages {
+		all[n] = &traffic.State{Service: n}
+	}
+	for key, p := range s.pools {
+		if t := all[key.service]; t != nil {
+			healthy, unhealthy, ejected := p.Count()
+			t.Healthy, t.Unhealthy, t.Ejected = t.Healthy+healthy, t.Unhealthy+unhealthy, t.Ejected+ejected
+		}
+	}
+	for n, v := range s.services {
+		if t := all[n]; t != nil {
+			t.Certificates = certificateEnds(v)
+		}
+	}
+	out := make([]traffic.State, 0, len(all))
+	a := &s.admission
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for n, t := range all {
+		t.Connections = s.usages[n].active
+		out = append(out, *t)
+	}
+	return out
+}
+
+// certificateEnds returns when the certificates end that clients of a Service are shown, by the names of their Secrets.
+func certificateEnds(v *Service) map[string]time.Time {
+	out := map[string]time.Time{}
+	for i, name := range v.Spec.Certificates {
+		if i < len(v.Certificates) && v.Certificates[i].Leaf != nil {
+			out[name] = v.Certificates[i].Leaf.NotAfter
+		}
+	}
+	if v.Routes != nil {
+		for n, c := range v.Routes.Certificates {
+			if c != nil && c.Leaf != nil {
+				out[n.Namespace+"/"+n.Name] = c.Leaf.NotAfter
+			}
+		}
+	}
+	return out
+}

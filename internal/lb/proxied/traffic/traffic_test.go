@@ -1,0 +1,148 @@
+package traffic
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// shown returns the metrics as text, a line each.
+func shown(t *testing.T, b *Book, states ...State) string {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry() // refuses a series that is there twice
+	registry.MustRegister(Collector{Book: b, States: func() []State { return states }})
+	answer := httptest.NewRecorder()
+	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	if answer.Code != http.StatusOK {
+		t.Fatal(answer.Body)
+	}
+	return answer.Body.String()
+}
+
+func name(n string) svc.Name { return svc.Name{Namespace: "default", Name: n} }
+
+func TestMetrics(t *testing.T) {
+	b := NewBook()
+	s := b.Service(name("web"))
+	at := netip.MustParseAddrPort("10.0.0.1:80")
+	e, again := s.Endpoint(at), s.Endpoint(at) // of two ports
+	s.Opened()
+	s.Request(200, 7*time.Millisecond)
+	s.Request(503, time.Hour)
+	s.Request(101, -1)
+	s.Carried(3, 4)
+	s.Retried()
+	s.Rejected(ClientLimit)
+	e.Use(2)
+	again.Use(-1)
+	e.Answered(200, 250*time.Millisecond)
+	again.Answered(0, time.Hour)
+	e.Failed()
+	e.Ejected()
+	state := State{Service: name("web"), Connections: 5, Healthy: 2, Unhealthy: 1,
+		Certificates: map[string]time.Time{"tls": time.Now().Add(-48 * time.Hour)}}
+	text := shown(t, b, state)
+	const of, pod = `namespace="default",service="web"`, `endpoint="10.0.0.1:80",namespace="default",service="web"`
+	for _, line := range []string{
+		`fairlead_lb_requests_total{class="2xx",` + of + `} 1`, `fairlead_lb_requests_total{class="5xx",` + of + `} 1`,
+		`fairlead_lb_requests_total{class="1xx",` + of + `} 1`, `fairlead_lb_requests_total{class="4xx",` + of + `} 0`,
+		`fairlead_lb_request_duration_seconds_bucket{` + of + `,le="0.005"} 0`,
+		`fairlead_lb_request_duration_seconds_bucket{` + of + `,le="0.01"} 1`,
+		`fairlead_lb_request_duration_seconds_count{` + of + `} 2`,
+		`fairlead_lb_bytes_total{` + of + `,to="endpoints"} 3`, `fairlead_lb_bytes_total{` + of + `,to="clients"} 4`,
+		`fairlead_lb_connections_total{` + of + `} 1`, `fairlead_lb_connections{` + of + `} 5`, `fairlead_lb_retries_total{` + of + `} 1`,
+		`fairlead_lb_rejected_total{` + `namespace="default",reason="client-limit",service="web"} 1`,
+		`fairlead_lb_endpoints{` + of + `,state="unhealthy"} 1`, `fairlead_lb_endpoint_connections{` + pod + `} 1`,
+		`fairlead_lb_endpoint_requests_total{class="none",` + pod + `} 1`, `fairlead_lb_endpoint_answer_seconds_total{` + pod + `} 0.25`,
+		`fairlead_lb_endpoint_failures_total{` + pod + `} 1`, `fairlead_lb_endpoint_ejections_total{` + pod + `} 1`,
+		`fairlead_lb_certificate_days{namespace="default",secret="tls",service="web"} -2.0`,
+	} {
+		if !strings.Contains(text, line) {
+			t.Errorf("no %s", line)
+		}
+	}
+	if t.Failed() {
+		t.Log(text)
+	}
+	e.Leave()
+	if text := shown(t, b, state); !strings.Contains(text, `endpoint="10.0.0.1:80"`) {
+		t.Error("the series end although the endpoint is used")
+	}
+	again.Leave()
+	if text := shown(t, b, state); strings.Contains(text, `endpoint="`) {
+		t.Error("the series go on although the endpoint has left")
+	}
+	b.Drop(name("web"))
+	e.Answered(200, 0) // a request that still ends
+	s.Endpoint(at).Leave()
+	if text := shown(t, b); text != "" {
+		t.Errorf("a Service that is gone has %s", text)
+	}
+}
+
+// However many Services and endpoints there are, the series are bounded, and nothing is lost; a place that gets free is used.
+func TestSeriesAreBounded(t *testing.T) {
+	b := newBook(limits{services: 3, endpoints: 5, ofService: 4})
+	var all []*Endpoint
+	for i := range 50 {
+		s := b.Service(name(string(rune('a' + i))))
+		s.Opened()
+		for port := range uint16(10) {
+			e := s.Endpoint(netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), 1+port))
+			e.Failed()
+			all = append(all, e)
+		}
+	}
+	text := shown(t, b)
+	sum := func(prefix string) (series, total int) {
+		for line := range strings.Lines(text) {
+			if strings.HasPrefix(line, prefix+"{") {
+				series++
+				n, err := strconv.Atoi(strings.TrimSpace(line[strings.LastIndexByte(line, ' '):]))
+				if err != nil {
+					t.Fatal(err)
+				}
+				total += n
+			}
+		}
+		return series, total
+	}
+	if series, total := sum("fairlead_lb_connections_total"); series != 4 || total != 50 {
+		t.Errorf("%d series of Services with %d connections, want 4 with 50", series, total)
+	}
+	if series, total := sum("fairlead_lb_endpoint_failures_total"); series != 8 || total != 30 {
+		t.Errorf("%d series of endpoints with %d failures, want 5 and 3 of others, with 30", series, total)
+	}
+	for _, e := range all {
+		e.Leave()
+	}
+	for i := range 50 {
+		b.Drop(name(string(rune('a' + i))))
+	}
+	if b.endpoints != 0 || len(b.services) != 0 {
+		t.Errorf("%d endpoints and %d Services are left", b.endpoints, len(b.services))
+	}
+	if e := b.Service(name("z")).Endpoint(netip.MustParseAddrPort("10.0.0.9:1")); !e.at.IsValid() {
+		t.Error("a free place is not used")
+	}
+}
+
+func BenchmarkCount(b *testing.B) {
+	book := NewBook()
+	s := book.Service(name("web"))
+	e := s.Endpoint(netip.MustParseAddrPort("10.0.0.1:80"))
+	for b.Loop() {
+		s.Request(200, 3*time.Millisecond)
+		s.Carried(0, 100)
+		e.Answered(200, time.Millisecond)
+	}
+}

@@ -1,0 +1,25 @@
+package web
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
+)
+
+// A request on a kept connection, with its counters.
+func BenchmarkRequest(b *testing.B) {
+	b.ReportAllocs()
+	request := []byte("GET / HTTP/1.1\r\nHost: a.example.com\r\nUser-Agent: test\r\nAccept: */*\r\n\r\n")
+	r := newRig(b, map[string]string{lbProtocol: "http"})
+	r.set(r.Pod(lbtest.AnswerAll))
+	c, answer := r.Forever(), make([]byte, 4<<10)
+	for b.Loop() {
+		if _, err := c.Write(request); err != nil {
+			b.Fatal(err)
+		}
+		if n, err := c.Read(answer); err != nil || !bytes.HasSuffix(answer[:n], []byte("hello")) {
+			b.Fatalf("%q, %v", answer[:n], err)
+		}
+	}
+}

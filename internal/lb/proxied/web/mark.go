@@ -1,0 +1,162 @@
+package web
+
+import (
+	"bytes"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/hex"
+	"fmt"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
+)
+
+// Names of fields by which requests are found again in logs.
+var (
+	requestIDName   = []byte("X-Request-Id")
+	traceParentName = []byte("Traceparent")
+)
+
+// maxRequestID bounds an identifier that a client has given.
+const maxRequestID = 128
+
+// mark changes the fields of the request as the Service asks for: which names stay, and by what it is found again.
+func mark(x *exchange) {
+	spec := &x.to.Spec.Headers
+	if spec.Underscores {
+		for i := range x.req.Fields {
+			if f := &x.req.Fields[i]; f.Kind == http1.Underscored {
+				f.Kind = http1.Other
+			}
+		}
+	}
+	if spec.RequestID {
+		x.id = string(identify(x.req, requestIDName, isRequestID, func() []byte { return random(16) }))
+	}
+	if spec.TraceParent { // by https://www.w3.org/TR/trace-context/ what adds no span passes a trace on as it is
+		identify(x.req, traceParentName, isTraceParent, newTraceParent)
+	}
+	if spec.ClientCertificate != "" {
+		passCertificate(x, []byte(spec.ClientCertificate))
+	}
+}
+
+// identify returns the value of a field that a request has once and well, or gives it one.
+func identify(r *http1.Request, name []byte, valid func([]byte) bool, made func() []byte) []byte {
+	found, times := []byte(nil), 0
+	for i := range r.Fields {
+		if f := &r.Fields[i]; f.Kind == http1.Other && bytes.EqualFold(f.Name, name) {
+			found = f.Value
+			times++
+		}
+	}
+	if times == 1 && valid(found) {
+		return found
+	}
+	value := made()
+	setField(r, name, value)
+	return value
+}
+
+// setField makes a request have a field once, and none of its spellings that a program may take for it.
+func setField(r *http1.Request, name, value []byte) {
+	for i := range r.Fields {
+		if f := &r.Fields[i]; alike(f.Name, name) {
+			f.Kind = http1.Named // is not passed on
+		}
+	}
+	if value != nil {
+		r.Fields = append(r.Fields, http1.Field{Name: name, Value: value})
+	}
+}
+
+// alike reports whether programs that get names as variables (CGI, WSGI) take one for the other.
+func alike(a, b []byte) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		x, y := a[i], b[i]
+		if x == '_' {
+			x = '-'
+		}
+		if x|0x20 != y|0x20 || x == '-' != (y == '-') {
+			return false
+		}
+	}
+	return true
+}
+
+func isRequestID(b []byte) bool {
+	for _, c := range b {
+		if c <= ' ' || c >= 0x7f || c == '"' || c == '\\' {
+			return false
+		}
+	}
+	return len(b) > 0 && len(b) <= maxRequestID
+}
+
+// isTraceParent reports whether b is VERSION-TRACE-SPAN-FLAGS; versions after 00 may have more.
+func isTraceParent(b []byte) bool {
+	const size = 55
+	if len(b) < size || len(b) > maxRequestID || string(b[:2]) == "00" && len(b) > size || string(b[:2]) == "ff" ||
+		len(b) > size && b[size] != '-' {
+		return false
+	}
+	for i, c := range b[:size] {
+		dash := i == 2 || i == 35 || i == 52
+		if dash != (c == '-') || !dash && (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	zero := func(b []byte) bool { return len(bytes.Trim(b, "0")) == 0 }
+	return !zero(b[3:35]) && !zero(b[36:52])
+}
+
+// newTraceParent begins a trace; that it is recorded others decide.
+func newTraceParent() []byte {
+	out := append([]byte("00-"), random(16)...)
+	out = append(append(out, '-'), random(8)...)
+	return append(out, "-00"...)
+}
+
+// random returns n random bytes in hexadecimal digits.
+func random(n int) []byte {
+	b := make([]byte, n)
+	_, _ = rand.Read(b)
+	return hex.AppendEncode(nil, b)
+}
+
+// maxSubject bounds the subject of a certificate that is passed on.
+const maxSubject = 1024
+
+// passCertificate has the Pod get the subject of the client's certificate, if that was verified, and nothing that a client says
+// about it.
+func passCertificate(x *exchange, name []byte) {
+	var value []byte
+	if subject := subjectOf(&x.conn.tls); subject != "" {
+		value = []byte(subject)
+	}
+	setField(x.req, name, value)
+}
+
+// subjectOf returns the subject of the certificate of a client that was verified, as RFC 4514 writes it, in printable ASCII, ""
+// without one.
+func subjectOf(s *tls.ConnectionState) string {
+	if len(s.VerifiedChains) == 0 || len(s.PeerCertificates) == 0 {
+		return ""
+	}
+	text := s.PeerCertificates[0].Subject.String()
+	var out strings.Builder
+	for i := range len(text) {
+		if c := text[i]; c < ' ' || c >= 0x7f {
+			fmt.Fprintf(&out, `\%02X`, c)
+		} else {
+			out.WriteByte(c)
+		}
+	}
+	if text = out.String(); len(text) > maxSubject { // a part of a name is another name
+		return "too-long"
+	}
+	return text
+}
