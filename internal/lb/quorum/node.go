@@ -118,6 +118,24 @@ func (n *Node) Wants(a netip.Addr) bool {
 	return k != nil && k.wanted
 }
 
+// Keeps reports whether the Node goes on to want an address although its Owner is another member: it holds the address, or
+// has lost it so recently that only a promise may be late. An address moves when its holder fails, not when a better
+// one comes.
+func (n *Node) Keeps(now time.Duration, a netip.Addr) bool {
+	k := n.asker.keys[a]
+	return k != nil && n.asker.keeps(now, k)
+}
+
+// Return marks wanted addresses as those of an earlier process that has ended with End and a time: they are kept as if they
+// had been held a moment ago (Keeps).
+func (n *Node) Return(now time.Duration, addrs []netip.Addr) {
+	for _, a := range addrs {
+		if k := n.asker.keys[a]; k != nil {
+			k.held, k.heldAt = true, now+returnWithin
+		}
+	}
+}
+
 // Released reports whether every voter whose promises count has confirmed what was
 // last wanted.
 func (n *Node) Released(now time.Duration) bool {
@@ -202,7 +220,7 @@ func (n *Node) NeedsWitness(now time.Duration) bool {
 	if n.Silent(now) {
 		return n.abandoned(now)
 	}
-	if a.reached(now) < a.list.Majority() {
+	if a.reached(now) < a.list.Majority() || now < a.witness && a.unconfirmed(now) {
 		return true
 	}
 	members, _ := n.Members(now)
@@ -232,16 +250,33 @@ func (n *Node) Replaceable(now time.Duration) bool {
 	return ok && votes >= a.list.Majority() && slices.ContainsFunc(members, func(m Member) bool { return m.Name != n.name })
 }
 
+// Keepable reports whether the Node can end and return with what it holds: the other voters that have promised it are so many
+// that, while they keep it, no other Node can get a majority, and that others need not this one's vote.
+func (n *Node) Keepable(now time.Duration) bool {
+	a := n.asker
+	votes := 0
+	for _, p := range a.peers {
+		if p.voter.Name != n.name && p.votes(now) && p.confirmed == a.version {
+			votes++
+		}
+	}
+	if n.HasWitness() { // the other one has it meanwhile
+		votes++
+	}
+	return votes >= a.list.Majority()
+}
+
 // Alone reports whether the Node is the only voter.
 func (n *Node) Alone() bool { return len(n.asker.list.Voters) == 1 && n.asker.list.Has(n.name) }
 
 // End gives up everything and ends the sessions, so that a later Node of the same name need not wait
-// for them to expire. The Node must not be used afterwards but for Take.
-func (n *Node) End(now time.Duration) {
+// for them to expire. The voters keep what it was promised for that later Node for a time, MaxAway at most.
+// The Node must not be used afterwards but for Take. What that returns may be sent several times.
+func (n *Node) End(now, away time.Duration) {
 	for _, p := range n.asker.peers {
 		if p.session != 0 {
 			p.nonce++
-			m := &Message{Kind: Request, Session: p.session, Nonce: p.nonce, End: true}
+			m := &Message{Kind: Request, Session: p.session, Nonce: p.nonce, End: true, UpTo: uint64(away.Milliseconds())}
 			n.asker.lose(p) // before another one can have it
 			n.send(now, p.voter.Name, m)
 		}
@@ -264,8 +299,7 @@ func (n *Node) Receive(now time.Duration, from string, m *Message) {
 		}
 	case Notice:
 		if p := n.peer(from); p != nil {
-			p.due = now
-			n.asker.retryAt = now
+			n.noticed(now, p)
 		}
 	}
 	n.Tick(now)
@@ -325,9 +359,15 @@ func (n *Node) send(now time.Duration, to string, m *Message) {
 	case m.Kind == Reply:
 		n.asker.reply(now, p, m)
 	case m.Kind == Notice:
-		p.due = now
-		n.asker.retryAt = now
+		n.noticed(now, p)
 	}
+}
+
+// noticed handles a Notice of a voter.
+func (n *Node) noticed(now time.Duration, p *peer) {
+	p.due = now
+	n.asker.retryAt = now
+	n.asker.wake(now)
 }
 
 // Tick does what is due.
