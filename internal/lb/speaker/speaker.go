@@ -229,11 +229,14 @@ func (s *Speaker) loop(ctx, inner context.Context, end func()) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	done, late, returns := ctx.Done(), (<-chan time.Time)(nil), false
+	answered := make(chan bool, 1) // the loop goes on meanwhile: promises last for less than a second
 	for over := false; !over; {
 		select {
 		case <-done:
-			returns = s.returns(inner)
-			done, late = nil, time.After(replaceTimeout)
+			done = nil
+			go func() { answered <- s.returns(inner) }()
+		case returns = <-answered:
+			late = time.After(replaceTimeout)
 		case <-late:
 			over = true
 		case r := <-s.votes.wire.In():
@@ -246,7 +249,7 @@ func (s *Speaker) loop(ctx, inner context.Context, end func()) {
 			s.lookAround()
 		}
 		s.settle()
-		over = over || done == nil && s.mayEnd(returns)
+		over = over || late != nil && s.mayEnd(returns)
 		timer.Reset(s.pause())
 	}
 	s.release(inner, returns)
@@ -274,7 +277,7 @@ func departs(n *corev1.Node) bool {
 
 // mayEnd reports whether the process may end now without an address that is left to none.
 func (s *Speaker) mayEnd(returns bool) bool {
-	if returns && !s.node.Alone() {
+	if returns && s.holdings.count() > 0 && !s.node.Alone() {
 		return s.node.Keepable(s.o.Now())
 	}
 	return s.holdings.replaceable()
