@@ -13,8 +13,8 @@ import (
 // unusedTable is the nft table of Unused.
 var unusedTable = nftables.Table{Family: nftables.Inet, Name: "fairlead-lb-unused"}
 
-// Priorities of the chains of Unused: what is left when the proxies have translated what is for Services, and when their filters,
-// at 0, have dropped what may not reach one; and before the translation of the proxies, which have no ICMP.
+// Priorities of the chains of Unused: after the proxies have translated packets for Services, and their filters, at 0, have
+// dropped packets that may not reach one; and before the translation of the proxies, which have no ICMP.
 const (
 	priorityUnused = 10
 	priorityEcho   = nftables.PriorityDstNAT - 10
@@ -33,7 +33,7 @@ type Unused struct {
 	changed func()
 	conn    *nftables.Conn
 	damaged atomic.Bool
-	known   bool // the table has what was wanted when pending was empty
+	known   bool // the table has all but pending
 	there   bool // there is a table
 	addrs   map[netip.Addr]bool
 	spans   map[span]bool
@@ -183,7 +183,8 @@ func (u *Unused) whole(spans map[span]bool) *nftables.Batch {
 	rule("output", new(nftables.Program).Meta(0, nftables.MetaOif).Equal(0, nftables.Uint32(lo)).Return())
 	for _, f := range families {
 		b.AddSet(unusedTable, nftables.Set{Name: f.addresses(), Key: []nftables.Type{f.addr}, Comment: "addresses of load balancers"})
-		b.AddSet(unusedTable, nftables.Set{Name: f.networks(), Key: []nftables.Type{f.addr}, Interval: true, Comment: "prefixes announced as a whole"})
+		b.AddSet(unusedTable, nftables.Set{Name: f.networks(), Key: []nftables.Type{f.addr}, Interval: true,
+			Comment: "prefixes announced as a whole"})
 		b.AddChain(unusedTable, nftables.Chain{Name: f.refuse()})
 		to := func(set string) *nftables.Program {
 			return new(nftables.Program).Meta(0, nftables.MetaNFProto).Equal(0, []byte{f.proto}).Network(0, f.at, f.n).InSet(set, 0)

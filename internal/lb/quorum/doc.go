@@ -26,7 +26,7 @@
 //     address that was withdrawn and asked for again has a new version, which an
 //     old reply does not cover.
 //   - Two processes with one name: a session is not replaced before it has expired.
-//   - A speaker that says that it will return: it counts on nothing from then on. Its
+//   - A speaker that promises to return: it counts on nothing from then on. Its
 //     addresses are only kept from others, until it has asked for them again, or
 //     until MaxAway has passed.
 //
@@ -68,7 +68,7 @@ const (
 	// forget is after how long without a reply a speaker opens a new session.
 	forget = 10 * time.Second
 	// MaxAway is for how long at most voters keep the addresses of a speaker that has
-	// said that it will return.
+	// promised to return.
 	MaxAway = 10 * time.Second
 	// returnWithin is how long a speaker that has returned goes on to ask for what was kept for it: its own voter promises
 	// nothing for Promise, and of two voters it is needed.

@@ -126,7 +126,7 @@ func (n *Node) Keeps(now time.Duration, a netip.Addr) bool {
 	return k != nil && n.asker.keeps(now, k)
 }
 
-// Return marks wanted addresses as those of an earlier process that has ended with End and a time: they are kept as if they
+// Return marks wanted addresses as ones of an earlier process that has ended with End and a time: they are kept as if they
 // had been held a moment ago (Keeps).
 func (n *Node) Return(now time.Duration, addrs []netip.Addr) {
 	for _, a := range addrs {
@@ -260,7 +260,7 @@ func (n *Node) Keepable(now time.Duration) bool {
 			votes++
 		}
 	}
-	if n.HasWitness() { // the other one has it meanwhile
+	if n.HasWitness() { // the other one has it until then
 		votes++
 	}
 	return votes >= a.list.Majority()

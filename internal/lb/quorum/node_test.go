@@ -188,7 +188,7 @@ func TestEndOfSession(t *testing.T) {
 }
 
 // What a speaker that returns was promised is kept for it, also from a request that is late, for as long as it said, and
-// not longer than MaxAway; then those that wait are told.
+// not longer than MaxAway; then the speakers that wait are told.
 func TestKeptForOneThatReturns(t *testing.T) {
 	random := uint64(100)
 	v := newVoter(-Promise, func() uint64 { random += 2; return random })

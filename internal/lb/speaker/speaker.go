@@ -209,7 +209,7 @@ const (
 	// awayTime is how long the others keep the addresses of a speaker that is restarted. In that time its node goes on to
 	// forward, and answers no new ARP or NDP requests.
 	awayTime = 5 * time.Second
-	// endRepeats and endPause are how often the others are told of the end: messages may be lost.
+	// endRepeats and endPause are how often the others hear of the end: messages may be lost.
 	endRepeats = 3
 	endPause   = 20 * time.Millisecond
 	// replaceTimeout bounds how long Run waits for another node that can take over: a node that
@@ -229,7 +229,7 @@ func (s *Speaker) loop(ctx, inner context.Context, end func()) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	done, late, returns := ctx.Done(), (<-chan time.Time)(nil), false
-	answered := make(chan bool, 1) // the loop goes on meanwhile: promises last for less than a second
+	answered := make(chan bool, 1) // the loop goes on until then: promises last for less than a second
 	for over := false; !over; {
 		select {
 		case <-done:
@@ -283,7 +283,7 @@ func (s *Speaker) mayEnd(returns bool) bool {
 	return s.holdings.replaceable()
 }
 
-// release gives up all addresses. If the process is restarted, the voters keep for its successor those of the direct way, to
+// release gives up all addresses. If the process is restarted, the voters keep for its successor the ones of the direct way, to
 // which the kernel goes on to forward.
 func (s *Speaker) release(ctx context.Context, returns bool) {
 	begin := time.Now()

@@ -20,7 +20,7 @@ type unused struct {
 	failed  string
 }
 
-// set follows the changed addresses, and the networks that are announced as a whole, but for those that the node is part of.
+// set follows the changed addresses, and the networks that are announced as a whole, but for networks of the node itself.
 func (u *unused) set(changed []address, networks []netip.Prefix, links []link.Interface) {
 	for i := range changed {
 		u.setOne(&changed[i])

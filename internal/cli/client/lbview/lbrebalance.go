@@ -61,7 +61,8 @@ func Rebalance(ctx context.Context, client kubernetes.Interface) error {
 	if err != nil {
 		return err
 	}
-	_, err = client.CoreV1().ConfigMaps(svc.SystemNamespace).Patch(ctx, svc.VotersConfigMap, types.MergePatchType, patch, metav1.PatchOptions{})
+	api := client.CoreV1().ConfigMaps(svc.SystemNamespace)
+	_, err = api.Patch(ctx, svc.VotersConfigMap, types.MergePatchType, patch, metav1.PatchOptions{})
 	if apierrors.IsNotFound(err) {
 		return errors.New("no node announces addresses by ARP or NDP: there is no list of voters")
 	}
