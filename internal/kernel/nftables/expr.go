@@ -365,7 +365,7 @@ func (p *Program) Redirect(port Reg) *Program {
 }
 
 // RedirectAddress is Redirect that leaves ports as they are, for protocols that have none.
-func (p *Program) RedirectAddress() *Program {
+func RedirectAddress(p *Program) *Program {
 	p.enc.begin("redir")
 	p.enc.end()
 	return p

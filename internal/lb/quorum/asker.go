@@ -372,6 +372,23 @@ func (a *asker) wake(now time.Duration) {
 	}
 }
 
+// noticed handles a Notice of a voter.
+func (a *asker) noticed(now time.Duration, p *peer) {
+	p.due, a.retryAt = now, now
+	a.wake(now)
+}
+
+// eye returns the voter that sees for the witness: the holder's own, which is of little use in the
+// first moment after a restart, when it promises nothing, else one that is heard.
+func (a *asker) eye(now time.Duration, own string) (eye *peer) {
+	for _, p := range a.peers {
+		if p.votes(now) && (eye == nil || p.voter.Name == own) {
+			eye = p
+		}
+	}
+	return eye
+}
+
 // keeps reports whether an address is held, or was within the last Promise and is still wanted: a promise that comes late
 // does not give it away.
 func (a *asker) keeps(now time.Duration, k *key) bool {

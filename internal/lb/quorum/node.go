@@ -161,7 +161,7 @@ func (n *Node) Members(now time.Duration) (members []Member, ok bool) {
 	if heard < need || a.list.Version == 0 {
 		return nil, false
 	}
-	eye := n.eye(now)
+	eye := a.eye(now, n.name)
 	votes := map[string]int{}
 	for _, p := range a.peers {
 		if !p.votes(now) {
@@ -180,17 +180,6 @@ func (n *Node) Members(now time.Duration) (members []Member, ok bool) {
 	members = slices.DeleteFunc(members, func(m Member) bool { return votes[m.Name] < need })
 	slices.SortFunc(members, func(a, b Member) int { return cmp.Compare(a.Name, b.Name) })
 	return members, true
-}
-
-// eye returns the voter that sees for the witness: the holder's own, which is of little use in the
-// first moment after a restart, when it promises nothing, else one that is heard.
-func (n *Node) eye(now time.Duration) (eye *peer) {
-	for _, p := range n.asker.peers {
-		if p.votes(now) && (eye == nil || p.voter.Name == n.name) {
-			eye = p
-		}
-	}
-	return eye
 }
 
 // Reached returns the names of the voters that promise.
@@ -299,7 +288,7 @@ func (n *Node) Receive(now time.Duration, from string, m *Message) {
 		}
 	case Notice:
 		if p := n.peer(from); p != nil {
-			n.noticed(now, p)
+			n.asker.noticed(now, p)
 		}
 	}
 	n.Tick(now)
@@ -359,15 +348,8 @@ func (n *Node) send(now time.Duration, to string, m *Message) {
 	case m.Kind == Reply:
 		n.asker.reply(now, p, m)
 	case m.Kind == Notice:
-		n.noticed(now, p)
+		n.asker.noticed(now, p)
 	}
-}
-
-// noticed handles a Notice of a voter.
-func (n *Node) noticed(now time.Duration, p *peer) {
-	p.due = now
-	n.asker.retryAt = now
-	n.asker.wake(now)
 }
 
 // Tick does what is due.
