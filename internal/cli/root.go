@@ -120,7 +120,7 @@ commands, flags and their values.`,
 	root.AddCommand(
 		daemon.NewUp(g), with(daemon.NewServer(g), client.NewServerMembers(g), client.NewServerRemove(g)), daemon.NewAgent(g),
 		daemon.NewProxy(g, emptyRoot), daemon.NewDNS(g), daemon.NewControllers(g),
-		with(daemon.NewLB(g), lbview.NewStatus(g), lbview.NewExplain(g), lbview.NewConvert(g)),
+		with(daemon.NewLB(g), lbview.NewStatus(g), lbview.NewExplain(g), lbview.NewConvert(g), lbview.NewRebalance(g)),
 		pods.NewRun(g), pods.NewScale(g), pods.NewRestart(g), pods.NewRm(g), pods.NewPs(g), pods.NewLogs(g),
 		pods.NewRegister(g), pods.NewDeregister(g), status.NewStatus(g), status.NewTop(g),
 		explaincmd.NewExplain(g), explaincmd.NewPlan(g), explaincmd.NewHistory(g), uicmd.NewUI(g),

@@ -33,7 +33,7 @@ import (
 type SpeakerOptions struct {
 	// Config is how to reach the API. A copy of it is used.
 	Config *rest.Config
-	// NodeName, Peer, Interfaces, Announce, BGPPeers, Healthy, Programmed and Now are as in speaker.Options.
+	// NodeName, Peer, Interfaces, Announce, BGPPeers, Healthy, Programmed, Leaving and Now are as in speaker.Options.
 	NodeName   string
 	Peer       netip.AddrPort
 	Interfaces []string
@@ -41,6 +41,7 @@ type SpeakerOptions struct {
 	BGPPeers   []bgp.Peer
 	Healthy    func(context.Context) (ok bool, reason string)
 	Programmed func(id svc.PortName, family svc.Family, addr netip.Addr) bool
+	Leaving    func(context.Context) bool
 	Now        func() time.Duration
 	Log        *slog.Logger // may be nil
 	// AccessLogs is the directory of the access logs that Services ask for. Without it none are written.
@@ -74,7 +75,7 @@ func NewSpeaker(o SpeakerOptions) (Speaker, error) {
 	})
 	s, err := speaker.New(speaker.Options{
 		Client: client, LB: lb, Events: recorder, Log: o.Log, NodeName: o.NodeName, Peer: o.Peer, Interfaces: o.Interfaces,
-		Announce: o.Announce, BGPPeers: o.BGPPeers, Healthy: o.Healthy, Programmed: o.Programmed, Front: f, Now: o.Now,
+		Announce: o.Announce, BGPPeers: o.BGPPeers, Healthy: o.Healthy, Programmed: o.Programmed, Front: f, Now: o.Now, Leaving: o.Leaving,
 	})
 	if err != nil {
 		return Speaker{}, err

@@ -57,8 +57,10 @@ const (
 const (
 	// callTimeout bounds a call, and the time to connect.
 	callTimeout = 5 * time.Second
-	minRetry    = 100 * time.Millisecond
-	maxRetry    = 5 * time.Second
+	// leavingTimeout bounds the questions of a process that is told to end.
+	leavingTimeout = time.Second
+	minRetry       = 100 * time.Millisecond
+	maxRetry       = 5 * time.Second
 	// resync is how often all units are read again: a signal may be lost with a
 	// manager that is executed again.
 	resync = 10 * time.Second

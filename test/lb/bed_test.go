@@ -19,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -353,4 +354,51 @@ func (n *node) kill9() {
 	n.bed.Helper()
 	n.Signal(syscall.SIGKILL)
 	_ = n.Wait()
+}
+
+// cordon sets whether the node's object is unschedulable.
+func (n *node) cordon(is bool) {
+	n.bed.Helper()
+	patch := fmt.Sprintf(`{"spec":{"unschedulable":%t}}`, is)
+	_, err := n.bed.client.CoreV1().Nodes().Patch(n.bed.Context(), n.name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	n.bed.must(err)
+}
+
+// eligible waits until a node's speaker reports that it may announce.
+func (b *bed) eligible(n *node) {
+	b.Helper()
+	testbed.Until(b, n.name+" to be eligible", func() error {
+		s, err := b.lb.Speakers.Get(b.Context(), n.name, metav1.GetOptions{})
+		if err == nil && !s.Status.Eligible {
+			err = errors.New(s.Status.Reason)
+		}
+		return err
+	})
+}
+
+// answers waits until a node has answered for an address after a time.
+func (b *bed) answers(a netip.Addr, n *node, after time.Time) {
+	b.Helper()
+	testbed.Until(b, n.name+" to answer", func() error {
+		b.wire.Who(a)
+		for _, c := range b.wire.Since(a, after) {
+			if c.MAC == n.mac {
+				return nil
+			}
+		}
+		return errors.New("it does not")
+	})
+}
+
+// claimedByOthers returns who but a node has claimed an address since a time.
+func (b *bed) claimedByOthers(a netip.Addr, but *node, since time.Time) (who []string) {
+	for _, n := range b.others(but) {
+		for _, c := range b.wire.Since(a, since) {
+			if c.MAC == n.mac {
+				who = append(who, n.name)
+				break
+			}
+		}
+	}
+	return who
 }

@@ -60,6 +60,7 @@ func (f *LBFlags) NewSpeaker(log *slog.Logger, config *rest.Config, nodeName str
 			return forwards(p.Table(), id, family, addr)
 		}
 	}
+	o.Leaving = systemd.Leaving
 	return lb.NewSpeaker(o)
 }
 

@@ -114,8 +114,10 @@ const (
 	CtState  = unix.NFT_CT_STATE
 	CtStatus = unix.NFT_CT_STATUS
 
-	CtStateInvalid = 1
-	CtStatusDNAT   = 1 << 5
+	CtStateInvalid     = 1
+	CtStateEstablished = 2
+	CtStateRelated     = 4
+	CtStatusDNAT       = 1 << 5
 )
 
 // Conntrack loads connection tracking's state of the packet (ct).
@@ -358,6 +360,13 @@ func (p *Program) DNAT(f Family, addr, port Reg) *Program {
 func (p *Program) Redirect(port Reg) *Program {
 	p.enc.begin("redir")
 	p.enc.Uint32(unix.NFTA_REDIR_REG_PROTO_MIN, port.number())
+	p.enc.end()
+	return p
+}
+
+// RedirectAddress is Redirect that leaves ports as they are, for protocols that have none.
+func RedirectAddress(p *Program) *Program {
+	p.enc.begin("redir")
 	p.enc.end()
 	return p
 }

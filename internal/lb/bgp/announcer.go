@@ -133,6 +133,9 @@ func (a *Announcer) Withdraw(address netip.Addr) {
 	a.changed(a.table.withdraw(address.Unmap()))
 }
 
+// Networks returns the prefixes that are announced for more than one address, as aggregates.
+func (a *Announcer) Networks() []netip.Prefix { return a.table.networks() }
+
 func (a *Announcer) changed(prefixes []netip.Prefix) {
 	if len(prefixes) == 0 {
 		return
@@ -154,6 +157,18 @@ func (a *Announcer) Peers() []PeerStatus {
 	}
 	slices.SortFunc(out, func(x, y PeerStatus) int { return strings.Compare(x.Name, y.Name) })
 	return out
+}
+
+// Restart ends the sessions of a process that is followed by another one at once. Routers with graceful restart keep the routes
+// until that one has announced its own: their sessions end without a withdrawal and a NOTIFICATION (RFC 4724, section 4).
+// For the others it is Close.
+func (a *Announcer) Restart(ctx context.Context) {
+	a.mu.Lock()
+	for _, s := range a.sessions {
+		s.returns.Store(true)
+	}
+	a.mu.Unlock()
+	a.Close(ctx)
 }
 
 // Close withdraws everything, ends all sessions, and returns when the routers have

@@ -304,13 +304,17 @@ func TestGracefulRestart(t *testing.T) {
 	n.setPeers(p)
 	s.router.Routes(route4, n.Addr4())
 	s.router.Routes("198.51.100.8/32", n.Addr4())
-	n.Kill()
-	testbed.Until(t, "the router to notice", func() error {
+	watch := s.router.Command(t.Context(), "ip", "monitor", "route")
+	var changes strings.Builder
+	watch.Stdout = &changes
+	noticed := func() error {
 		if out := s.router.Ask("show", "protocols", "n1"); !strings.Contains(out, "Active") && !strings.Contains(out, "Connect") {
 			return errors.New(out)
 		}
 		return nil
-	})
+	}
+	n.Kill()
+	testbed.Until(t, "the router to notice", noticed)
 	for _, a := range []netip.Addr{vip4, vip6} {
 		if name := s.ask(t, a); name != "node1" {
 			t.Fatalf("%s after the kill: %s answered", a, name)
@@ -324,7 +328,44 @@ func TestGracefulRestart(t *testing.T) {
 	s.router.Routes(route6, n.Addr6())
 	// It was not the end of the restart time that removed the one.
 	again.Says("peer router: Established")
-	again.Stop()
+
+	// A planned restart is no end: not one route is withdrawn, and none is changed by the next process.
+	if err := watch.Start(); err != nil {
+		t.Fatal(err)
+	}
+	again.order(order{Restart: true})
+	again.Says("restarting")
+	if err := again.Wait(); err != nil {
+		t.Error(err)
+	}
+	testbed.Until(t, "the router to notice", noticed)
+	for _, a := range []netip.Addr{vip4, vip6} {
+		if name := s.ask(t, a); name != "node1" {
+			t.Errorf("%s while it restarts: %s answered", a, name)
+		}
+	}
+	third := startNode(t, n.Host)
+	third.announce(vip4, vip6)
+	third.setPeers(p)
+	third.Says("peer router: Established")
+	_ = watch.Process.Kill()
+	_ = watch.Wait()
+	if text := changes.String(); strings.Contains(text, "Deleted") {
+		t.Errorf("the router's routes changed:\n%s", text)
+	}
+	s.router.Routes(route4, n.Addr4())
+
+	// A router without graceful restart is told, as at every end.
+	p.GracefulRestart = false
+	third.setPeers(p)
+	testbed.Until(t, "the session without graceful restart", func() error {
+		if strings.Count(third.Log(), "peer router: Established") < 2 {
+			return errors.New(third.Log())
+		}
+		return nil
+	})
+	s.router.Routes(route4, n.Addr4())
+	third.order(order{Restart: true})
 	s.router.Routes(route4)
 }
 

@@ -267,9 +267,14 @@ func (c *connection) again(f wire.Family) error {
 }
 
 // goodbye withdraws everything and ends the session, and waits until the router has
-// closed its end: it has then worked on the withdrawals.
+// closed its end: it has then worked on the withdrawals. A router that keeps the routes over a
+// restart is told nothing.
 func (c *connection) goodbye(incoming chan ending) error {
 	s := c.session
+	if c.terms.restarts && s.returns.Load() {
+		incoming <- ending{} // there is nothing to wait for
+		return s.ctx.Err()
+	}
 	s.mu.Lock()
 	subcode := s.subcode
 	s.mu.Unlock()

@@ -39,6 +39,7 @@ type order struct {
 	Announce, Withdraw []netip.Addr
 	Attributes         bgp.Attributes
 	Peers              []bgp.Peer // nil: they stay
+	Restart            bool       // end as a process that another one follows
 }
 
 // runNode is an Announcer in its own process. It ends like the program: SIGTERM
@@ -65,6 +66,11 @@ func runNode(name string) {
 			}
 			if o.Peers != nil {
 				a.SetPeers(o.Peers)
+			}
+			if o.Restart {
+				a.Restart(context.Background())
+				fmt.Println("restarting")
+				os.Exit(0)
 			}
 		}
 	}()

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -53,6 +54,7 @@ type session struct {
 	cancel    context.CancelFunc
 	done      chan struct{}
 	wake      loop.Signal // dirty is not empty
+	returns   atomic.Bool // another process follows at once (Announcer.Restart)
 	// hadSession reports that this process had a session with the peer before. The
 	// goroutine of run owns it after start.
 	hadSession bool

@@ -1,7 +1,9 @@
 package bgp
 
 import (
+	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 )
 
@@ -10,6 +12,7 @@ type table struct {
 	mu        sync.Mutex
 	addresses map[netip.Addr]Attributes
 	routes    map[netip.Prefix]*route
+	wide      map[netip.Prefix]struct{} // routes of more than one address
 }
 
 // route is a prefix that has addresses.
@@ -20,7 +23,7 @@ type route struct {
 }
 
 func newTable() *table {
-	return &table{addresses: map[netip.Addr]Attributes{}, routes: map[netip.Prefix]*route{}}
+	return &table{addresses: map[netip.Addr]Attributes{}, routes: map[netip.Prefix]*route{}, wide: map[netip.Prefix]struct{}{}}
 }
 
 // announce adds or changes an address and returns the prefixes whose routes differ
@@ -41,6 +44,9 @@ func (t *table) announce(a netip.Addr, attributes Attributes) []netip.Prefix {
 	case r == nil:
 		r = &route{}
 		t.routes[p] = r
+		if !p.IsSingleIP() {
+			t.wide[p] = struct{}{}
+		}
 		changed = append(changed, p)
 	case r.key != key:
 		changed = append(changed, p)
@@ -71,6 +77,7 @@ func (t *table) release(p netip.Prefix, gone []netip.Prefix) []netip.Prefix {
 		return gone
 	}
 	delete(t.routes, p)
+	delete(t.wide, p)
 	return append(gone, p)
 }
 
@@ -83,6 +90,13 @@ func (t *table) get(p netip.Prefix) (attributes Attributes, key string, ok bool)
 		return Attributes{}, "", false
 	}
 	return r.attributes, r.key, true
+}
+
+// networks returns the routes of more than one address.
+func (t *table) networks() []netip.Prefix {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Collect(maps.Keys(t.wide))
 }
 
 // prefixes returns all routes.

@@ -19,6 +19,9 @@ import (
 const (
 	// VotersEntry is the entry of the ConfigMap svc.VotersConfigMap: quorum.Lists as JSON.
 	VotersEntry = "lists"
+	// RebalanceAnnotation of that ConfigMap is another value after each 'fairlead lb rebalance': every speaker then gives the
+	// addresses that another one should have to that one.
+	RebalanceAnnotation = "fairlead.dev/lb-rebalance"
 	// KeyBytes is the least length of a key of the speakers.
 	KeyBytes = 32
 	// KeyEntry is the entry of the Secret svc.SpeakerKeySecret with the key that signs. Speakers also accept messages

@@ -179,7 +179,7 @@ func (f *Filter) Close() error {
 
 // Remove removes the tables. It is no error if there are none.
 func Remove() error {
-	return errors.Join(nftables.RemoveTable(table), nftables.RemoveTable(groupTable))
+	return errors.Join(nftables.RemoveTable(table), nftables.RemoveTable(groupTable), nftables.RemoveTable(unusedTable))
 }
 
 // Redirects reports whether this kernel leads packets to listeners that are bound elsewhere (Bound.Inside).
@@ -204,11 +204,12 @@ type family struct {
 	at, n  uint32 // of the destination in the header; the source is before it
 	icmp   byte
 	reject nftables.Family
+	echo   byte // the type of an echo request
 }
 
 var families = []family{
-	{"4", 2, nftables.TypeIPv4, 16, 4, 1, nftables.IPv4},
-	{"6", 10, nftables.TypeIPv6, 24, 16, 58, nftables.IPv6},
+	{"4", 2, nftables.TypeIPv4, 16, 4, 1, nftables.IPv4, 8},
+	{"6", 10, nftables.TypeIPv6, 24, 16, 58, nftables.IPv6, 128},
 }
 
 func familyOf(a netip.Addr) family {

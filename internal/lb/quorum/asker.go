@@ -23,6 +23,7 @@ type asker struct {
 	retryAt time.Duration
 
 	witness time.Duration // until when the witness counts
+	woken   time.Duration // when what waits in backoff was last woken
 }
 
 // key is what an asker knows of an address.
@@ -34,6 +35,10 @@ type key struct {
 	granted uint64 // bits of peers
 	since   time.Duration
 	again   time.Duration
+	// tries is how often it was given up since it was last held, heldAt when that was, as far as keeps has seen.
+	tries  uint
+	heldAt time.Duration
+	held   bool
 }
 
 // touch is a change of the requested addresses. It is superseded if the key has a newer version.
@@ -123,7 +128,7 @@ func (a *asker) want(now time.Duration, addr netip.Addr, wanted bool) {
 	if k.wanted == wanted {
 		return
 	}
-	k.wanted = wanted
+	k.wanted, k.tries, k.held = wanted, 0, false
 	delete(a.backoff, addr)
 	if k.asked != wanted {
 		k.since = now
@@ -272,12 +277,16 @@ func (a *asker) reply(now time.Duration, p *peer, m *Message) {
 	if !m.Promised || p.session == 0 || m.Session != p.session || sent.session != p.session {
 		return
 	}
+	if now >= p.until { // its notices did not arrive
+		a.wake(now)
+	}
 	p.until = max(p.until, sent.at+Counted)
 	if m.Nonce > p.heard {
 		p.heard = m.Nonce
 		p.view = m.View
 		if m.HasMembers {
 			p.members = m.Members
+			a.wake(now)
 		}
 	}
 	a.grants(now, p, sent.upTo, m.Refused)
@@ -344,10 +353,66 @@ func (a *asker) again(now time.Duration, addr netip.Addr) {
 	case now-k.since < giveUp:
 		a.touch(now, addr, k)
 	default:
-		k.again = now + retry + time.Duration(a.random()%uint64(maxBackoff))
+		k.again = now + retry + time.Duration(a.random()%uint64(maxBackoff<<min(k.tries, maxDoubled)))
+		k.tries++
 		a.ask(now, addr, k, false)
 		a.backoff[addr] = struct{}{}
 	}
+}
+
+// wake has the addresses asked for again that were given up for a while: some may be free now.
+func (a *asker) wake(now time.Duration) {
+	at := max(now, a.woken+retry)
+	if len(a.backoff) > 0 && at == now {
+		a.woken = now
+	}
+	for addr := range a.backoff {
+		k := a.keys[addr]
+		k.again = min(k.again, at+time.Duration(a.random()%uint64(wakeWithin)))
+	}
+}
+
+// noticed handles a Notice of a voter.
+func (a *asker) noticed(now time.Duration, p *peer) {
+	p.due, a.retryAt = now, now
+	a.wake(now)
+}
+
+// eye returns the voter that sees for the witness: the holder's own, which is of little use in the
+// first moment after a restart, when it promises nothing, else one that is heard.
+func (a *asker) eye(now time.Duration, own string) (eye *peer) {
+	for _, p := range a.peers {
+		if p.votes(now) && (eye == nil || p.voter.Name == own) {
+			eye = p
+		}
+	}
+	return eye
+}
+
+// keeps reports whether an address is held, or was within the last Promise and is still wanted: a promise that comes late
+// does not give it away.
+func (a *asker) keeps(now time.Duration, k *key) bool {
+	if a.holds(now, k) {
+		k.held, k.heldAt, k.tries = true, now, 0
+		return true
+	}
+	return k.wanted && k.held && now-k.heldAt < Promise
+}
+
+// unconfirmed reports whether a voter that votes has not yet promised everything that is held: what it lacks was
+// asked of it and not answered, or refused.
+func (a *asker) unconfirmed(now time.Duration) bool {
+	for _, p := range a.peers {
+		if p.votes(now) && p.confirmed < a.version {
+			return true
+		}
+	}
+	for addr := range a.refused {
+		if k := a.keys[addr]; k != nil && a.holds(now, k) {
+			return true
+		}
+	}
+	return false
 }
 
 // holds reports whether promises of a majority count.

@@ -26,6 +26,9 @@
 //     address that was withdrawn and asked for again has a new version, which an
 //     old reply does not cover.
 //   - Two processes with one name: a session is not replaced before it has expired.
+//   - A speaker that promises to return: it counts on nothing from then on. Its
+//     addresses are only kept from others, until it has asked for them again, or
+//     until MaxAway has passed.
 //
 // # Cost
 //
@@ -53,9 +56,21 @@ const (
 	retry = 100 * time.Millisecond
 	// giveUp is how long a speaker goes on asking for an address that others are
 	// promised by some voters. Then it withdraws for a random time up to
-	// maxBackoff, so that two that split the votes do not block each other.
+	// maxBackoff, so that two that split the votes do not block each other. That is
+	// doubled each time, up to maxDoubled times: another speaker may keep the address
+	// for good. A voter's notice that addresses are free ends it (wakeWithin).
 	giveUp     = 3 * retry
 	maxBackoff = 500 * time.Millisecond
+	maxDoubled = 3
+	// wakeWithin is the random time in which a speaker asks again after a notice. All
+	// that wait get it at the same moment.
+	wakeWithin = 50 * time.Millisecond
 	// forget is after how long without a reply a speaker opens a new session.
 	forget = 10 * time.Second
+	// MaxAway is for how long at most voters keep the addresses of a speaker that has
+	// promised to return.
+	MaxAway = 10 * time.Second
+	// returnWithin is how long a speaker that has returned goes on to ask for what was kept for it: its own voter promises
+	// nothing for Promise, and of two voters it is needed.
+	returnWithin = 2 * Promise
 )

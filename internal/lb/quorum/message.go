@@ -42,7 +42,8 @@ type Message struct {
 	Attrs             string
 	Adds, Removes     []netip.Addr
 	// End is true in the last Request of a process: it counts on nothing any more, so that the
-	// session ends at once and a successor of the same name need not wait for that.
+	// session ends at once and a successor of the same name need not wait for that. UpTo is for how many milliseconds the
+	// voter keeps what the process was promised for that successor; earlier builds keep nothing.
 	End bool
 
 	// Of a Reply: Promised is true if everything that the session has was promised

@@ -118,6 +118,24 @@ func (n *Node) Wants(a netip.Addr) bool {
 	return k != nil && k.wanted
 }
 
+// Keeps reports whether the Node goes on to want an address although its Owner is another member: it holds the address, or
+// has lost it so recently that only a promise may be late. An address moves when its holder fails, not when a better
+// one comes.
+func (n *Node) Keeps(now time.Duration, a netip.Addr) bool {
+	k := n.asker.keys[a]
+	return k != nil && n.asker.keeps(now, k)
+}
+
+// Return marks wanted addresses as ones of an earlier process that has ended with End and a time: they are kept as if they
+// had been held a moment ago (Keeps).
+func (n *Node) Return(now time.Duration, addrs []netip.Addr) {
+	for _, a := range addrs {
+		if k := n.asker.keys[a]; k != nil {
+			k.held, k.heldAt = true, now+returnWithin
+		}
+	}
+}
+
 // Released reports whether every voter whose promises count has confirmed what was
 // last wanted.
 func (n *Node) Released(now time.Duration) bool {
@@ -143,7 +161,7 @@ func (n *Node) Members(now time.Duration) (members []Member, ok bool) {
 	if heard < need || a.list.Version == 0 {
 		return nil, false
 	}
-	eye := n.eye(now)
+	eye := a.eye(now, n.name)
 	votes := map[string]int{}
 	for _, p := range a.peers {
 		if !p.votes(now) {
@@ -162,17 +180,6 @@ func (n *Node) Members(now time.Duration) (members []Member, ok bool) {
 	members = slices.DeleteFunc(members, func(m Member) bool { return votes[m.Name] < need })
 	slices.SortFunc(members, func(a, b Member) int { return cmp.Compare(a.Name, b.Name) })
 	return members, true
-}
-
-// eye returns the voter that sees for the witness: the holder's own, which is of little use in the
-// first moment after a restart, when it promises nothing, else one that is heard.
-func (n *Node) eye(now time.Duration) (eye *peer) {
-	for _, p := range n.asker.peers {
-		if p.votes(now) && (eye == nil || p.voter.Name == n.name) {
-			eye = p
-		}
-	}
-	return eye
 }
 
 // Reached returns the names of the voters that promise.
@@ -202,7 +209,7 @@ func (n *Node) NeedsWitness(now time.Duration) bool {
 	if n.Silent(now) {
 		return n.abandoned(now)
 	}
-	if a.reached(now) < a.list.Majority() {
+	if a.reached(now) < a.list.Majority() || now < a.witness && a.unconfirmed(now) {
 		return true
 	}
 	members, _ := n.Members(now)
@@ -232,16 +239,33 @@ func (n *Node) Replaceable(now time.Duration) bool {
 	return ok && votes >= a.list.Majority() && slices.ContainsFunc(members, func(m Member) bool { return m.Name != n.name })
 }
 
+// Keepable reports whether the Node can end and return with what it holds: the other voters that have promised it are so many
+// that, while they keep it, no other Node can get a majority, and that others need not this one's vote.
+func (n *Node) Keepable(now time.Duration) bool {
+	a := n.asker
+	votes := 0
+	for _, p := range a.peers {
+		if p.voter.Name != n.name && p.votes(now) && p.confirmed == a.version {
+			votes++
+		}
+	}
+	if n.HasWitness() { // the other one has it until then
+		votes++
+	}
+	return votes >= a.list.Majority()
+}
+
 // Alone reports whether the Node is the only voter.
 func (n *Node) Alone() bool { return len(n.asker.list.Voters) == 1 && n.asker.list.Has(n.name) }
 
 // End gives up everything and ends the sessions, so that a later Node of the same name need not wait
-// for them to expire. The Node must not be used afterwards but for Take.
-func (n *Node) End(now time.Duration) {
+// for them to expire. The voters keep what it was promised for that later Node for a time, MaxAway at most.
+// The Node must not be used afterwards but for Take. What that returns may be sent several times.
+func (n *Node) End(now, away time.Duration) {
 	for _, p := range n.asker.peers {
 		if p.session != 0 {
 			p.nonce++
-			m := &Message{Kind: Request, Session: p.session, Nonce: p.nonce, End: true}
+			m := &Message{Kind: Request, Session: p.session, Nonce: p.nonce, End: true, UpTo: uint64(away.Milliseconds())}
 			n.asker.lose(p) // before another one can have it
 			n.send(now, p.voter.Name, m)
 		}
@@ -264,8 +288,7 @@ func (n *Node) Receive(now time.Duration, from string, m *Message) {
 		}
 	case Notice:
 		if p := n.peer(from); p != nil {
-			p.due = now
-			n.asker.retryAt = now
+			n.asker.noticed(now, p)
 		}
 	}
 	n.Tick(now)
@@ -325,8 +348,7 @@ func (n *Node) send(now time.Duration, to string, m *Message) {
 	case m.Kind == Reply:
 		n.asker.reply(now, p, m)
 	case m.Kind == Notice:
-		p.due = now
-		n.asker.retryAt = now
+		n.asker.noticed(now, p)
 	}
 }
 

@@ -28,8 +28,13 @@ func TestNeverTwoHolders(t *testing.T) {
 				if s.run(s.now + 3*time.Second); s.broken != "" {
 					t.Fatalf("seed %d: %s", seed, s.broken)
 				}
-				if bad := s.unsettled(); len(bad) > 0 {
+				if bad := s.unheld(); len(bad) > 0 {
 					t.Fatalf("seed %d with %d speakers, lists %+v: %s", seed, len(s.machines), s.lists, bad)
+				}
+				s.rebalance()
+				s.run(s.now + 2*time.Second)
+				if bad := s.unsettled(); len(bad) > 0 || s.broken != "" {
+					t.Fatalf("seed %d with %d speakers, lists %+v: %s %s", seed, len(s.machines), s.lists, bad, s.broken)
 				}
 			}
 		})

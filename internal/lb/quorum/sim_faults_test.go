@@ -2,6 +2,8 @@ package quorum
 
 import (
 	"fmt"
+	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -58,7 +60,7 @@ func (s *simulation) fault() {
 			s.start(m)
 		}
 	case 12: // ended in order, and perhaps restarted at once
-		s.end(m, func() {
+		s.end(m, s.rng.IntN(2) == 0, func() {
 			s.after(time.Duration(s.rng.Int64N(int64(2*time.Second)*int64(s.rng.IntN(2))+1)), func() {
 				if m.node == nil && !m.gone {
 					s.start(m)
@@ -77,8 +79,9 @@ func (s *simulation) fault() {
 }
 
 // end is what internal/lb does on SIGTERM: m goes on until others can take over, for two
-// seconds at most, gives up everything, and ends when that is known.
-func (s *simulation) end(m *machine, ended func()) {
+// seconds at most, gives up everything, and ends when that is known. One that returns has
+// the voters keep what it holds.
+func (s *simulation) end(m *machine, returns bool, ended func()) {
 	if m.node == nil || m.paused {
 		return
 	}
@@ -89,16 +92,26 @@ func (s *simulation) end(m *machine, ended func()) {
 		case m.life != life || m.node == nil:
 			return
 		case m.paused:
-		case !m.ending && (late > 2*time.Second || m.node.Replaceable(s.local(m))):
+		case !m.ending && (late > 2*time.Second || !returns && m.node.Replaceable(s.local(m)) || returns && m.node.Keepable(s.local(m))):
 			begin = s.now
 			s.do(m, func() {
 				m.ending = true
 				m.node.SetAttrs(s.local(m), "")
-				m.node.Want(s.local(m), nil, s.keys)
+				if returns {
+					m.returning = s.heldBy(m)
+				} else {
+					m.node.Want(s.local(m), nil, s.keys)
+				}
 				s.lookAtAPI(m)
 			})
 		case m.ending && (late > 500*time.Millisecond || m.node.Released(s.local(m)) && !m.node.HasWitness()):
-			s.do(m, func() { m.node.End(s.local(m)) })
+			s.do(m, func() {
+				away := time.Duration(0)
+				if returns {
+					away = 5 * time.Second
+				}
+				m.node.End(s.local(m), away)
+			})
 			m.node = nil
 			m.life++
 			ended()
@@ -107,6 +120,16 @@ func (s *simulation) end(m *machine, ended func()) {
 		s.after(5*time.Millisecond, poll)
 	}
 	poll()
+}
+
+// heldBy returns what m holds.
+func (s *simulation) heldBy(m *machine) (held []netip.Addr) {
+	for _, k := range s.keys {
+		if m.node.Holds(s.local(m), k) {
+			held = append(held, k)
+		}
+	}
+	return held
 }
 
 func (s *simulation) resume(m *machine) {
@@ -154,7 +177,7 @@ func (s *simulation) storm(length time.Duration) string {
 	return s.broken
 }
 
-// unsettled returns which addresses do not have the owner that they should have.
+// unsettled returns which addresses do not have the owner that they should have after a rebalance.
 func (s *simulation) unsettled() (out []string) {
 	var members []Member
 	for _, m := range s.machines {
@@ -166,6 +189,16 @@ func (s *simulation) unsettled() (out []string) {
 			if holds := m.node.Holds(s.local(m), k); holds != (m.name == want) {
 				out = append(out, fmt.Sprintf("%s: %s holds it: %t, should: %s", k, m.name, holds, want))
 			}
+		}
+	}
+	return out
+}
+
+// unheld returns which addresses have no holder.
+func (s *simulation) unheld() (out []string) {
+	for _, k := range s.keys {
+		if !slices.ContainsFunc(s.machines, func(m *machine) bool { return m.node != nil && m.node.Holds(s.local(m), k) }) {
+			out = append(out, fmt.Sprintf("%s has no holder", k))
 		}
 	}
 	return out

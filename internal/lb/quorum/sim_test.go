@@ -61,6 +61,11 @@ type machine struct {
 	older bool // it is of a build whose witness has LongestTerm
 	// ending is true once it gives up what it holds, to end in order.
 	ending bool
+	// returning are the addresses that it held when it ended to be restarted; the next life asks for them at once.
+	returning []netip.Addr
+	// started is the true time of its start, cold are addresses that it took soon after it, from no other that it knew of.
+	started time.Duration
+	cold    map[netip.Addr]bool
 	// reported is the list that it has confirmed, as its Speaker object has it: that
 	// outlives the process.
 	reported List
@@ -143,6 +148,7 @@ func (s *simulation) start(m *machine) {
 	m.life++
 	m.paused, m.waiting, m.needed, m.ending = false, nil, false, false
 	m.node = NewNode(m.name, s.local(m), s.rng.Uint64)
+	m.started, m.cold = s.now, map[netip.Addr]bool{}
 	m.witness = NewWitness(fmt.Sprint(m.name, m.life))
 	if m.older {
 		m.witness.term = LongestTerm
@@ -155,6 +161,16 @@ func (s *simulation) start(m *machine) {
 		s.attrs(m)
 	})
 	s.every(m, 100*time.Millisecond, func() { s.lookAtAPI(m) })
+	s.every(m, Heartbeat, func() { s.guests(m) })
+	if back := m.returning; back != nil {
+		m.returning = nil
+		s.do(m, func() {
+			if m.ready {
+				m.node.Want(s.local(m), back, nil)
+				m.node.Return(s.local(m), back)
+			}
+		})
+	}
 }
 
 func (s *simulation) attrs(m *machine) {
@@ -281,14 +297,20 @@ func (s *simulation) decide(m *machine) {
 	if !ok || m.ending || d.done && d.ready == m.ready && slices.Equal(d.members, members) {
 		return
 	}
+	before := d.members
+	if !d.done {
+		before = nil
+	}
 	d.done, d.ready, d.members = true, m.ready, members
 	var add, remove []netip.Addr
 	for _, k := range s.keys {
-		mine := Owner(k, members, nil) == m.name && m.ready
+		mine := m.ready && (Owner(k, members, nil) == m.name || s.keeps(m, k))
 		if mine == m.node.Wants(k) {
 			continue
 		}
 		if mine {
+			old := Owner(k, before, nil)
+			m.cold[k] = s.now-m.started < 3*time.Second && (old == "" || old == m.name)
 			add = append(add, k)
 		} else {
 			remove = append(remove, k)
@@ -296,6 +318,42 @@ func (s *simulation) decide(m *machine) {
 	}
 	if len(add)+len(remove) > 0 {
 		m.node.Want(s.local(m), add, remove)
+	}
+}
+
+// keeps reports whether m keeps an address that another one should have.
+func (s *simulation) keeps(m *machine, k netip.Addr) bool {
+	return !m.cold[k] && m.node.Keeps(s.local(m), k)
+}
+
+// guests gives up the addresses that m neither keeps nor should have.
+func (s *simulation) guests(m *machine) {
+	if m.ending || !m.decided.done {
+		return
+	}
+	var remove []netip.Addr
+	for _, k := range s.keys {
+		if m.node.Wants(k) && !s.keeps(m, k) && Owner(k, m.decided.members, nil) != m.name {
+			remove = append(remove, k)
+		}
+	}
+	if len(remove) > 0 {
+		m.node.Want(s.local(m), nil, remove)
+	}
+}
+
+// rebalance gives every address to its Owner.
+func (s *simulation) rebalance() {
+	for _, m := range s.machines {
+		s.do(m, func() {
+			var remove []netip.Addr
+			for _, k := range s.keys {
+				if m.node.Wants(k) && Owner(k, m.decided.members, nil) != m.name {
+					remove = append(remove, k)
+				}
+			}
+			m.node.Want(s.local(m), nil, remove)
+		})
 	}
 }
 

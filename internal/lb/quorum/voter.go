@@ -16,6 +16,8 @@ type voter struct {
 	sessions map[string]*session
 	offers   map[string]uint64 // session numbers drawn for speakers, not used yet
 	grants   map[netip.Addr]*session
+	// away are by name the speakers that have ended and will return: what is kept for them.
+	away map[string]*session
 
 	view        []Member // sorted by name
 	viewVersion uint64
@@ -38,12 +40,13 @@ type session struct {
 	attrs   string
 	visible bool // in the view
 	waits   bool // it was refused an address since it was last notified
+	away    bool // it is in voter.away: the speaker counts on nothing
 }
 
 func newVoter(now time.Duration, random func() uint64) *voter {
 	return &voter{
 		random: random, silent: now + Promise, viewVersion: random(),
-		sessions: map[string]*session{}, offers: map[string]uint64{}, grants: map[netip.Addr]*session{},
+		sessions: map[string]*session{}, offers: map[string]uint64{}, grants: map[netip.Addr]*session{}, away: map[string]*session{},
 	}
 }
 
@@ -60,7 +63,7 @@ func (v *voter) request(now time.Duration, from string, m *Message) (r *Message,
 	case m.End && (s == nil || s.number != m.Session || m.Nonce <= s.nonce):
 		return nil, notify // of an earlier session, which gets no offer that would replace a later one
 	case m.End:
-		freed := v.drop(s)
+		freed := v.leave(now, s, min(time.Duration(m.UpTo)*time.Millisecond, MaxAway))
 		return nil, append(notify, v.changed(now, freed)...)
 	case s == nil && (m.Session == 0 || m.Session != v.offers[from]):
 		// Never the number of an earlier offer: a process that has died since may have
@@ -113,11 +116,14 @@ func (v *voter) update(s *session, m, r *Message) (freed bool) {
 		}
 	}
 	for _, k := range m.Adds {
-		switch v.grants[k] {
-		case nil:
+		switch g := v.grants[k]; {
+		case g == nil, g.away && g.speaker == s.speaker:
+			if g != nil {
+				delete(g.keys, k)
+			}
 			v.grants[k] = s
 			s.keys[k] = struct{}{}
-		case s:
+		case g == s:
 		default:
 			r.Refused = append(r.Refused, k)
 			s.waits = true
@@ -136,17 +142,46 @@ func (v *voter) expire(now time.Duration) []string {
 		}
 		freed = v.drop(s) || freed
 	}
+	for name, s := range v.away {
+		if now >= s.expires {
+			freed = v.free(s) || freed
+			delete(v.away, name)
+		}
+	}
 	return v.changed(now, freed)
 }
 
 // drop forgets a session, and reports whether addresses became free.
 func (v *voter) drop(s *session) (freed bool) {
+	delete(v.sessions, s.speaker)
+	v.dirty = true
+	return v.free(s)
+}
+
+// free forgets what a session was promised.
+func (v *voter) free(s *session) (freed bool) {
 	for k := range s.keys {
 		delete(v.grants, k)
 		freed = true
 	}
+	return freed
+}
+
+// leave ends the session of a speaker that may return: for a time no other one is promised what it had.
+func (v *voter) leave(now time.Duration, s *session, keep time.Duration) (freed bool) {
+	if keep <= 0 {
+		return v.drop(s)
+	}
+	if earlier := v.away[s.speaker]; earlier != nil {
+		freed = v.free(earlier)
+	}
 	delete(v.sessions, s.speaker)
 	v.dirty = true
+	kept := &session{speaker: s.speaker, away: true, keys: s.keys, expires: now + keep}
+	v.away[s.speaker] = kept
+	for k := range kept.keys {
+		v.grants[k] = kept
+	}
 	return freed
 }
 
@@ -197,6 +232,9 @@ func (v *voter) next() time.Duration {
 		if s.visible {
 			at = min(at, s.heardAt+Promise)
 		}
+	}
+	for _, s := range v.away {
+		at = min(at, s.expires)
 	}
 	return at
 }

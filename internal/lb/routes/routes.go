@@ -111,6 +111,9 @@ func (r *Routes) Announce(address netip.Addr, of *v1.IPAddressPool) {
 // Withdraw ends the announcement of an address.
 func (r *Routes) Withdraw(address netip.Addr) { r.announcer.Withdraw(address) }
 
+// Networks returns the prefixes that are announced for more than one address.
+func (r *Routes) Networks() []netip.Prefix { return r.announcer.Networks() }
+
 // Begin starts the sessions, once all known addresses are announced: a router with graceful
 // restart removes the routes of other addresses.
 func (r *Routes) Begin() {
@@ -140,6 +143,9 @@ func (r *Routes) SetNode(n *corev1.Node) {
 
 // Close withdraws all addresses, and returns when the routers know that or ctx ends.
 func (r *Routes) Close(ctx context.Context) { r.announcer.Close(ctx) }
+
+// Restart is Close for a process that another one follows at once: routers with graceful restart keep the routes.
+func (r *Routes) Restart(ctx context.Context) { r.announcer.Restart(ctx) }
 
 // reconcile gives the peers of this node to the announcer. The caller holds mu.
 func (r *Routes) reconcile() {

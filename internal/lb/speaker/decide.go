@@ -36,8 +36,49 @@ func (s *Speaker) learn() {
 	})
 	changed := s.known.take(false)
 	s.routing.set(node, excluded, changed)
+	s.unused.set(changed, s.routing.networks(), s.announcer.Links())
 	s.report(reason == "", reason)
-	s.decide(changed)
+	s.comeBack()
+	s.decide(append(changed, s.holdings.lostGuests()...))
+	if request, ok := s.known.rebalanced(); ok && (s.spread == nil || *s.spread != request) {
+		if s.spread != nil && request != "" {
+			s.log.Info("rebalancing: addresses that other nodes should have go there", "addresses", len(s.holdings.guests))
+			s.rebalance()
+		}
+		s.spread = &request
+	}
+}
+
+// rebalance gives the addresses that other nodes should have to them.
+func (s *Speaker) rebalance() {
+	var all []address
+	for addr := range s.holdings.guests {
+		s.holdings.since[addr].early = true
+		all = append(all, s.known.one(addr))
+	}
+	s.decide(all)
+}
+
+// comeBack asks for what this node's earlier process had when it ended to be restarted: the others keep that for it.
+func (s *Speaker) comeBack() {
+	if len(s.returning) == 0 || s.attrs == "" || !s.known.Listed() {
+		return
+	}
+	self := quorum.Member{Name: s.o.NodeName, Attrs: s.attrs}
+	var add []netip.Addr
+	for _, addr := range s.returning {
+		a := s.known.one(addr)
+		if len(a.services) > 0 && s.links.mayAnnounce(&a, &self) {
+			s.holdings.since[addr] = &ownership{reason: "it was restarted"}
+			s.holdings.waiting[addr] = struct{}{}
+			add = append(add, addr)
+		}
+	}
+	s.returning = nil
+	s.votes.change(func(now time.Duration) {
+		s.node.Want(now, add, nil)
+		s.node.Return(now, add)
+	})
 }
 
 // excluded returns why the node may not announce, empty if it may. node may be nil.
@@ -95,6 +136,7 @@ func (s *Speaker) decideMembers(before []quorum.Member) {
 	all := s.known.take(true)
 	node, _ := s.known.own()
 	s.routing.set(node, s.excluded(node), all)
+	s.unused.set(all, s.routing.networks(), s.announcer.Links())
 	if s.o.Announce != v1.AnnounceARP {
 		return
 	}
@@ -109,7 +151,20 @@ func (s *Speaker) decideMembers(before []quorum.Member) {
 			s.holdings.since[a.addr] = &ownership{reason: reason}
 		}
 	}
+	if gone := departed(before, s.members); len(gone) == 1 {
+		s.holdings.lastOf(gone[0])
+	}
 	s.decide(all)
+}
+
+// departed returns who is no longer among the members.
+func departed(before, now []quorum.Member) (gone []string) {
+	for _, b := range before {
+		if !slices.ContainsFunc(now, func(m quorum.Member) bool { return m.Name == b.Name }) {
+			gone = append(gone, b.Name)
+		}
+	}
+	return gone
 }
 
 // decide wants the addresses that should be this node's, and gives up the others.
@@ -123,14 +178,10 @@ func (s *Speaker) decide(addrs []address) {
 	var add, remove []netip.Addr
 	for i := range addrs {
 		a := &addrs[i]
-		mine := len(a.services) > 0 &&
-			quorum.Owner(a.addr, s.members, func(m *quorum.Member) bool { return s.links.mayAnnounce(a, m) }) == s.o.NodeName
+		mine := s.mine(a)
 		switch {
 		case mine && !s.node.Wants(a.addr):
-			if s.holdings.since[a.addr] == nil {
-				s.holdings.since[a.addr] = &ownership{reason: newAddress}
-			}
-			s.holdings.waiting[a.addr] = struct{}{}
+			s.holdings.want(a)
 			add = append(add, a.addr)
 		case !mine:
 			if s.node.Wants(a.addr) {
@@ -148,6 +199,24 @@ func (s *Speaker) decide(addrs []address) {
 	s.announcer.Leave(remove...)
 	s.votes.change(func(now time.Duration) { s.node.Want(now, add, remove) })
 	s.status.poke()
+}
+
+// mine reports whether this node should announce an address, or keeps it.
+func (s *Speaker) mine(a *address) bool {
+	delete(s.holdings.guests, a.addr)
+	if len(a.services) == 0 {
+		return false
+	}
+	may := func(m *quorum.Member) bool { return s.links.mayAnnounce(a, m) }
+	if quorum.Owner(a.addr, s.members, may) == s.o.NodeName {
+		return true
+	}
+	self := quorum.Member{Name: s.o.NodeName, Attrs: s.attrs}
+	if s.attrs == "" || !may(&self) || !s.holdings.keeps(a.addr) {
+		return false
+	}
+	s.holdings.guests[a.addr] = struct{}{}
+	return true
 }
 
 // lookAround handles what no event reports: promises that have expired, and the witness.

@@ -32,6 +32,9 @@ type holdings struct {
 	changed   func() // is called when the Speaker object has to show something else
 	since     map[netip.Addr]*ownership
 	waiting   map[netip.Addr]struct{} // wanted, and not yet announced
+	// guests are the addresses that this node keeps although another one should have them, until it fails.
+	guests map[netip.Addr]struct{}
+	began  time.Duration // when the speaker did
 	// unprogrammed is true if the proxy lacks an address that the voters have promised.
 	unprogrammed bool
 	quota        events.Quota // of Events and lines about addresses
@@ -83,6 +86,8 @@ type ownership struct {
 	taken      bool      // by the announcer, which begins to answer after a probe
 	interfaces []string  // with which it was taken
 	announced  time.Time // zero while it is not answered for
+	// early is true if no other node had the address, as far as the speaker knew, which had just begun.
+	early bool
 }
 
 // gain begins to announce the addresses that the voters have promised to this node.
@@ -186,6 +191,43 @@ func (h *holdings) wanted() (out []netip.Addr) {
 		out = append(out, a)
 	}
 	return out
+}
+
+// evenPeriod is how long after its start a speaker gives an address that no other one had to the node that should have it:
+// when a cluster starts, the first node would keep all.
+const evenPeriod = time.Minute
+
+// want begins to wait for an address.
+func (h *holdings) want(a *address) {
+	if h.since[a.addr] == nil {
+		h.since[a.addr] = &ownership{reason: newAddress, early: h.now()-h.began < evenPeriod}
+	}
+	h.waiting[a.addr] = struct{}{}
+}
+
+// keeps reports whether this node keeps an address that another one should have: it changes hands when its node fails.
+func (h *holdings) keeps(addr netip.Addr) bool {
+	o := h.since[addr]
+	return o != nil && !o.early && h.node.Keeps(h.now(), addr)
+}
+
+// lostGuests returns guests that are held no longer.
+func (h *holdings) lostGuests() (out []address) {
+	for addr := range h.guests {
+		if !h.keeps(addr) {
+			out = append(out, h.known.one(addr))
+		}
+	}
+	return out
+}
+
+// lastOf records in what waits that a node no longer announces: it may get what that node had.
+func (h *holdings) lastOf(gone string) {
+	for addr := range h.waiting {
+		if o := h.since[addr]; !o.taken {
+			o.reason, o.early = fmt.Sprintf("node %s no longer announces", gone), false
+		}
+	}
 }
 
 // replaceable reports whether other nodes take the addresses over soon when the speaker ends now.

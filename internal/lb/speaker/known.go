@@ -44,7 +44,8 @@ type Known struct {
 	pools    map[string]poolWay
 	self     *corev1.Node
 	list     quorum.List
-	unlisted int // kinds that have not been listed yet
+	spread   string // claim.RebalanceAnnotation of the list
+	unlisted int    // kinds that have not been listed yet
 	// all is true if every address may have changed; dirty are the addresses that have.
 	all   bool
 	dirty map[netip.Addr]struct{}
@@ -141,6 +142,7 @@ func (k *Known) FollowServed(ctx context.Context, running *sync.WaitGroup, clien
 func (k *Known) follow(ctx context.Context, running *sync.WaitGroup, client kubernetes.Interface, lb *v1.Client) {
 	pools := sink(k, k.setPool, k.dropPool)
 	voters := sink(k, func(m *corev1.ConfigMap) {
+		k.spread = m.Annotations[claim.RebalanceAnnotation]
 		if l, err := claim.ReadVoters(m); err == nil && l.Current.Version > k.list.Version {
 			k.list = l.Current
 		}
@@ -419,6 +421,13 @@ func (k *Known) interfaces() (names []string) {
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
+}
+
+// rebalanced returns the last request of 'fairlead lb rebalance', empty if there is none. ok is false before it is known.
+func (k *Known) rebalanced() (request string, ok bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.spread, k.unlisted == 0
 }
 
 // own returns this node's object and the list of voters.

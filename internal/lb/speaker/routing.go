@@ -92,25 +92,48 @@ func (r *routing) setOne(a *address) {
 	}
 }
 
-// statusOf adds what is announced by BGP to a status.
+// networks returns the prefixes that are announced as a whole, for several addresses.
+func (r *routing) networks() []netip.Prefix {
+	established := func(p v1.PeerStatus) bool { return p.State == v1.PeerEstablished }
+	if r.routes == nil || !slices.ContainsFunc(r.peers, established) {
+		return nil
+	}
+	return r.routes.Networks()
+}
+
+// statusOf adds what is announced by BGP to a status. Nothing is announced before there is a session.
 func (r *routing) statusOf(status *v1.SpeakerStatus) {
 	status.Peers = r.peers
-	if len(r.peers) == 0 {
+	var first time.Time // when the oldest session began
+	for _, p := range r.peers {
+		if p.State == v1.PeerEstablished && (first.IsZero() || p.Since.Time.Before(first)) {
+			first = p.Since.Time
+		}
+	}
+	if first.IsZero() {
 		return
 	}
 	for a, since := range r.since {
+		if since.Before(first) {
+			since = first
+		}
 		status.Addresses = append(status.Addresses, v1.AnnouncedAddress{Address: a.String(), Via: "bgp", Since: metav1.NewMicroTime(since)})
 	}
 }
 
-// close withdraws all routes and returns when the routers have taken that.
-func (r *routing) close(ctx context.Context) {
+// close withdraws all routes and returns when the routers have taken that. If another process returns soon, routers with
+// graceful restart keep them.
+func (r *routing) close(ctx context.Context, returns bool) {
 	if r.routes == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
-	r.routes.Close(ctx)
+	if returns {
+		r.routes.Restart(ctx)
+	} else {
+		r.routes.Close(ctx)
+	}
 	clear(r.since)
 	r.peers = nil
 }

@@ -9,10 +9,13 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/events"
@@ -20,6 +23,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/announce"
 	"github.com/fairlead/fairlead/internal/lb/bgp"
 	"github.com/fairlead/fairlead/internal/lb/claim"
+	"github.com/fairlead/fairlead/internal/lb/filter"
 	"github.com/fairlead/fairlead/internal/lb/quorum"
 	"github.com/fairlead/fairlead/internal/lb/routes"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
@@ -53,6 +57,9 @@ type Options struct {
 	Programmed func(id svc.PortName, family svc.Family, addr netip.Addr) bool
 	// Front serves the Services of the proxied way.
 	Front Front
+	// Leaving, if not nil, reports whether the process that is told to end is not started again soon, as far as is known.
+	// Otherwise the others keep its addresses for a moment.
+	Leaving func(context.Context) bool
 	// Now is clock.Boot, unless a test wants another rate.
 	Now func() time.Duration
 }
@@ -76,11 +83,15 @@ type Speaker struct {
 	links    *links
 	holdings *holdings
 	routing  routing
+	unused   unused
 	members  []quorum.Member
 	// membersKnown is true once a majority of the voters was heard: without members, no
 	// node may announce.
 	membersKnown bool
 	attrs        string // the interfaces that this node reports to the others
+	// returning is what an earlier process of this node had when it was restarted, spread the last request to rebalance.
+	returning []netip.Addr
+	spread    *string
 }
 
 // New returns a Speaker that does nothing before Run.
@@ -121,10 +132,14 @@ func New(o Options) (*Speaker, error) {
 	s.holdings = &holdings{
 		name: o.NodeName, now: o.Now, node: s.node, known: s.known, announcer: s.announcer, forwards: s.forwards, events: o.Events,
 		log: o.Log, moves: s.metrics.moves, changed: s.status.poke, since: map[netip.Addr]*ownership{}, waiting: map[netip.Addr]struct{}{},
+		guests: map[netip.Addr]struct{}{}, began: o.Now(),
 	}
 	s.routing = routing{
 		name: o.NodeName, known: s.known, forwards: s.forwards, log: o.Log, changed: s.status.poke,
 		began: time.Now(), since: map[netip.Addr]time.Time{}, unprogrammed: map[netip.Addr]struct{}{},
+	}
+	s.unused = unused{
+		filter: filter.NewUnused(s.known.wake.Set), known: s.known, forwards: s.forwards, log: o.Log, waiting: map[netip.Addr]struct{}{},
 	}
 	if o.Announce != v1.AnnounceNone {
 		s.routing.routes = routes.New(routes.Options{
@@ -191,6 +206,12 @@ const (
 	heartbeat = quorum.Heartbeat
 	// releaseTimeout bounds how long Run waits until the voters know that it ends.
 	releaseTimeout = 500 * time.Millisecond
+	// awayTime is how long the others keep the addresses of a speaker that is restarted. In that time its node goes on to
+	// forward, and answers no new ARP or NDP requests.
+	awayTime = 5 * time.Second
+	// endRepeats and endPause are how often the others hear of the end: messages may be lost.
+	endRepeats = 3
+	endPause   = 20 * time.Millisecond
 	// replaceTimeout bounds how long Run waits for another node that can take over: a node that
 	// was just restarted votes after quorum.Promise.
 	replaceTimeout = 2 * quorum.Promise
@@ -202,15 +223,20 @@ func (s *Speaker) loop(ctx, inner context.Context, end func()) {
 	if !s.firstList(ctx) {
 		return
 	}
+	s.returning = s.earlier(ctx)
 	tick := time.NewTicker(heartbeat)
 	defer tick.Stop()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	done, late := ctx.Done(), (<-chan time.Time)(nil)
+	done, late, returns := ctx.Done(), (<-chan time.Time)(nil), false
+	answered := make(chan bool, 1) // the loop goes on until then: promises last for less than a second
 	for over := false; !over; {
 		select {
 		case <-done:
-			done, late = nil, time.After(replaceTimeout)
+			done = nil
+			go func() { answered <- s.returns(inner) }()
+		case returns = <-answered:
+			late = time.After(replaceTimeout)
 		case <-late:
 			over = true
 		case r := <-s.votes.wire.In():
@@ -223,23 +249,53 @@ func (s *Speaker) loop(ctx, inner context.Context, end func()) {
 			s.lookAround()
 		}
 		s.settle()
-		over = over || done == nil && s.holdings.replaceable()
+		over = over || late != nil && s.mayEnd(returns)
 		timer.Reset(s.pause())
 	}
-	s.release(inner)
+	s.release(inner, returns)
 }
 
-// release gives up all addresses.
-func (s *Speaker) release(ctx context.Context) {
+// returns reports whether the process is restarted, as far as is known, so that its addresses need not move. A node that is
+// drained or shut down is left for good.
+func (s *Speaker) returns(ctx context.Context) bool {
+	node, _ := s.known.own()
+	limited, cancel := context.WithTimeout(ctx, releaseTimeout)
+	defer cancel()
+	if now, err := s.o.Client.CoreV1().Nodes().Get(limited, s.o.NodeName, metav1.GetOptions{}); err == nil {
+		node = now // it may have been cordoned a moment ago
+	}
+	return s.excluded(node) == "" && !departs(node) && (s.o.Leaving == nil || !s.o.Leaving(ctx))
+}
+
+// departs reports whether a Node is about to end: it is cordoned, or reports that it is not ready, as a kubelet does before
+// it ends the Pods of a machine that shuts down.
+func departs(n *corev1.Node) bool {
+	return n.Spec.Unschedulable || slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionFalse
+	})
+}
+
+// mayEnd reports whether the process may end now without an address that is left to none.
+func (s *Speaker) mayEnd(returns bool) bool {
+	if returns && s.holdings.count() > 0 && !s.node.Alone() {
+		return s.node.Keepable(s.o.Now())
+	}
+	return s.holdings.replaceable()
+}
+
+// release gives up all addresses. If the process is restarted, the voters keep for its successor the ones of the direct way, to
+// which the kernel goes on to forward.
+func (s *Speaker) release(ctx context.Context, returns bool) {
 	begin := time.Now()
 	needed := s.node.HasWitness() && s.node.Replaceable(s.o.Now())
 	withdrawn := make(chan struct{})
-	go func() { defer close(withdrawn); s.routing.close(ctx) }()
+	go func() { defer close(withdrawn); s.routing.close(ctx, returns) }()
 	defer func() { <-withdrawn }()
-	s.holdings.drop(func(netip.Addr) bool { return true })
+	lost := func(a netip.Addr) bool { return !returns || s.proxied(a) }
+	s.holdings.drop(lost)
 	s.votes.change(func(now time.Duration) {
 		s.node.SetAttrs(now, "")
-		s.node.Want(now, nil, s.holdings.wanted())
+		s.node.Want(now, nil, slices.DeleteFunc(s.holdings.wanted(), func(a netip.Addr) bool { return !lost(a) && s.node.Holds(now, a) }))
 	})
 	s.votes.witness.End()
 	deadline, cancel := context.WithTimeout(ctx, releaseTimeout)
@@ -263,20 +319,60 @@ func (s *Speaker) release(ctx context.Context) {
 	}
 	<-withdrawn
 	released := s.node.Released(s.o.Now())
-	s.votes.change(s.node.End)
+	away := time.Duration(0)
+	if returns {
+		away = awayTime
+	}
+	s.votes.end(away)
 	select {
 	case <-s.votes.witness.Released():
 	case <-deadline.Done():
 	}
 	if released {
-		s.log.Info("gave up all addresses", "took", time.Since(begin).Round(time.Millisecond))
+		s.log.Info("gave up all addresses", "took", time.Since(begin).Round(time.Millisecond), "keptForTheNext", away)
 	} else {
 		s.log.Warn("other speakers did not confirm that this one ends; they take over after a second")
 	}
-	s.report(false, "the speaker has ended")
+	s.unused.close(returns)
+	s.reportEnd(away)
 	limited, cancel := context.WithTimeout(ctx, time.Second) // the API server may be away
 	defer cancel()
 	_ = s.status.flush(limited, s.o.LB, s.o.NodeName)
+}
+
+// proxied reports whether an address has a Service of the proxied way, whose connections end with this process.
+func (s *Speaker) proxied(a netip.Addr) bool {
+	known := s.known.one(a)
+	return slices.ContainsFunc(known.services, s.o.Front.Serves)
+}
+
+// reportEnd has the last status written.
+func (s *Speaker) reportEnd(away time.Duration) {
+	s.status.poke()
+	if away == 0 {
+		s.report(false, "the speaker has ended")
+		return
+	}
+	s.report(false, "the speaker restarts")
+	next := s.status.last()
+	next.ReturnBy = new(metav1.NewMicroTime(time.Now().Add(away)))
+	s.status.set(next)
+}
+
+// earlier returns the addresses that this node's last process had when it was restarted.
+func (s *Speaker) earlier(ctx context.Context) (addrs []netip.Addr) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	have, err := s.o.LB.Speakers.Get(ctx, s.o.NodeName, metav1.GetOptions{})
+	if err != nil || have.Status.ReturnBy == nil {
+		return nil
+	}
+	for _, a := range have.Status.Addresses {
+		if addr, err := netip.ParseAddr(a.Address); err == nil && a.Via != "bgp" {
+			addrs = append(addrs, addr)
+		}
+	}
+	return addrs
 }
 
 // firstList waits for the list of voters as it is written, not out of a cache: this

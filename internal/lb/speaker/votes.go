@@ -62,6 +62,21 @@ func (v *votes) receive(r wire.Received) {
 // change changes the node by f and sends the messages that follow.
 func (v *votes) change(f func(now time.Duration)) { v.exchange(nil, f) }
 
+// end ends the sessions with the voters, which keep for away what this node had, and sends the messages several times.
+func (v *votes) end(away time.Duration) {
+	v.mu.Lock()
+	v.node.End(v.now(), away)
+	out := v.node.Take()
+	v.mu.Unlock()
+	for i := range endRepeats {
+		if i > 0 {
+			time.Sleep(endPause)
+		}
+		v.sent.Add(float64(len(out)))
+		v.wire.Send(out, nil)
+	}
+}
+
 // exchange is change, where f handles r if that is not nil.
 func (v *votes) exchange(r *wire.Received, f func(now time.Duration)) {
 	v.mu.Lock()

@@ -71,7 +71,7 @@ func (s *Speaker) DeepCopy() *Speaker {
 	s.ObjectMeta.DeepCopyInto(&out.ObjectMeta)
 	t := &out.Status
 	t.Endpoints, t.Networks = slices.Clone(t.Endpoints), slices.Clone(t.Networks)
-	t.Interfaces = slices.Clone(t.Interfaces)
+	t.Interfaces, t.ReturnBy = slices.Clone(t.Interfaces), copyOf(t.ReturnBy)
 	t.Addresses, t.Peers = slices.Clone(t.Addresses), slices.Clone(t.Peers)
 	t.Conditions, t.Absent = slices.Clone(t.Conditions), slices.Clone(t.Absent)
 	return &out

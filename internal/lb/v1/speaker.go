@@ -49,6 +49,9 @@ type SpeakerStatus struct {
 	// Announce is how the speaker announces: AnnounceARP, AnnounceBGP or AnnounceNone.
 	// Builds that do not report it may not report Interfaces either.
 	Announce string `json:"announce,omitempty"`
+	// ReturnBy is until when a speaker that has ended to be restarted promises to be back. Until then the others keep its
+	// addresses for it, and its next process begins with Addresses.
+	ReturnBy *metav1.MicroTime `json:"returnBy,omitempty"`
 	// Endpoints are where other speakers reach this one, as ip:port, UDP.
 	Endpoints []string `json:"endpoints,omitempty"`
 	// Networks are the networks of the node's interfaces, as CIDRs.

@@ -1,5 +1,5 @@
-// Package lbview has the commands that show load balancers: 'fairlead lb status' and
-// 'fairlead lb explain'.
+// Package lbview has the commands that show load balancers, 'fairlead lb status' and
+// 'fairlead lb explain', and 'fairlead lb rebalance'.
 package lbview
 
 import (

@@ -1,0 +1,61 @@
+package speaker
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
+)
+
+// An address is announced by BGP since the oldest session, not earlier, and not at all without one.
+func TestAnnouncedSinceTheFirstSession(t *testing.T) {
+	a, begin := netip.MustParseAddr("198.51.100.7"), time.Now()
+	at := func(seconds int) metav1.MicroTime {
+		return metav1.NewMicroTime(begin.Add(time.Duration(seconds) * time.Second))
+	}
+	for _, c := range []struct {
+		peers []v1.PeerStatus
+		want  int // seconds, 0 for not at all
+	}{
+		{nil, 0},
+		{[]v1.PeerStatus{{Name: "a", State: "Idle", Since: at(1)}}, 0},
+		{[]v1.PeerStatus{{Name: "a", State: "Established", Since: at(9)}, {Name: "b", State: "Established", Since: at(5)}}, 5},
+		{[]v1.PeerStatus{{Name: "a", State: "Idle", Since: at(1)}, {Name: "b", State: "Established", Since: at(7)}}, 7},
+		{[]v1.PeerStatus{{Name: "a", State: "Established", Since: at(1)}}, 3},
+	} {
+		r := routing{peers: c.peers, since: map[netip.Addr]time.Time{a: at(3).Time}}
+		var s v1.SpeakerStatus
+		r.statusOf(&s)
+		switch {
+		case c.want == 0 && len(s.Addresses) > 0:
+			t.Errorf("%+v: announced since %s without a session", c.peers, s.Addresses[0].Since)
+		case c.want > 0 && (len(s.Addresses) != 1 || !s.Addresses[0].Since.Time.Equal(at(c.want).Time)):
+			t.Errorf("%+v: %+v, want it announced since second %d", c.peers, s.Addresses, c.want)
+		}
+	}
+}
+
+// A node that is drained, or reports that it is not ready, is left for good; others are expected back.
+func TestDepartingNodes(t *testing.T) {
+	ready := func(s corev1.ConditionStatus) *corev1.Node {
+		return &corev1.Node{Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: s}}}}
+	}
+	for name, c := range map[string]struct {
+		node *corev1.Node
+		want bool
+	}{
+		"cordoned":      {&corev1.Node{Spec: corev1.NodeSpec{Unschedulable: true}}, true},
+		"not ready":     {ready(corev1.ConditionFalse), true},
+		"ready":         {ready(corev1.ConditionTrue), false},
+		"not heard of":  {ready(corev1.ConditionUnknown), false},
+		"no conditions": {&corev1.Node{}, false},
+	} {
+		if got := departs(c.node); got != c.want {
+			t.Errorf("%s: departs is %t", name, got)
+		}
+	}
+}
