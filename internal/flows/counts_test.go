@@ -29,7 +29,8 @@ func (c *counts) Drops(context.Context) ([]dataplane.DropCount, error)    { retu
 var ap = netip.MustParseAddrPort
 
 func port(name, portName string, f svc.Family, p svc.Protocol, fronts ...table.Frontend) *table.ServicePort {
-	return &table.ServicePort{ID: svc.PortName{Name: svc.Name{Namespace: "shop", Name: name}, Port: portName}, Family: f, Protocol: p, Frontends: fronts}
+	id := svc.PortName{Name: svc.Name{Namespace: "shop", Name: name}, Port: portName}
+	return &table.ServicePort{ID: id, Family: f, Protocol: p, Frontends: fronts}
 }
 
 func sample() (*counts, *table.Table) {

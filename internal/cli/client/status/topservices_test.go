@@ -13,12 +13,14 @@ import (
 
 func TestTopServicesAddsUpNodes(t *testing.T) {
 	web := func(connections, refused uint64, endpoints ...flows.Endpoint) flows.Port {
-		return flows.Port{Namespace: "shop", Service: "web", Port: "http", Protocol: "TCP", Connections: connections, Refused: refused, Endpoints: endpoints}
+		return flows.Port{Namespace: "shop", Service: "web", Port: "http", Protocol: "TCP",
+			Connections: connections, Refused: refused, Endpoints: endpoints}
 	}
 	list := sum(map[string]*flows.Report{
 		"n1": {Ports: []flows.Port{web(3, 0, flows.Endpoint{Address: "10.0.0.1:80", Connections: 3}),
 			{Namespace: "a", Service: "dns", Protocol: "UDP", Connections: 1, Dropped: 9}}},
-		"n2": {Ports: []flows.Port{web(4, 2, flows.Endpoint{Address: "10.0.0.2:80", Connections: 3}, flows.Endpoint{Address: "10.0.0.1:80", Connections: 1})}},
+		"n2": {Ports: []flows.Port{web(4, 2, flows.Endpoint{Address: "10.0.0.2:80", Connections: 3},
+			flows.Endpoint{Address: "10.0.0.1:80", Connections: 1})}},
 	})
 	if got, want := fmt.Sprint(list), "[{a dns  UDP 1 0 9 []} {shop web http TCP 7 2 0 [{10.0.0.1:80 4} {10.0.0.2:80 3}]}]"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
