@@ -86,7 +86,6 @@ func TestStatus(t *testing.T) {
 
 	c.stories()
 	c.explains()
-	c.counts()
 	c.plans()
 
 	local := func(args ...string) *exec.Cmd {
