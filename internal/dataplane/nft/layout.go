@@ -125,7 +125,7 @@ func (l *layout) sets() []nftables.Set {
 		{Name: setNodeAddresses, Key: ts{a}, Comment: "where node ports answer"},
 		{Name: setClusterIPs, Key: ts{a}, Comment: "addresses whose other ports are refused"},
 	}
-	return slices.Concat(own, l.servedSets(), drops.Sets(&l.Header))
+	return slices.Concat(own, servedSets(l), drops.Sets(&l.Header))
 }
 
 // chain is a chain with its rules.

@@ -30,7 +30,7 @@ const (
 
 // servedSets are filled by the first packets of connections, so that their size follows what is in use, and no change of
 // a Service touches a counter.
-func (l *layout) servedSets() []nftables.Set {
+func servedSets(l *layout) []nftables.Set {
 	const proto, port, mark = nftables.TypeProto, nftables.TypePort, nftables.TypeMark
 	a := l.Addr
 	return []nftables.Set{
@@ -102,14 +102,14 @@ func (m *Mode) Served(ctx context.Context) ([]dataplane.ServedCount, error) {
 	}
 	var out []dataplane.ServedCount
 	for _, t := range m.targets {
-		for _, set := range t.layout.servedSets() {
+		for _, set := range servedSets(t.layout) {
 			if err := ctx.Err(); err != nil {
 				return nil, err
 			}
 			from := len(out)
 			begin := func() { out = out[:from] }
 			err := s.conn.Elems(t.layout.table, set.Name, begin, func(e nftables.Elem) {
-				if c, ok := t.layout.servedCount(&e, set.Name); ok {
+				if c, ok := servedCount(t.layout, &e, set.Name); ok {
 					out = append(out, c)
 				}
 			})
@@ -122,7 +122,7 @@ func (m *Mode) Served(ctx context.Context) ([]dataplane.ServedCount, error) {
 }
 
 // servedCount reads an element of a set of counts.
-func (l *layout) servedCount(e *nftables.Elem, set string) (c dataplane.ServedCount, ok bool) {
+func servedCount(l *layout, e *nftables.Elem, set string) (c dataplane.ServedCount, ok bool) {
 	n := int(l.Len)
 	var ep, front []byte
 	switch want := 2*n + 12; {
