@@ -103,6 +103,7 @@ var rooms = map[string]int{
 	"dns":                   3,
 	"dns/chain":             3,
 	"explain":               3,
+	"flows":                 3,
 	"lb/controller":         3,
 	"lb/metallb":            3,
 	"lb/proxied":            3,

@@ -23,3 +23,24 @@ type DropCount struct {
 type Counter interface {
 	Drops(ctx context.Context) ([]DropCount, error)
 }
+
+// ServedCount counts the connections to one frontend that were sent to one endpoint.
+type ServedCount struct {
+	Protocol svc.Protocol
+	// NodePort reports that To is a node port, with the unspecified address.
+	NodePort bool
+	// To is where the clients sent to.
+	To netip.AddrPort
+	// Endpoint is where the connections went.
+	Endpoint netip.AddrPort
+	// Connections are new connections, or UDP flows that connection tracking takes for new. A connection whose first
+	// packet is lost after it was counted is counted again with its repetition.
+	Connections uint64
+}
+
+// ServedCounter is an Applier that counts the connections to each endpoint. Served may be called at any time, beside the
+// other methods. A count may restart at 0 after a day without such connections, and a pair of frontend and endpoint may be
+// missing where the Applier has no room for more.
+type ServedCounter interface {
+	Served(ctx context.Context) ([]ServedCount, error)
+}

@@ -3,7 +3,6 @@ package proxy
 import (
 	"context"
 	"log/slog"
-	"net/netip"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -58,12 +57,13 @@ func (m *dropMetrics) Collect(to chan<- prometheus.Metric) {
 	}
 	type sum struct{ rejected, dropped uint64 }
 	sums := map[dropLabels]sum{}
-	of := owners(t)
+	owners := dataplane.OwnersOf(t)
 	for _, c := range counts {
-		name, known := of(c)
+		id, known := owners.Of(c.Protocol, c.To)
 		if !known {
 			continue // of a deleted Service
 		}
+		name := dropLabels{id.Name, id.Port, c.Protocol}
 		s := sums[name]
 		sums[name] = sum{s.rejected + c.Rejected, s.dropped + c.Dropped}
 	}
@@ -81,28 +81,4 @@ type dropLabels struct {
 	service  svc.Name
 	port     string
 	protocol svc.Protocol
-}
-
-// owners returns a function from destinations to their labels: the port
-// with that frontend, else the Service with that ClusterIP.
-func owners(t *table.Table) func(dataplane.DropCount) (dropLabels, bool) {
-	fronts, addrs := map[svc.Frontend]svc.PortName{}, map[netip.Addr]svc.Name{}
-	for p := range t.All() {
-		for i := range p.Frontends {
-			f := &p.Frontends[i]
-			for _, at := range addresses(t, f) {
-				fronts[svc.Frontend{Protocol: p.Protocol, Addr: at}] = p.ID
-			}
-			if f.Kind == table.ClusterIP {
-				addrs[f.Addr.Addr()] = p.ID.Name
-			}
-		}
-	}
-	return func(c dataplane.DropCount) (dropLabels, bool) {
-		if id, ok := fronts[svc.Frontend{Protocol: c.Protocol, Addr: c.To}]; ok {
-			return dropLabels{id.Name, id.Port, c.Protocol}, true
-		}
-		name, ok := addrs[c.To.Addr()]
-		return dropLabels{name, "", c.Protocol}, ok
-	}
 }

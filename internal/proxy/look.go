@@ -118,7 +118,7 @@ func (v *View) count(counts []dataplane.DropCount) {
 		p := v.Ports[i].Port
 		for _, c := range counts {
 			for k := range p.Frontends {
-				for _, at := range addresses(v.Table, &p.Frontends[k]) {
+				for _, at := range v.Table.Destinations(&p.Frontends[k]) {
 					if c.To == at && c.Protocol == p.Protocol {
 						v.Ports[i].Counts = append(v.Ports[i].Counts, c)
 					}

@@ -38,7 +38,7 @@ func (p *takenPorts) find(before, now *table.Table, changed []table.Key) []servi
 			if f.Kind != table.NodePort && !host || frontendOf(old, next.Protocol, f) != nil {
 				continue
 			}
-			for _, at := range addresses(now, f) {
+			for _, at := range now.Destinations(f) {
 				if !p.taken(next.Protocol, at) {
 					continue
 				}

@@ -221,7 +221,7 @@ func eachServed(t *table.Table, p *table.ServicePort, to map[svc.Frontend]*serve
 	}
 	for i := range p.Frontends {
 		s := servedBy(p, &p.Frontends[i])
-		for _, at := range addresses(t, &p.Frontends[i]) {
+		for _, at := range t.Destinations(&p.Frontends[i]) {
 			to[svc.Frontend{Protocol: p.Protocol, Addr: at}] = s
 		}
 	}
@@ -251,20 +251,4 @@ func (s *sweep) stale(e conntrack.Entry) bool {
 		return false
 	}
 	return front.stale(&e, s.relayed)
-}
-
-// addresses returns where clients send to f: a node port answers on several
-// addresses of the node. They are named one by one, since packets to the
-// same port of a foreign address may pass through this machine.
-func addresses(t *table.Table, f *table.Frontend) []netip.AddrPort {
-	if f.Kind != table.NodePort {
-		return []netip.AddrPort{f.Addr}
-	}
-	var out []netip.AddrPort
-	for _, a := range t.NodePortAddrs {
-		if a.Is4() == f.Addr.Addr().Is4() {
-			out = append(out, netip.AddrPortFrom(a, f.Addr.Port()))
-		}
-	}
-	return out
 }

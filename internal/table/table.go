@@ -147,6 +147,22 @@ func (t *Table) Len() int { return t.ports.len() }
 // All yields every service port in no particular order.
 func (t *Table) All() iter.Seq[*ServicePort] { return t.ports.all() }
 
+// Destinations returns where clients send to f: a node port answers on several
+// addresses of the node. They are named one by one, since packets to the
+// same port of a foreign address may pass through this machine.
+func (t *Table) Destinations(f *Frontend) []netip.AddrPort {
+	if f.Kind != NodePort {
+		return []netip.AddrPort{f.Addr}
+	}
+	var out []netip.AddrPort
+	for _, a := range t.NodePortAddrs {
+		if a.Is4() == f.Addr.Addr().Is4() {
+			out = append(out, netip.AddrPortFrom(a, f.Addr.Port()))
+		}
+	}
+	return out
+}
+
 // WithPortsFrom returns t with the ports that keys yields as they are in before (nil:
 // not there at all).
 func (t *Table) WithPortsFrom(before *Table, keys iter.Seq[Key]) *Table {

@@ -25,6 +25,7 @@ import (
 	"github.com/fairlead/fairlead/internal/cli/parts"
 	"github.com/fairlead/fairlead/internal/dns"
 	"github.com/fairlead/fairlead/internal/dns/membership"
+	"github.com/fairlead/fairlead/internal/flows"
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/registration"
@@ -124,6 +125,7 @@ type builder struct {
 
 	pods      *runner.Runner
 	proxy     *proxy.Proxy
+	counts    *flows.Reader
 	proxyPart lifecycle.Component
 	dns       *dns.Server
 	speaker   parts.Speaker
@@ -177,6 +179,7 @@ func (b *builder) openProxy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	b.counts = flows.NewReader(opts.Dataplane, b.proxy.Table)
 	b.proxyPart.Ready = func(ctx context.Context) error { return parts.Programmed(ctx, b.Log, b.proxy.Status) }
 	return nil
 }

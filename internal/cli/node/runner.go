@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/cli/parts"
+	"github.com/fairlead/fairlead/internal/flows"
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/podspec"
 	"github.com/fairlead/fairlead/internal/proxy"
@@ -68,7 +69,10 @@ func (b *builder) runner() (*runner.Runner, error) {
 		ClusterCIDRs: b.Networks.PodCIDRs, ServiceCIDRs: b.Networks.ServiceCIDRs, ServerAddrs: parts.ServerAddrs(b.config, b.Log),
 		Images: images, ClusterDNS: clusterDNS, ClusterDomain: b.DNS.Domains[0],
 		Listener: listener, ClientCA: ca, Status: func() any { return b.proxy.Status() }, StopPods: b.StopPods,
-		Views:   map[string]api.View{"explain": parts.Explain(running), "history": parts.History(running)},
+		Views: map[string]api.View{
+			"explain": parts.Explain(running), "history": parts.History(running),
+			"services": parts.Services(func() *flows.Reader { return b.counts }),
+		},
 		Protect: true, UIDs: uids, PodPIDs: b.Pods.pids, Hide: []string{filepath.Dir(b.StateDir)}, // pki, and the store
 		PodsChanged: func() { b.proxy.PodsChanged() },
 		DrainWait:   b.Pods.drainWait, StaticDir: b.Pods.ManifestDir, Mirrors: mirrors, Hold: b.hold,

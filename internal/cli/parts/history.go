@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/flows"
 	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/runner/api"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -25,4 +26,9 @@ func History(p func() *proxy.Proxy) api.View {
 		}
 		return p().History(name, time.Now().Add(-since)), nil
 	}
+}
+
+// Services is the View with what this node has counted of connections to Services. Its query has no fields.
+func Services(r func() *flows.Reader) api.View {
+	return func(ctx context.Context, _ url.Values) (any, error) { return r().Report(ctx) }
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dataplane/iptables"
 	"github.com/fairlead/fairlead/internal/dataplane/kubeproxy"
+	"github.com/fairlead/fairlead/internal/flows"
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
@@ -159,6 +160,9 @@ func ProxyComponent(o proxy.Options, isNew bool) (lifecycle.Component, *proxy.Pr
 	p, err := proxy.New(o)
 	if err != nil {
 		return lifecycle.Component{}, nil, err
+	}
+	if r := flows.NewReader(o.Dataplane, p.Table); r.CountsConnections() {
+		p.Register(flows.NewCollector(r, o.Log))
 	}
 	return lifecycle.Component{
 		Name: "proxy",

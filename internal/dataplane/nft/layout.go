@@ -3,6 +3,7 @@ package nft
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dataplane/drops"
@@ -101,7 +102,7 @@ func (l *layout) sets() []nftables.Set {
 	)
 	a := l.Addr
 	type ts = []nftables.Type
-	return append([]nftables.Set{
+	own := []nftables.Set{
 		{Name: setVIPs, Key: ts{a, proto, port}, Data: ts{mark, mark},
 			Comment: "frontend : number of endpoints (upper half: for clients inside) . key of targets"},
 		{Name: setNodePorts, Key: ts{proto, port}, Data: ts{mark, mark},
@@ -123,7 +124,8 @@ func (l *layout) sets() []nftables.Set {
 		{Name: setLocalEndpoints, Key: ts{a, a}, Comment: "endpoints on this node, twice"},
 		{Name: setNodeAddresses, Key: ts{a}, Comment: "where node ports answer"},
 		{Name: setClusterIPs, Key: ts{a}, Comment: "addresses whose other ports are refused"},
-	}, drops.Sets(&l.Header)...)
+	}
+	return slices.Concat(own, servedSets(l), drops.Sets(&l.Header))
 }
 
 // chain is a chain with its rules.

@@ -55,6 +55,7 @@ type Mode struct {
 	kernel  *watched
 	targets []*target
 	drops   *drops.Tables
+	served  *served
 }
 
 // New returns a Mode. It does nothing to the kernel's tables yet.
@@ -69,6 +70,9 @@ func New(cfg Config) (*Mode, error) {
 	}
 	if err == nil {
 		m.drops, err = drops.OpenTables(tableName)
+	}
+	if err == nil {
+		m.served, err = openServed()
 	}
 	if err != nil {
 		_ = k.Close()
@@ -100,7 +104,7 @@ func (m *Mode) begin(_ context.Context, all bool) error {
 
 // Close releases the connection to the kernel. The tables stay.
 func (m *Mode) Close() error {
-	return errors.Join(m.kernel.Close(), m.drops.Close())
+	return errors.Join(m.kernel.Close(), m.drops.Close(), m.served.close())
 }
 
 // Drops is dataplane.Counter's.

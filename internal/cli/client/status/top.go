@@ -65,12 +65,14 @@ func topSorts() []string { return []string{"name", "cpu", "memory"} }
 func NewTop(g *base.Global) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Show the processor and memory usage of nodes and Pods",
+		Short: "Show the usage of nodes and Pods, and the connections to Services",
 		Long: `Show what nodes and Pods use at this moment: processors in thousandths (m) and memory
 without what the kernel would drop first. Nodes measure it by their control groups of
-version 2; the server asks them, which needs the right to get nodes/proxy.`,
+version 2. 'fairlead top services' shows the connections to Services, as nodes count them.
+The server asks the nodes, which needs the right to get nodes/proxy.`,
 		Example: `  fairlead top nodes
-  fairlead top pods -A --sort-by memory`,
+  fairlead top pods -A --sort-by memory
+  fairlead top services -A --watch`,
 		Args: base.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -95,6 +97,7 @@ version 2; the server asks them, which needs the right to get nodes/proxy.`,
 		Args: oneName,
 		RunE: func(cmd *cobra.Command, args []string) error { return pods.run(cmd.Context(), pods.pods, args) },
 	}
+	cmd.AddCommand(newTopServices(g))
 	pods.addFlags(sub)
 	pods.AddNamespace(sub)
 	sub.Flags().BoolVarP(&pods.all, "all-namespaces", "A", false, "Pods of all namespaces")

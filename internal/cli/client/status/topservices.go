@@ -1,0 +1,259 @@
+package status
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/flows"
+)
+
+// topServices shows the connections to Services.
+type topServices struct {
+	*base.Global
+	base.ClientFlags
+	output base.OutputFlag
+	sortBy string
+	all    bool
+	watch  bool
+	node   string
+}
+
+// topServicesReport is what 'fairlead top services' shows. Its JSON form is meant for programs: fields are only ever added.
+type topServicesReport struct {
+	Services []topService `json:"services"`
+	// Problems are the nodes whose counts are missing, and why.
+	Problems []string `json:"problems"`
+}
+
+// topService is the sum of all nodes for one port of a Service.
+type topService struct {
+	flows.Port
+	// PerSecond are the connections a second since the report before; nil in the first one.
+	PerSecond *float64 `json:"connectionsPerSecond,omitempty"`
+}
+
+func topServicesSorts() []string { return []string{"connections", "refused", "dropped", "name"} }
+
+func newTopServices(g *base.Global) *cobra.Command {
+	c := &topServices{Global: g}
+	cmd := &cobra.Command{
+		Use: "services [NAME]", Aliases: []string{"service", "svc"},
+		Short: "Show the connections to Services, and the packets that reached no endpoint",
+		Long: `Show how many connections nodes have sent to the endpoints of each Service port, and how many
+packets they refused (no endpoint) or dropped (source ranges, policy Local). Nodes count in
+the kernel; a count begins again after a day without such packets, and after a restart of the
+machine. With --watch the column CONN/S is the rate since the report before. The server asks
+the nodes, which needs the right to get nodes/proxy. Only mode nft counts connections.`,
+		Example: `  fairlead top services
+  fairlead top services -A --watch
+  fairlead top services web -n shop -o json`,
+		Args: oneName,
+		RunE: func(cmd *cobra.Command, args []string) error { return c.run(cmd.Context(), args) },
+	}
+	c.Add(cmd)
+	c.AddNamespace(cmd)
+	c.output.Add(cmd)
+	cmd.Flags().StringVar(&c.sortBy, "sort-by", "connections", base.OneOf(topServicesSorts())+"; the largest first")
+	cmd.Flags().StringVar(&c.node, "node", "", "only the counts of this node")
+	cmd.Flags().BoolVarP(&c.all, "all-namespaces", "A", false, "Services of all namespaces")
+	cmd.Flags().BoolVarP(&c.watch, "watch", "w", false, "show it again every "+topInterval.String())
+	return cmd
+}
+
+func (c *topServices) run(ctx context.Context, args []string) error {
+	if err := c.output.Check(); err != nil {
+		return err
+	}
+	if !slices.Contains(topServicesSorts(), c.sortBy) {
+		return base.Usagef("--sort-by is %q; want %s", c.sortBy, base.Wanted(c.sortBy, topServicesSorts()))
+	}
+	name := ""
+	if len(args) > 0 {
+		name = args[0]
+	}
+	if name != "" && c.all {
+		return base.Usagef("a name takes the place of --all-namespaces: give one or the other")
+	}
+	client, namespace, err := c.Client()
+	if err != nil {
+		return err
+	}
+	if c.all {
+		namespace = metav1.NamespaceAll
+	}
+	var before []topService
+	var at time.Time
+	for {
+		r, err := c.read(ctx, client, namespace, name)
+		if err != nil {
+			return err
+		}
+		now := time.Now()
+		if !at.IsZero() {
+			r.rates(before, now.Sub(at))
+		}
+		before, at = slices.Clone(r.Services), now
+		if c.output != "json" {
+			for _, p := range r.Problems {
+				fmt.Fprintln(c.Err, "!", p)
+			}
+		}
+		if err := c.output.Write(c.Out, r, r.print); err != nil || !c.watch {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(topInterval):
+		}
+		fmt.Fprintln(c.Out)
+	}
+}
+
+// read asks the nodes and adds up their answers.
+func (c *topServices) read(ctx context.Context, client kubernetes.Interface, namespace, name string) (*topServicesReport, error) {
+	ctx, cancel := context.WithTimeout(ctx, base.RequestTimeout)
+	defer cancel()
+	names := []string{c.node}
+	if c.node == "" {
+		var err error
+		if names, err = base.NodeNames(ctx, client); err != nil {
+			return nil, err
+		}
+	}
+	answers, problems := counted(ctx, client, names)
+	if len(answers) == 0 && len(problems) > 0 {
+		return nil, errors.New(strings.Join(problems, "; "))
+	}
+	for _, node := range slices.Sorted(maps.Keys(answers)) {
+		if !answers[node].CountsConnections {
+			problems = append(problems, fmt.Sprintf("node %s counts no connections, only refused and dropped packets: mode nft does", node))
+		}
+	}
+	r := &topServicesReport{Services: []topService{}, Problems: problems}
+	for _, p := range sum(answers) {
+		if (namespace == "" || p.Namespace == namespace) && (name == "" || p.Service == name) {
+			r.Services = append(r.Services, topService{Port: p})
+		}
+	}
+	slices.SortFunc(r.Services, func(a, b topService) int { return compareServices(c.sortBy, &a.Port, &b.Port) })
+	return r, nil
+}
+
+func compareServices(by string, a, b *flows.Port) int {
+	first := 0
+	switch by {
+	case "connections":
+		first = cmp.Compare(b.Connections, a.Connections)
+	case "refused":
+		first = cmp.Compare(b.Refused, a.Refused)
+	case "dropped":
+		first = cmp.Compare(b.Dropped, a.Dropped)
+	}
+	return cmp.Or(first, a.Compare(b))
+}
+
+// counted asks the agents of nodes, all at once, and returns their answers, and why there is none of others, sorted.
+func counted(ctx context.Context, client kubernetes.Interface, nodes []string) (map[string]*flows.Report, []string) {
+	var mu sync.Mutex
+	out, problems := map[string]*flows.Report{}, []string{}
+	var group errgroup.Group
+	group.SetLimit(askAtOnce)
+	for _, name := range nodes {
+		group.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, askTimeout)
+			defer cancel()
+			text, err := client.CoreV1().RESTClient().Get().Resource("nodes").Name(name).SubResource("proxy").Suffix("services").DoRaw(ctx)
+			var r flows.Report
+			if err == nil {
+				err = json.Unmarshal(text, &r)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				problems = append(problems, fmt.Sprintf("node %s: its agent does not answer: %s", name, base.PlainLine(base.OneLine(err))))
+				return nil
+			}
+			out[name] = &r
+			return nil
+		})
+	}
+	_ = group.Wait() // the functions return no errors: they are in problems
+	slices.Sort(problems)
+	return out, problems
+}
+
+// sum adds up the counts of nodes, sorted.
+func sum(answers map[string]*flows.Report) []flows.Port {
+	type key [4]string
+	ports, endpoints := map[key]*flows.Port{}, map[key]map[string]uint64{}
+	for _, r := range answers {
+		for _, p := range r.Ports {
+			k := key{p.Namespace, p.Service, p.Port, p.Protocol}
+			if ports[k] == nil {
+				ports[k] = &flows.Port{Namespace: p.Namespace, Service: p.Service, Port: p.Port, Protocol: p.Protocol}
+				endpoints[k] = map[string]uint64{}
+			}
+			ports[k].Connections += p.Connections
+			ports[k].Refused += p.Refused
+			ports[k].Dropped += p.Dropped
+			for _, e := range p.Endpoints {
+				endpoints[k][e.Address] += e.Connections
+			}
+		}
+	}
+	out := make([]flows.Port, 0, len(ports))
+	for k, p := range ports {
+		p.Endpoints = []flows.Endpoint{}
+		for _, a := range slices.Sorted(maps.Keys(endpoints[k])) {
+			p.Endpoints = append(p.Endpoints, flows.Endpoint{Address: a, Connections: endpoints[k][a]})
+		}
+		out = append(out, *p)
+	}
+	slices.SortFunc(out, func(a, b flows.Port) int { return a.Compare(&b) })
+	return out
+}
+
+// rates fills in the connections a second since an earlier report. A count that began again counts from 0.
+func (r *topServicesReport) rates(before []topService, since time.Duration) {
+	for i := range r.Services {
+		s := &r.Services[i]
+		was := uint64(0)
+		for j := range before {
+			if before[j].Compare(&s.Port) == 0 && before[j].Connections <= s.Connections {
+				was = before[j].Connections
+			}
+		}
+		s.PerSecond = new(float64(s.Connections-was) / since.Seconds())
+	}
+}
+
+func (r *topServicesReport) print(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 4, 3, ' ', 0)
+	fmt.Fprintln(w, "NAMESPACE\tNAME\tPORT\tPROTOCOL\tCONN/S\tCONNECTIONS\tREFUSED\tDROPPED\tENDPOINTS")
+	for _, s := range r.Services {
+		rate := "-"
+		if s.PerSecond != nil {
+			rate = fmt.Sprintf("%.1f", *s.PerSecond)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\n", s.Namespace, s.Service, cmp.Or(s.Port.Port, "-"), s.Protocol, rate,
+			s.Connections, s.Refused, s.Dropped, len(s.Endpoints))
+	}
+	return w.Flush()
+}

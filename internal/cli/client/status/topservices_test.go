@@ -1,0 +1,57 @@
+package status
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/flows"
+)
+
+func TestTopServicesAddsUpNodes(t *testing.T) {
+	web := func(connections, refused uint64, endpoints ...flows.Endpoint) flows.Port {
+		return flows.Port{Namespace: "shop", Service: "web", Port: "http", Protocol: "TCP",
+			Connections: connections, Refused: refused, Endpoints: endpoints}
+	}
+	list := sum(map[string]*flows.Report{
+		"n1": {Ports: []flows.Port{web(3, 0, flows.Endpoint{Address: "10.0.0.1:80", Connections: 3}),
+			{Namespace: "a", Service: "dns", Protocol: "UDP", Connections: 1, Dropped: 9}}},
+		"n2": {Ports: []flows.Port{web(4, 2, flows.Endpoint{Address: "10.0.0.2:80", Connections: 3},
+			flows.Endpoint{Address: "10.0.0.1:80", Connections: 1})}},
+	})
+	if got, want := fmt.Sprint(list), "[{a dns  UDP 1 0 9 []} {shop web http TCP 7 2 0 [{10.0.0.1:80 4} {10.0.0.2:80 3}]}]"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	for by, first := range map[string]string{"connections": "web", "refused": "web", "dropped": "dns", "name": "dns"} {
+		slices.SortFunc(list, func(a, b flows.Port) int { return compareServices(by, &a, &b) })
+		if list[0].Service != first {
+			t.Errorf("--sort-by %s begins with %s, want %s", by, list[0].Service, first)
+		}
+	}
+}
+
+// A rate is what came since the report before; a count that began again counts from 0.
+func TestTopServicesRates(t *testing.T) {
+	at := func(n uint64) []topService {
+		return []topService{{Port: flows.Port{Namespace: "shop", Service: "web", Protocol: "TCP", Connections: n}}}
+	}
+	for _, c := range []struct {
+		before, after uint64
+		want          string
+	}{{10, 40, "10.0"}, {40, 6, "2.0"}, {6, 6, "0.0"}} {
+		r := topServicesReport{Services: at(c.after)}
+		r.rates(at(c.before), 3*time.Second)
+		var out bytes.Buffer
+		if err := r.print(&out); err != nil {
+			t.Fatal(err)
+		}
+		_, line, _ := strings.Cut(strings.TrimSpace(out.String()), "\n")
+		want := fmt.Sprintf("shop web - TCP %s %d 0 0 0", c.want, c.after)
+		if got := strings.Join(strings.Fields(line), " "); got != want {
+			t.Errorf("from %d to %d: %q, want %q", c.before, c.after, got, want)
+		}
+	}
+}

@@ -1,0 +1,168 @@
+package nft
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/flows"
+)
+
+// countedOf reads the counts as text by frontend and endpoint.
+func countedOf(t *testing.T, p dataplane.Applier) map[string]uint64 {
+	t.Helper()
+	list, err := p.(dataplane.ServedCounter).Served(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]uint64{}
+	for _, c := range list {
+		out[fmt.Sprintf("%s %s > %s %t", c.Protocol, c.To, c.Endpoint, c.NodePort)] += c.Connections
+	}
+	return out
+}
+
+// Every connection is counted once for its frontend and endpoint, with and without affinity, of node ports too; a change
+// of endpoints changes no count, and nft(8) can print it all.
+func TestServed(t *testing.T) {
+	e := flows.NewEnv(t, create)
+	a, b := e.Host("a"), e.Host("b")
+	both := func(six bool, hosts ...*testbed.Host) (out []table.Endpoint) {
+		for _, h := range hosts {
+			at := h.Addr4()
+			if six {
+				at = h.Addr6()
+			}
+			out = append(out, table.Endpoint{Addr: netip.AddrPortFrom(at, 9376)})
+		}
+		return out
+	}
+	vip4, vip6, kept, node := flows.AP("10.96.0.10:80"), flows.AP("[fd00:10:96::10]:80"), flows.AP("10.96.0.11:80"), flows.AP("0.0.0.0:30080")
+	build := func(hosts ...*testbed.Host) *table.Table {
+		keep := flows.Port("kept", "", svc.IPv4, svc.TCP, table.Frontend{Addr: kept, Endpoints: both(false, hosts...)})
+		keep.Affinity = time.Hour
+		keep6 := flows.Port("kept", "", svc.IPv6, svc.TCP, table.Frontend{Addr: flows.AP("[fd00:10:96::11]:80"), Endpoints: both(true, hosts...)})
+		keep6.Affinity = time.Hour
+		tab := table.New(keep, keep6,
+			flows.Port("web", "", svc.IPv4, svc.TCP,
+				table.Frontend{Addr: vip4, Endpoints: both(false, hosts...)},
+				table.Frontend{Kind: table.NodePort, Addr: node, Endpoints: both(false, hosts...)}),
+			flows.Port("web", "", svc.IPv6, svc.TCP, table.Frontend{Addr: vip6, Endpoints: both(true, hosts...)}))
+		tab.NodePortAddrs = []netip.Addr{e.Node.Addr4()}
+		return tab
+	}
+	e.Apply(t, build(a, b), nil)
+	want := map[string]uint64{}
+	ask := func(to netip.AddrPort, as string, node bool) {
+		t.Helper()
+		got, err := e.Host("c").Ask(t.Context(), svc.TCP, to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := e.Host(got.Name).Addr4()
+		if to.Addr().Is6() {
+			at = e.Host(got.Name).Addr6()
+		}
+		want[fmt.Sprintf("TCP %s > %s %t", as, netip.AddrPortFrom(at, 9376), node)]++
+	}
+	round := func(n int) {
+		t.Helper()
+		for range n {
+			ask(vip4, vip4.String(), false)
+			ask(vip6, vip6.String(), false)
+			ask(kept, kept.String(), false)
+			ask(flows.AP("[fd00:10:96::11]:80"), "[fd00:10:96::11]:80", false)
+			ask(netip.AddrPortFrom(e.Node.Addr4(), 30080), node.String(), true)
+		}
+	}
+	round(8)
+	e.Apply(t, build(b), nil)
+	round(3)
+	if got := countedOf(t, e.Dataplane); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("counted\n%v\nwant\n%v", got, want)
+	}
+	e.Node.Do(func() {
+		if text := flows.Command(t, "", "nft", "list", "ruleset"); !strings.Contains(text, "counter packets") {
+			t.Errorf("nft(8) shows no count:\n%s", text)
+		}
+	})
+}
+
+// Without room for another pair of endpoint and frontend, connections are served without a count, clients stay where they
+// are kept, and known pairs are counted further.
+func TestServedWithoutRoom(t *testing.T) {
+	e := flows.NewEnv(t, create)
+	vip, kept := flows.AP("10.96.0.10:80"), flows.AP("10.96.0.11:80")
+	use := func(hosts ...string) {
+		t.Helper()
+		var list []table.Endpoint
+		for _, h := range hosts {
+			list = append(list, table.Endpoint{Addr: netip.AddrPortFrom(e.Host(h).Addr4(), 9376)})
+		}
+		keep := flows.Port("kept", "", svc.IPv4, svc.TCP, table.Frontend{Addr: kept, Endpoints: list})
+		keep.Affinity = time.Hour
+		e.Apply(t, table.New(keep, flows.Port("web", "", svc.IPv4, svc.TCP, table.Frontend{Addr: vip, Endpoints: list})), nil)
+	}
+	ask := func(to netip.AddrPort, among string) string {
+		t.Helper()
+		got, err := e.Host("c").Ask(t.Context(), svc.TCP, to)
+		if err != nil || !strings.Contains(among, got.Name) {
+			t.Fatalf("%s: %q, %v; want one of %q", to, got.Name, err, among)
+		}
+		return got.Name
+	}
+	use("a")
+	ask(vip, "a")
+	e.Node.Do(func() { fillServed(t) })
+	before := countedOf(t, e.Dataplane)
+	use("b", "d")
+	first := ask(kept, "bd")
+	for range 5 {
+		ask(vip, "bd")
+		if got := ask(kept, "bd"); got != first {
+			t.Errorf("the client was kept at %s, and is sent to %s", first, got)
+		}
+	}
+	use("a")
+	ask(vip, "a")
+	before[fmt.Sprintf("TCP %s > %s false", vip, netip.AddrPortFrom(e.Host("a").Addr4(), 9376))]++
+	if got := countedOf(t, e.Dataplane); fmt.Sprint(got) != fmt.Sprint(before) {
+		t.Errorf("%d pairs are counted, want %d, and only the known one further", len(got), len(before))
+	}
+}
+
+// fillServed fills the sets of counts of virtual IPs of IPv4 in this network namespace.
+func fillServed(t *testing.T) {
+	t.Helper()
+	k, err := nftables.Dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = k.Close() }()
+	l := newLayout(svc.IPv4, &Config{})
+	for _, set := range []string{setServed, setStickyServed} {
+		have := 0
+		if err := k.Elems(l.table, set, func() { have = 0 }, func(nftables.Elem) { have++ }); err != nil {
+			t.Fatal(err)
+		}
+		for n := have; n < servedSize; {
+			b := nftables.NewBatch()
+			for ; n < servedSize && b.Size() < k.MaxBatch()/2; n++ {
+				at := netip.AddrFrom4([4]byte{198, 18, byte(n >> 8), byte(n)})
+				key := bytes.Repeat(append(at.AsSlice(), 0, 80, 0, 0), 3)[:20]
+				b.AddElem(l.table, set, &nftables.Elem{Key: key, Timeout: uint64(time.Hour.Milliseconds())})
+			}
+			if err := k.Commit(b); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}

@@ -1,0 +1,149 @@
+package flows
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// counts is a data plane that has counted.
+type counts struct {
+	dataplane.Applier
+	served []dataplane.ServedCount
+	lost   []dataplane.DropCount
+}
+
+func (c *counts) Served(context.Context) ([]dataplane.ServedCount, error) { return c.served, nil }
+func (c *counts) Drops(context.Context) ([]dataplane.DropCount, error)    { return c.lost, nil }
+
+var ap = netip.MustParseAddrPort
+
+func port(name, portName string, f svc.Family, p svc.Protocol, fronts ...table.Frontend) *table.ServicePort {
+	id := svc.PortName{Name: svc.Name{Namespace: "shop", Name: name}, Port: portName}
+	return &table.ServicePort{ID: id, Family: f, Protocol: p, Frontends: fronts}
+}
+
+func sample() (*counts, *table.Table) {
+	tab := table.New(
+		port("web", "http", svc.IPv4, svc.TCP, table.Frontend{Kind: table.ClusterIP, Addr: ap("10.96.0.1:80")},
+			table.Frontend{Kind: table.NodePort, Addr: ap("0.0.0.0:30080")}),
+		port("web", "http", svc.IPv6, svc.TCP, table.Frontend{Kind: table.ClusterIP, Addr: ap("[fd00::1]:80")}),
+		port("dns", "", svc.IPv4, svc.UDP, table.Frontend{Kind: table.ClusterIP, Addr: ap("10.96.0.2:53")}))
+	tab.NodePortAddrs = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+	return &counts{
+		served: []dataplane.ServedCount{
+			{Protocol: svc.TCP, To: ap("10.96.0.1:80"), Endpoint: ap("10.0.0.1:8080"), Connections: 3},
+			{Protocol: svc.TCP, To: ap("10.96.0.1:80"), Endpoint: ap("10.0.0.2:8080"), Connections: 4},
+			{Protocol: svc.TCP, NodePort: true, To: ap("0.0.0.0:30080"), Endpoint: ap("10.0.0.2:8080"), Connections: 10},
+			{Protocol: svc.TCP, To: ap("[fd00::1]:80"), Endpoint: ap("[fd00::2]:8080"), Connections: 100},
+			{Protocol: svc.TCP, To: ap("10.96.0.99:80"), Endpoint: ap("10.0.0.3:8080"), Connections: 7}, // of a deleted Service
+		},
+		lost: []dataplane.DropCount{
+			{Protocol: svc.TCP, To: ap("192.0.2.1:30080"), Rejected: 1, Dropped: 2},
+			{Protocol: svc.UDP, To: ap("10.96.0.2:53"), Rejected: 5},
+			{Protocol: svc.TCP, To: ap("10.96.0.2:53"), Rejected: 6},
+		},
+	}, tab
+}
+
+func TestPortsAddUpTheirFrontends(t *testing.T) {
+	c, tab := sample()
+	got, err := NewReader(c, func() *table.Table { return tab }).Ports(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{shop dns  TCP 0 6 0 []}
+{shop dns  UDP 0 5 0 []}
+{shop web http TCP 117 1 2 [{10.0.0.1:8080 3} {10.0.0.2:8080 14} {[fd00::2]:8080 100}]}`
+	var lines []string
+	for _, p := range got {
+		lines = append(lines, fmt.Sprint(p))
+	}
+	if text := strings.Join(lines, "\n"); text != want {
+		t.Errorf("got\n%s\nwant\n%s", text, want)
+	}
+	none, err := NewReader(c, func() *table.Table { return nil }).Ports(t.Context())
+	if err != nil || none == nil || len(none) != 0 {
+		t.Errorf("before a Table: %v, %v", none, err)
+	}
+}
+
+func TestConnectionMetrics(t *testing.T) {
+	c, tab := sample()
+	m := NewCollector(NewReader(c, func() *table.Table { return tab }), slog.New(slog.DiscardHandler))
+	want := `# HELP fairlead_service_connections_total Connections to a Service that this node sent to an endpoint.
+# TYPE fairlead_service_connections_total counter
+fairlead_service_connections_total{namespace="shop",port="http",protocol="TCP",service="web"} 117
+# HELP fairlead_service_endpoint_connections_total Connections to a Service that this node sent to an endpoint, by endpoint.
+# TYPE fairlead_service_endpoint_connections_total counter
+fairlead_service_endpoint_connections_total{endpoint="10.0.0.1:8080",namespace="shop",port="http",protocol="TCP",service="web"} 3
+fairlead_service_endpoint_connections_total{endpoint="10.0.0.2:8080",namespace="shop",port="http",protocol="TCP",service="web"} 14
+fairlead_service_endpoint_connections_total{endpoint="[fd00::2]:8080",namespace="shop",port="http",protocol="TCP",service="web"} 100
+`
+	if err := testutil.CollectAndCompare(m, strings.NewReader(want)); err != nil {
+		t.Error(err)
+	}
+}
+
+// However many endpoints a tenant has, the number of series is bounded, nothing is lost of the sum, and a series that has begun
+// stays.
+func TestSeriesAreBounded(t *testing.T) {
+	c, tab := sample()
+	c.served = nil
+	add := func(from, to int) {
+		for i := from; i < to; i++ {
+			at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 80)
+			c.served = append(c.served, dataplane.ServedCount{Protocol: svc.TCP, To: ap("10.96.0.1:80"), Endpoint: at, Connections: 1})
+		}
+	}
+	m := newCollector(NewReader(c, func() *table.Table { return tab }), slog.New(slog.DiscardHandler), 20)
+	series := func() (names map[string]bool, sum float64) {
+		t.Helper()
+		r := prometheus.NewRegistry()
+		r.MustRegister(m)
+		all, err := r.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = map[string]bool{}
+		for _, f := range all {
+			if f.GetName() != "fairlead_service_endpoint_connections_total" {
+				continue
+			}
+			for _, v := range f.GetMetric() {
+				names[v.GetLabel()[0].GetValue()] = true
+				sum += v.GetCounter().GetValue()
+			}
+		}
+		return names, sum
+	}
+	add(0, 10)
+	first, sum := series()
+	if len(first) != 10 || sum != 10 {
+		t.Errorf("%d series of %v connections, want 10 of 10", len(first), sum)
+	}
+	add(10, 500)
+	second, sum := series()
+	if len(second) != 21 || sum != 500 || !second[Rest] {
+		t.Errorf("%d series of %v connections, want 20 and %q of 500", len(second), sum, Rest)
+	}
+	third, _ := series()
+	for name := range first {
+		if !second[name] {
+			t.Errorf("%s has lost its series", name)
+		}
+	}
+	if fmt.Sprint(second) != fmt.Sprint(third) {
+		t.Error("series change from one scrape to the next")
+	}
+}
