@@ -4,13 +4,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/cli/client/explaincmd"
 	"github.com/fairlead/fairlead/internal/explain"
+	"github.com/fairlead/fairlead/internal/flows"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
@@ -43,9 +46,11 @@ func (c *cluster) stories() {
 	c.t.Helper()
 	c.apply(mustRead(c.t, "../../examples/debugging.yaml"))
 	c.apply(strings.ReplaceAll(half, "SERVER", c.server.Addr4().String()))
+	at := c.frontend("half")
+	testbed.Until(c.t, "a connection to Service half", func() error { return c.dial(at) })
 	page := mustRead(c.t, "../../docs/debugging.md")
 	blocks := regexp.MustCompile("(?ms)^<!-- run by test/node/explain_test.go -->\n```console\n(.*?)^```").FindAllStringSubmatch(page, -1)
-	if len(blocks) != 11 {
+	if len(blocks) != 12 {
 		c.t.Fatalf("docs/debugging.md has %d blocks to run", len(blocks))
 	}
 	for _, b := range blocks {
@@ -100,6 +105,77 @@ func (c *cluster) explains() {
 	out, err := process.Try(c.fairlead(c.server, "explain", "my-service", "--from", "nobody"))
 	if err == nil || !strings.Contains(out+err.Error(), "--from is") {
 		c.t.Errorf("an unknown client: %v, %s", err, out)
+	}
+}
+
+// frontend is the first address and port of a Service.
+func (c *cluster) frontend(service string) string {
+	c.t.Helper()
+	return strings.TrimSpace(c.kubectl("get", "service", service, "-o", "jsonpath={.spec.clusterIP}:{.spec.ports[0].port}"))
+}
+
+// dial makes a connection from the node, and closes it.
+func (c *cluster) dial(to string) (err error) {
+	c.node.Do(func() {
+		var conn net.Conn
+		if conn, err = net.DialTimeout("tcp", to, 30*time.Second); err == nil {
+			_ = conn.Close()
+		}
+	})
+	return err
+}
+
+// counts connects to a Service, and to one without endpoints, and looks for both in the counts; a user who may edit a namespace does
+// not see them.
+func (c *cluster) counts() {
+	c.t.Helper()
+	const n = 5
+	ask := func(service string) (p flows.Port) {
+		c.t.Helper()
+		var r struct{ Services []flows.Port }
+		out := process.Output(c.t, c.fairlead(c.server, "top", "services", service, "-o", "json"))
+		if err := json.Unmarshal([]byte(out), &r); err != nil || len(r.Services) > 1 {
+			c.t.Fatalf("top services %s: %v: %s", service, err, out)
+		}
+		if len(r.Services) == 1 {
+			p = r.Services[0]
+		}
+		return p
+	}
+	before, lost := ask("my-service"), ask("typo")
+	at := c.frontend("my-service")
+	for range n {
+		if err := c.dial(at); err != nil {
+			c.t.Fatalf("connect to my-service: %v", err)
+		}
+	}
+	if err := c.dial(c.frontend("typo")); !testbed.Refused(err) {
+		c.t.Errorf("a Service without endpoints: %v, want refused", err)
+	}
+	after := ask("my-service")
+	sum := uint64(0)
+	for _, e := range after.Endpoints {
+		sum += e.Connections
+	}
+	if after.Connections < before.Connections+n || sum != after.Connections {
+		c.t.Errorf("%d connections more: %+v, then %+v", n, before, after)
+	}
+	if p := ask("typo"); p.Refused <= lost.Refused || p.Connections != 0 {
+		c.t.Errorf("a refused connection more: %+v, then %+v", lost, p)
+	}
+	metrics := process.Output(c.t, c.node.Command(c.t.Context(), "curl", "-sS", "--max-time", "30", "http://127.0.0.1:10249/metrics"))
+	for _, e := range after.Endpoints {
+		if !strings.Contains(metrics, `fairlead_service_endpoint_connections_total{endpoint="`+e.Address+`",namespace="default"`) {
+			c.t.Errorf("no metric of endpoint %s", e.Address)
+		}
+	}
+	c.kubectl("create", "rolebinding", "tenant-edits", "--clusterrole", "edit", "--user", "tenant")
+	path := "/api/v1/nodes/" + c.node.Name() + "/proxy/services"
+	if out := c.kubectl("get", "--raw", path); !strings.Contains(out, "my-service") {
+		c.t.Errorf("an administrator sees %q", out)
+	}
+	if out, err := c.try("get", "--raw", path, "--as", "tenant"); err == nil || !strings.Contains(out+err.Error(), "forbidden") {
+		c.t.Errorf("a user who may edit one namespace reads the counts of all: %q, %v", out, err)
 	}
 }
 

@@ -86,6 +86,7 @@ func TestStatus(t *testing.T) {
 
 	c.stories()
 	c.explains()
+	c.counts()
 	c.plans()
 	c.page()
 

@@ -95,7 +95,7 @@ func TestPrintedNamesArePlain(t *testing.T) {
 	if err := (&Report{Question: evil, Verdicts: []*explain.Verdict{v, v}}).print(&out); err != nil {
 		t.Fatal(err)
 	}
-	h := historyReport{Service: "default/web", Changes: []nodeHistory{{Node: evil}}, Problems: []string{evil}}
+	h := History{Service: "default/web", Changes: []nodeHistory{{Node: evil}}, Problems: []string{evil}}
 	h.Changes[0].Time, h.Changes[0].After = time.Unix(0, 0), evil
 	if err := h.print(&out); err != nil {
 		t.Fatal(err)
