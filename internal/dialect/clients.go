@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// Clients is what is asked of clients, and of each one.
+// Clients has the conditions and limits for clients.
 type Clients struct {
-	// Authority is the object with the certificates that verify those of clients, as BackendTLS.Authority; empty if none are asked
+	// Authority is the object with the certificates that verify clients, as BackendTLS.Authority; empty if none are asked
 	// for. Optional lets clients without a certificate connect, too.
 	Authority string `json:"authority,omitempty"`
 	Optional  bool   `json:"optional,omitempty"`

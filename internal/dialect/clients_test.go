@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// The examples of Alibaba's document, as they are printed there, are applied; what is not done is a Warning that says so.
+// The examples of Alibaba's document, as they are printed there, are applied; what fairlead does not do is a Warning.
 func TestExamplesOfAlibaba(t *testing.T) {
 	for _, prefix := range []string{beta + "alibaba-cloud-loadbalancer-", beta + "alicloud-loadbalancer-"} {
 		for name, c := range map[string]struct {
@@ -92,7 +92,7 @@ func TestClientsAndEjection(t *testing.T) {
 	for _, c := range []struct {
 		base       []string
 		key, value string
-		wrong      string // a part of what is said, empty if it is right
+		wrong      string // a part of the message, empty if it is right
 		check      func(*Spec) bool
 	}{
 		{https, "client-ca", "secret/ca", "", func(s *Spec) bool {

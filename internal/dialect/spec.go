@@ -49,7 +49,7 @@ type Spec struct {
 	WeightLabel string `json:"weightLabel,omitempty"`
 	Sticky      Sticky `json:"sticky,omitzero"`
 	Eject       Eject  `json:"eject,omitzero"`
-	// Clients is what is asked of clients, and Headers what becomes of fields of requests.
+	// Clients has the conditions and limits for clients, Headers the changes to fields of requests.
 	Clients Clients `json:"clients,omitzero"`
 	Headers Headers `json:"headers,omitzero"`
 	// CrossZone lets Pods of other zones than the node's have connections.
@@ -201,7 +201,7 @@ func (s *Spec) Objects() []string {
 	return out
 }
 
-// Authorities returns the objects with the certificates that verify those of Pods and of clients.
+// Authorities returns the objects with the certificates that verify Pods and clients.
 func (s *Spec) Authorities() (out []string) {
 	for _, a := range []string{s.BackendTLS.Authority, s.Clients.Authority} {
 		if a != "" && !slices.Contains(out, a) {

@@ -1,4 +1,4 @@
-// Package flows tells what becomes of connections to Services: counts of each Service port and endpoint, and single flows.
+// Package flows counts connections to each Service port and endpoint.
 package flows
 
 import (
@@ -20,12 +20,12 @@ type Port struct {
 	// Port is the name of the port. Packets to ports that the Service does not have are counted without one.
 	Port     string `json:"port"`
 	Protocol string `json:"protocol"`
-	// Connections are those that were sent to an endpoint.
+	// Connections counts the connections sent to an endpoint.
 	Connections uint64 `json:"connections"`
 	// Refused and Dropped are packets that reached no endpoint.
 	Refused uint64 `json:"refusedPackets"`
 	Dropped uint64 `json:"droppedPackets"`
-	// Endpoints are those that connections were sent to, sorted by address.
+	// Endpoints have had connections, and are sorted by address.
 	Endpoints []Endpoint `json:"endpoints"`
 }
 

@@ -83,7 +83,7 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 }
 
 // bounded returns limit values at most and the sums of the others by their rest. The ones that were known before stay; now gets
-// those that have a series.
+// the ones with a series.
 func bounded(values map[[5]string]uint64, before, now map[[5]string]bool, limit int, rest func([5]string) [5]string) map[[5]string]uint64 {
 	out := make(map[[5]string]uint64, min(len(values), limit))
 	for k, v := range values {

@@ -10,7 +10,7 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 )
 
-// CORS says which web pages of other origins may use a rule (https://fetch.spec.whatwg.org/#http-cors-protocol).
+// CORS lists which web pages of other origins may use a rule (https://fetch.spec.whatwg.org/#http-cors-protocol).
 type CORS struct {
 	origins     []origin
 	credentials bool

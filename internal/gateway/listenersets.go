@@ -17,7 +17,7 @@ const (
 	kindListenerSet gwv1.Kind = "ListenerSet"
 	// parentNotProgrammed has no constant in the API's module, only its comment.
 	parentNotProgrammed gwv1.ListenerSetConditionReason = "ParentNotProgrammed"
-	// maxListeners bounds the listeners of a Gateway with those of its ListenerSets: each port is a socket on each node.
+	// maxListeners bounds the listeners of a Gateway and its ListenerSets: each port is a socket on each node.
 	maxListeners = 1024
 )
 

@@ -93,7 +93,7 @@ metadata: {name: c}
 kind: Secret
 metadata: {name: c, namespace: b}`
 
-// The listeners of the Gateway count before those of ListenerSets, of which the older ones come first: no ListenerSet takes a host or a
+// The listeners of the Gateway count first, then ListenerSets by age: no ListenerSet takes a host or a
 // port of others, and one that is refused keeps nothing from the younger ones.
 func TestListenerSetsGiveWay(t *testing.T) {
 	sets := set("b/old", "{name: host, port: 80, protocol: HTTP, hostname: a.example.com}, {name: free, port: 80, protocol: HTTP, "+
@@ -171,7 +171,7 @@ func TestRoutesOfListenerSets(t *testing.T) {
 	}
 }
 
-// A ListenerSet shows only certificates that it may: those of its own namespace, and those of the Gateway's by a ReferenceGrant for
+// A ListenerSet shows only certificates that it may: of its own namespace, and of the Gateway's by a ReferenceGrant for
 // ListenerSets, not by one for Gateways.
 func TestCertificatesOfListenerSets(t *testing.T) {
 	grant := "\n---\nkind: ReferenceGrant\nmetadata: {name: g, namespace: default}\nspec:\n" +

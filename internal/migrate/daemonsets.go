@@ -100,7 +100,7 @@ func Ours(base, theirs *appsv1.DaemonSet, s *Settings, image string) *appsv1.Dae
 	return out
 }
 
-// arguments are those of kube-proxy in its DaemonSet.
+// arguments returns kube-proxy's arguments in its DaemonSet.
 func arguments(d *appsv1.DaemonSet) ([]string, error) {
 	if len(d.Spec.Template.Spec.Containers) == 0 {
 		return nil, fmt.Errorf("the DaemonSet %s has no container", d.Name)

@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead/fairlead/internal/migrate"
 )
 
-// From every phase both ways lead to their end, and the rules of one program are removed only after those of the other one were
+// From every phase both ways lead to their end, and the rules of one program are removed only after the other's were
 // checked without it.
 func TestStepsLeadOnFromEveryPhase(t *testing.T) {
 	for _, back := range []bool{false, true} {
@@ -115,7 +115,7 @@ func TestExcludeAndInclude(t *testing.T) {
 	}
 }
 
-// Settings are those of the file or of the flags; what cannot be read, or is refused, is an error that names it.
+// Settings come from the file or the flags; an unreadable or refused one is an error that names it.
 func TestReadSettings(t *testing.T) {
 	file := []string{"/usr/local/bin/kube-proxy", "--config=/etc/kp/config", "--hostname-override=$(NODE_NAME)"}
 	for _, c := range []struct {

@@ -52,7 +52,7 @@ type Plan struct {
 	settings *Settings
 }
 
-// Settings are those of kube-proxy, nil if they were refused.
+// Settings are kube-proxy's, nil if they were refused.
 func (p *Plan) Settings() *Settings { return p.settings }
 
 // The answers for clusters whose kube-proxy is not a DaemonSet.
@@ -180,7 +180,7 @@ func (p *Plan) decideServices(c *Cluster) {
 	}
 }
 
-// decideBeside tells of the other components.
+// decideBeside decides about the other components.
 func (p *Plan) decideBeside(c *Cluster) {
 	switch {
 	case c.DNSError != nil:

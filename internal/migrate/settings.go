@@ -47,7 +47,7 @@ func flags(args []string) map[string]string {
 	return out
 }
 
-// ReadSettings reads the flags and the file of kube-proxy. configMaps are those of its namespace. An error names what cannot be
+// ReadSettings reads the flags and the file of kube-proxy. configMaps are of its namespace. An error names what cannot be
 // read, or what fairlead proxy refuses.
 func ReadSettings(d *appsv1.DaemonSet, configMaps map[string]*corev1.ConfigMap) (*Settings, error) {
 	args, err := arguments(d)

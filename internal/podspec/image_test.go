@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A prefix is for the images whose names it ends a part of, the longest one counts, and what is no prefix is refused.
+// A prefix is for the images whose names it ends a part of, the longest one counts, and other text is refused.
 func TestImages(t *testing.T) {
 	m, err := ParseImages([]string{
 		"example.com/echo=/usr/bin/echo", "example.com/echo:v2=/usr/bin/echo2", "example.com/all/=/usr/bin/all/../any",

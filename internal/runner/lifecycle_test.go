@@ -241,7 +241,7 @@ func TestWhatCannotRun(t *testing.T) {
 	}
 	c.until("image", "started", func(p *corev1.Pod) bool { return status(p).State.Waiting == nil || status(p).RestartCount > 0 })
 
-	// The node has a program for some images, and not for those that only look like them.
+	// The node has a program for some images, and not for images with similar names.
 	for name, image := range map[string]string{"mapped": "example.com/sleep:v1", "similar": "example.com/sleeping:v1"} {
 		mapped := pod(name, "")
 		mapped.Spec.Containers[0].Image, mapped.Spec.Containers[0].Command, mapped.Spec.Containers[0].Args = image, nil, []string{"600"}

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	testbed.Main(m)
 }
 
-// states are those that a Bus has reported of a unit.
+// states are a unit's, as a Bus has reported them.
 type states struct {
 	mu  sync.Mutex
 	all []string

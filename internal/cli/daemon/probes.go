@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead/fairlead/internal/clientmetrics"
 )
 
-// probes answers a kubelet's probes, and serves the metrics of registries and those of requests to the API. /livez
+// probes answers a kubelet's probes, and serves the metrics of registries and of requests to the API. /livez
 // answers as long as the process does: its end would not bring back an API server. /readyz is 503 while ready returns
 // an error; without ready there is none.
 func probes(ready func() error, registries ...prometheus.Gatherer) http.Handler {

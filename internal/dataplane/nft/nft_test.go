@@ -75,7 +75,7 @@ func sortElements(s string) string {
 	})
 }
 
-// counting counts what is asked of the kernel, and fails some of it.
+// counting counts requests to the kernel, and fails some of them.
 type counting struct {
 	kernel
 	commits, dumps, bytes int

@@ -78,7 +78,7 @@ func (k *poolKeeper) run(ctx context.Context) {
 }
 
 // begin makes the pools of the flags and waits, for a few seconds at most, until the state has them: else Services would
-// be told that there is no pool.
+// get an Event about a missing pool.
 func (k *poolKeeper) begin(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, maxInstallRetry)
 	defer cancel()

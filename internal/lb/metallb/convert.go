@@ -20,7 +20,7 @@ import (
 type Result struct {
 	Pools []*v1.IPAddressPool
 	Peers []*v1.BGPPeer
-	// Passwords are those of peers that have them in the object, by the names of the Secrets of kube-system that the peers
+	// Passwords are in the objects of peers, by the names of the Secrets of kube-system that the peers
 	// refer to.
 	Passwords map[string]string
 	// Announce is how nodes announce: v1.AnnounceARP, or v1.AnnounceBGP. Peers are announced to in both cases.
@@ -319,8 +319,8 @@ func (c *converter) aliases() map[string]string {
 	return out
 }
 
-// ranks returns the priority of each pool. With MetalLB, pools with a serviceAllocation come first, those with a lower
-// priority before others, those with 0 last. With fairlead, a higher priority comes first.
+// ranks returns the priority of each pool. With MetalLB, pools with a serviceAllocation come first, a lower
+// priority before a higher one, 0 last. With fairlead, a higher priority comes first.
 func (c *converter) ranks() map[string]int32 {
 	var numbers []int
 	for i := range c.pools {

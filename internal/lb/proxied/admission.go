@@ -56,7 +56,7 @@ func (q *sessionQueue) first() *udpSession {
 	return nil
 }
 
-// admission counts connections, and requests of HTTP/2, and rejects those that are too many.
+// admission counts connections, and requests of HTTP/2, and rejects what exceeds the bounds.
 type admission struct {
 	log      *slog.Logger
 	most     int          // connections at a time, and requests of HTTP/2

@@ -29,7 +29,7 @@ type rates struct {
 	swept time.Duration
 }
 
-// allow reports whether a client may have a request at a time, of so many a second: at once it may have those of a second.
+// allow reports whether a client may have a request at a time, of so many a second, and at once the requests of one second.
 func (r *rates) allow(client netip.Addr, perSecond int, at time.Time) bool {
 	client = clientOf(client)
 	r.mu.Lock()

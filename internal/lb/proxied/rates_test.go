@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A client has as many requests a second as it may, at once those of a second; an IPv6 network of 64 bits is one client.
+// A client has as many requests a second as it may, and at once the requests of one second; an IPv6 network of 64 bits is one client.
 func TestRates(t *testing.T) {
 	var r rates
 	at := time.Now()

@@ -120,7 +120,7 @@ func TestRouterChangesHeads(t *testing.T) {
 	}
 }
 
-// A question of a browser is answered here; what a backend says of origins is replaced by what the rule says.
+// A question of a browser is answered here; a backend's own CORS fields are replaced by the rule's.
 func TestRouterAnswersBrowsers(t *testing.T) {
 	o, web := newRouter(t)
 	ask := "OPTIONS /cors HTTP/1.1\nHost: shop\nOrigin: https://a.example\n"

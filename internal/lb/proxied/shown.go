@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// shown is what a Server tells of its traffic and endpoints.
+// shown is what a Server shows of its traffic and endpoints.
 type shown struct {
 	server *Server
 	absent atomic.Pointer[func()] // see Watch

@@ -30,7 +30,7 @@ const manager = "fairlead-migrate"
 
 func marshal(v any) ([]byte, error) { return json.Marshal(v) }
 
-// objects are those of fairlead proxy, and kube-proxy's DaemonSet.
+// objects are fairlead proxy's, and kube-proxy's DaemonSet.
 type objects struct {
 	all       []runtime.Object
 	daemonSet *appsv1.DaemonSet

@@ -35,7 +35,7 @@ type Report struct {
 	NotAsked int `json:"notAsked,omitempty"`
 }
 
-// Asked is a question as a user writes it; the flags of 'fairlead explain' say what each field means.
+// Asked is a question as a user writes it; see the flags of 'fairlead explain' for each field.
 type Asked struct {
 	Question, From, Node, Protocol string
 	// Namespace is that of names without one.

@@ -47,7 +47,7 @@ func Judge(ctx context.Context, client kubernetes.Interface, namespace string, n
 	return out, ctx.Err()
 }
 
-// judging has what is read for Judge. Pods are read where a Service does not answer.
+// judging has the objects that Judge reads. Pods are read where a Service does not answer.
 type judging struct {
 	cluster
 	client kubernetes.Interface

@@ -29,7 +29,7 @@ const (
 	recent = 5 * time.Minute
 )
 
-// related is what is read of the API beside Nodes, Pods, Services and EndpointSlices. What the user may not read is empty.
+// related has other objects than Nodes, Pods, Services and EndpointSlices. Kinds that the user may not read are empty.
 type related struct {
 	deployments []appsv1.Deployment
 	daemonSets  []appsv1.DaemonSet

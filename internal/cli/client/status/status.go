@@ -48,7 +48,7 @@ type Report struct {
 	// Problems is everything that is wrong, a line each; empty when all is
 	// well.
 	Problems []string `json:"problems"`
-	// Endpoints are those of the one Service that was asked for.
+	// Endpoints belong to the one Service of the question.
 	Endpoints []endpointReport `json:"endpoints,omitempty"`
 
 	// warnings are the causes that Events name; scope is the part of the cluster to show.

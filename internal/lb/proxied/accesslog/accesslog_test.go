@@ -147,7 +147,7 @@ func TestPruneHoldsNothingUp(t *testing.T) {
 	}
 }
 
-// A line of JSON has what is known, as numbers where it is one, and what a client has sent cannot end it.
+// A line of JSON has the known fields, numbers as numbers, and text of a client cannot end it.
 func TestJSON(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6e6, time.UTC)
 	e := Entry{

@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// jsonLine is a line of format JSON. Names are those of ELB's fields where they mean the same; seconds and bytes are numbers. What
+// jsonLine is a line of format JSON. Names are ELB's where they mean the same; seconds and bytes are numbers. What
 // is not known is left out.
 type jsonLine struct {
 	Time       time.Time      `json:"time"`

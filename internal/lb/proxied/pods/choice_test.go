@@ -9,7 +9,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dialect"
 )
 
-// More clients have a Pod with more weight, and those that it had before keep it.
+// More clients have a Pod with more weight, and its earlier clients keep it.
 func TestSourceHashByWeights(t *testing.T) {
 	var pods []netip.AddrPort
 	for i := range 4 {
