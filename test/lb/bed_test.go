@@ -25,6 +25,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/cli/client/lbview"
 	lbcontroller "github.com/fairlead/fairlead/internal/lb/controller"
 	"github.com/fairlead/fairlead/internal/lb/pool"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
@@ -373,6 +374,19 @@ func (b *bed) eligible(n *node) {
 			err = errors.New(s.Status.Reason)
 		}
 		return err
+	})
+}
+
+// rebalanced asks for addresses to be spread, and again every 10 s since a node may return late, until f returns nil.
+func (b *bed) rebalanced(what string, f func() error) {
+	b.Helper()
+	var asked time.Time
+	testbed.Until(b, what, func() error {
+		if time.Since(asked) > 10*time.Second {
+			asked = time.Now()
+			b.must(lbview.Rebalance(b.Context(), b.client))
+		}
+		return f()
 	})
 }
 

@@ -122,7 +122,7 @@ func TestRoutersHearOfTakeOver(t *testing.T) {
 			testbed.Until(t, "repetitions of the announcement", func() error { return b.announced(a, next, begin, 4) })
 		}
 		owner.start()
-		testbed.Until(t, "the neighbour to be the first one again", func() error {
+		b.rebalanced("the neighbour to be the first one again", func() error {
 			if n, err := neighbour(); err != nil || n != owner {
 				return fmt.Errorf("it is not: %v", err)
 			}

@@ -15,7 +15,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/fairlead/fairlead/internal/cli/client/lbview"
 	"github.com/fairlead/fairlead/internal/lb/quorum"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/testbed"
@@ -168,9 +167,7 @@ func TestTwoSpeakersAndOne(t *testing.T) {
 			b.tookOver("kill -9 of one of two", a, dead, begin, expireWithin)
 		}
 		dead.start()
-		b.eligible(dead)
-		b.must(lbview.Rebalance(t.Context(), b.client))
-		testbed.Until(t, "it to have an address again", func() error {
+		b.rebalanced("it to have an address again", func() error {
 			for _, a := range addrs {
 				if mac, ok := b.wire.Who(a); ok && mac == dead.mac {
 					return nil

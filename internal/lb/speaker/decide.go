@@ -49,11 +49,11 @@ func (s *Speaker) learn() {
 	}
 }
 
-// rebalance gives the addresses that other nodes should have to them.
+// rebalance gives the addresses that other nodes should have to them, also to nodes that take part within the next moments.
 func (s *Speaker) rebalance() {
+	s.holdings.spread = s.o.Now() + rebalancePeriod
 	var all []address
 	for addr := range s.holdings.guests {
-		s.holdings.since[addr].early = true
 		all = append(all, s.known.one(addr))
 	}
 	s.decide(all)

@@ -35,6 +35,7 @@ type holdings struct {
 	// guests are the addresses that this node keeps although another one should have them, until it fails.
 	guests map[netip.Addr]struct{}
 	began  time.Duration // when the speaker did
+	spread time.Duration // until then the node keeps no address that another one should have
 	// unprogrammed is true if the proxy lacks an address that the voters have promised.
 	unprogrammed bool
 	quota        events.Quota // of Events and lines about addresses
@@ -197,6 +198,10 @@ func (h *holdings) wanted() (out []netip.Addr) {
 // when a cluster starts, the first node would keep all.
 const evenPeriod = time.Minute
 
+// rebalancePeriod is how long after 'fairlead lb rebalance' addresses go to nodes that take part again only then: the API
+// shows a node that has returned before the other speakers count on it.
+const rebalancePeriod = 30 * time.Second
+
 // want begins to wait for an address.
 func (h *holdings) want(a *address) {
 	if h.since[a.addr] == nil {
@@ -208,7 +213,7 @@ func (h *holdings) want(a *address) {
 // keeps reports whether this node keeps an address that another one should have: it changes hands when its node fails.
 func (h *holdings) keeps(addr netip.Addr) bool {
 	o := h.since[addr]
-	return o != nil && !o.early && h.node.Keeps(h.now(), addr)
+	return o != nil && !o.early && h.now() >= h.spread && h.node.Keeps(h.now(), addr)
 }
 
 // lostGuests returns guests that are held no longer.

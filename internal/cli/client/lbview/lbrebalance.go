@@ -28,7 +28,7 @@ func NewRebalance(g *base.Global) *cobra.Command {
 may announce them. A node that takes an address over keeps it until it fails itself,
 also when the node that had it returns: each move breaks the open connections through the
 address. So after a failure some nodes may have more addresses than others. This moves
-those addresses, at once, and breaks the connections through them.`,
+those addresses, for the next 30 s, and breaks the connections through them.`,
 		Example: `  fairlead lb status      # which node has which address
   fairlead lb rebalance`,
 		Args: base.NoArgs,
