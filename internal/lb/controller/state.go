@@ -233,6 +233,9 @@ func (st *state) setClaim(o *networkingv1.IPAddress) {
 		st.alloc.Hold(addr, st.holderOf(name))
 		st.queue(name)
 	}
+	for _, name := range st.alloc.Displaced(addr, now) {
+		st.released(addr, name) // the Services that the claim lists were first
+	}
 	st.tidy.Set()
 }
 

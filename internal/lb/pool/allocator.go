@@ -328,6 +328,19 @@ func (a *Allocator) Holders(addr netip.Addr) []svc.Name {
 	return out
 }
 
+// Displaced returns the Services that hold addr and cannot share it with the holders among claimed.
+func (a *Allocator) Displaced(addr netip.Addr, claimed []svc.Name) (out []svc.Name) {
+	for _, h := range a.held[addr] {
+		if slices.Contains(claimed, h.Service) {
+			continue
+		}
+		if slices.ContainsFunc(a.held[addr], func(o *Holder) bool { return slices.Contains(claimed, o.Service) && !h.fits(o) }) {
+			out = append(out, h.Service)
+		}
+	}
+	return out
+}
+
 // Len returns how many addresses are held.
 func (a *Allocator) Len() int { return len(a.held) }
 
