@@ -65,7 +65,9 @@ const requestTimeout = 2 * time.Second
 
 // renewal bounds a request to renew the Lease: before the deadline there is time for two. A short Retry, which is how soon others
 // notice, asks for no faster API server.
-func (t Times) renewal() time.Duration { return min(requestTimeout, max(t.Retry, (t.Deadline-t.Retry)/2)) }
+func (t Times) renewal() time.Duration {
+	return min(requestTimeout, max(t.Retry, (t.Deadline-t.Retry)/2))
+}
 
 // Lease is what processes are elected by.
 type Lease struct {
