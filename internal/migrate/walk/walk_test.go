@@ -17,6 +17,7 @@ import (
 	ktesting "k8s.io/client-go/testing"
 
 	"github.com/fairlead/fairlead/internal/migrate"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 const system = "kube-system"
@@ -119,7 +120,7 @@ func TestRollOut(t *testing.T) {
 		want string
 	}{
 		{"all", []*corev1.Pod{podOf("a", "hash2", true), podOf("b", "hash2", true), podOf("c", "hash2", true)}, false, ""},
-		{"all but the one that is off", []*corev1.Pod{podOf("a", "hash2", true), podOf("b", "hash2", true), podOf("c", "hash1", false)}, true, ""},
+		{"all but one", []*corev1.Pod{podOf("a", "hash2", true), podOf("b", "hash2", true), podOf("c", "hash1", false)}, true, ""},
 		{"an old one", []*corev1.Pod{podOf("a", "hash2", true), podOf("b", "hash1", true), podOf("c", "hash1", false)}, true,
 			"has 1 of 2 Pods updated and ready; the nodes that are not ready (c) count for maxUnavailable"},
 		{"one that does not start", []*corev1.Pod{podOf("a", "hash2", true), podOf("b", "hash2", false), podOf("c", "hash1", true)}, true,
@@ -229,5 +230,51 @@ func TestFailure(t *testing.T) {
 		if err := failure(&corev1.Pod{Status: c.status}); err.Error() != c.want {
 			t.Errorf("%+v: %q, want %q", c.status, err, c.want)
 		}
+	}
+}
+
+// With one node of several, rollback leaves what the others need.
+func TestRollbackOfOneNode(t *testing.T) {
+	ours := migrate.Ours(daemonSet(fairleadName, 1), daemonSet(kubeProxyName, 2), &migrate.Settings{}, "")
+	client := fake.NewClientset(daemonSet(kubeProxyName, 2), ours, node("a", true, ""), node("b", true, "beside"), podOf("a", "hash1", true),
+		podOf("b", "hash1", true))
+	var out bytes.Buffer
+	o := options(client, &out)
+	o.Nodes = []string{"a"}
+	w, err := New(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Rollback(t.Context()); err != nil || !strings.Contains(out.String(), "the DaemonSets stay: node b is in phase beside") {
+		t.Errorf("%v\n%s", err, &out)
+	}
+	if w := wrote(client); len(w) > 0 {
+		t.Errorf("requests %v", w)
+	}
+}
+
+// Verify asks every node, also after one that fails, and its error names those.
+func TestVerify(t *testing.T) {
+	ours := migrate.Ours(daemonSet(fairleadName, 3), daemonSet(kubeProxyName, 3), &migrate.Settings{}, "")
+	client := fake.NewClientset(daemonSet(kubeProxyName, 3), ours, node("a", true, "beside"), node("b", true, "fairlead"), node("c", true, ""),
+		podOf("c", "hash1", true))
+	client.PrependReactor("create", "pods", func(a ktesting.Action) (bool, runtime.Object, error) {
+		p := a.(ktesting.CreateAction).GetObject().(*corev1.Pod)
+		p.Status.Phase = corev1.PodSucceeded
+		if p.Spec.NodeName == "b" {
+			p.Status.Phase, p.Status.Message = corev1.PodFailed, "2 frontends are missing"
+		}
+		return false, nil, nil
+	})
+	var out bytes.Buffer
+	o := options(client, &out)
+	o.Timeout = testbed.Patience
+	w, err := New(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "a: ok (beside)\nb: FAILED (fairlead): 2 frontends are missing\nc: ok (kube-proxy)\n"
+	if err := w.Verify(t.Context()); err == nil || err.Error() != "1 nodes fail: b" || out.String() != want {
+		t.Errorf("%v\n%s", err, &out)
 	}
 }
