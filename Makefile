@@ -21,7 +21,7 @@ HEAVY       := $(addprefix $(MODULE)/,internal/apiserver internal/dataplane/ipvs
   internal/cli test/api)
 GOTEST      := go test -json -vet=off -ldflags='-s -w' -timeout 40m
 
-.PHONY: help build demo test test-unit bench conformance check mutate fmt generate clean setup fetch kubectl wireguard-go test-apiserver release image soak
+.PHONY: help build demo test test-unit bench conformance check mutate fmt generate clean setup fetch kubectl wireguard-go test-apiserver release image soak migrate-test
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -44,6 +44,10 @@ soak: setup build ## ten minutes of kills and partitions of three servers and fi
 
 test-unit: ## the pure rooms: no root, no set-up, under a minute
 	go test $(UNIT)
+
+migrate-test: setup build kubectl test-apiserver ## the way from the real kube-proxy to fairlead and back; builds kube-proxy
+	$(MAKE) -C bench bin/kube-proxy
+	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test ./deploy/kubernetes -v -run 'TestMigrate$$' -count=1 -timeout 30m
 
 conformance: setup build fetch ## the conformance tests of the Gateway API, profile GATEWAY-HTTP, against a cluster in namespaces
 	FAIRLEAD_BIN=$(CURDIR)/bin go test ./test/lb -v -run TestGatewayConformance -count=1 -timeout 60m -args \

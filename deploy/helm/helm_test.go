@@ -173,6 +173,21 @@ func testValues(h *helm) {
 	if err == nil || !strings.Contains(out, "at '/nodeLocalDNS/addresses'") {
 		h.Errorf("node-local DNS without addresses: %v, %s", err, out)
 	}
+	// Without kube-proxy's rules nothing leads to the address of the Service kubernetes.
+	alone := []string{"--set=proxy.enabled=true", "--set=proxy.configMap=", "--set=proxy.args={--cluster-cidr=10.244.0.0/16}"}
+	out, err = h.try(append(args, alone...)...)
+	if err == nil || !strings.Contains(out, "at '/proxy/apiServer/host'") {
+		h.Errorf("the proxy without a ConfigMap and a way to the API server: %v, %s", err, out)
+	}
+	alone = append(alone, "--set=proxy.apiServer.host=api.example.com", "--set=proxy.apiServer.port=443")
+	out = strings.Join(h.render(alone...)["proxy.yaml"], "")
+	for _, want := range []string{
+		`{name: KUBERNETES_SERVICE_HOST, value: "api.example.com"}`, `{name: KUBERNETES_SERVICE_PORT, value: "443"}`,
+	} {
+		if !strings.Contains(out, want) || strings.Contains(out, "--config=") {
+			h.Errorf("%q is not in\n%s", want, out)
+		}
+	}
 	if out, err := h.try("template", "fairlead", "fairlead", "--kube-version=1.32.9"); err == nil {
 		h.Errorf("it is rendered for Kubernetes 1.32, which has no IPAddress objects of networking.k8s.io/v1:\n%s", out)
 	}

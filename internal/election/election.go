@@ -63,6 +63,12 @@ func (t Times) look() time.Duration         { return t.Retry * 3 / 10 }
 // requestTimeout bounds a request about the Lease.
 const requestTimeout = 2 * time.Second
 
+// renewal bounds a request to renew the Lease: before the deadline there is time for two. A short Retry, which is how soon others
+// notice, asks for no faster API server.
+func (t Times) renewal() time.Duration {
+	return min(requestTimeout, max(t.Retry, (t.Deadline-t.Retry)/2))
+}
+
 // Lease is what processes are elected by.
 type Lease struct {
 	// Client has the requests about the Lease alone; see Fence.
@@ -277,7 +283,7 @@ func (l *Lease) renew(ctx context.Context) {
 }
 
 func (l *Lease) renewOnce(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, min(requestTimeout, l.Times.Retry))
+	ctx, cancel := context.WithTimeout(ctx, l.Times.renewal())
 	defer cancel()
 	next := l.seen.DeepCopy()
 	return l.take(next, time.Now(), func() (*coordinationv1.Lease, error) { return l.api().Update(ctx, next, metav1.UpdateOptions{}) })

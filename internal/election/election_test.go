@@ -231,3 +231,19 @@ func TestTimes(t *testing.T) {
 		}
 	}
 }
+
+// A short time between renewals does not shorten the time that the API server has for one.
+func TestRenewal(t *testing.T) {
+	s := time.Second
+	for _, c := range []struct {
+		times Times
+		want  time.Duration
+	}{
+		{DefaultTimes(), s}, {Times{4 * s, 3 * s, s / 10}, 1450 * time.Millisecond}, {Times{15 * s, 10 * s, 2 * s}, 2 * s},
+		{Times{4 * s, 3 * s, 2 * s}, 2 * s}, {Times{60 * s, 40 * s, s / 10}, 2 * s},
+	} {
+		if got := c.times.renewal(); got != c.want {
+			t.Errorf("%v: %s, want %s", c.times, got, c.want)
+		}
+	}
+}

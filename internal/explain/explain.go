@@ -168,7 +168,11 @@ func Explain(q *Question, o *Objects, facts *Facts) *Verdict {
 	defer func() { v.Remedy = v.Cause.Remedy() }()
 	e := &explaining{question: q, objects: o, facts: facts, verdict: v}
 	if facts.Problem != "" {
-		v.add("what this node has is not known: "+facts.Problem, "agent of node "+facts.Node)
+		source := "agent of node " + facts.Node
+		if facts.Node == "" {
+			source = "Nodes"
+		}
+		v.add("what this node has is not known: "+facts.Problem, source)
 	}
 	if q.Name != "" && !e.name() {
 		return v

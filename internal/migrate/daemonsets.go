@@ -42,6 +42,18 @@ func require(spec *corev1.PodSpec, e corev1.NodeSelectorRequirement) {
 	}
 }
 
+// byPhase reports whether a DaemonSet selects nodes by their Phase, as that of Ours does.
+func byPhase(d *appsv1.DaemonSet) bool {
+	a := d.Spec.Template.Spec.Affinity
+	if a == nil || a.NodeAffinity == nil || a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return false
+	}
+	terms := a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+	return len(terms) > 0 && !slices.ContainsFunc(terms, func(t corev1.NodeSelectorTerm) bool {
+		return !slices.ContainsFunc(t.MatchExpressions, func(e corev1.NodeSelectorRequirement) bool { return e.Key == Label })
+	})
+}
+
 // Include returns the DaemonSet without what Exclude has added, so that its template is the one before.
 func Include(d *appsv1.DaemonSet) *appsv1.DaemonSet {
 	out := d.DeepCopy()

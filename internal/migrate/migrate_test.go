@@ -135,7 +135,8 @@ func TestReadSettings(t *testing.T) {
 		{"a file of the host", head, []string{"kube-proxy", "--config=/host/kp"}, "mounts from no ConfigMap"},
 		{"a shell", head, []string{"sh", "-c", "kube-proxy"}, `starts "sh"`},
 		{"no command", head, nil, "has no command"},
-		{"no health checks", "", []string{"kube-proxy", "--healthz-port=0"}, "no --healthz-bind-address"},
+		{"no health checks", "", []string{"kube-proxy", "--healthz-port=0"}, "no --healthz-bind-address, by which a node is checked: " +
+			"give it one, such as 0.0.0.0:10256"},
 		{"a wrong address", "", []string{"kube-proxy", "--metrics-bind-address=x"}, `--metrics-bind-address is "x"`},
 	} {
 		s, err := migrate.ReadSettings(kubeProxy(c.command...), configMaps(c.text))
@@ -201,6 +202,17 @@ func node(name string, ready bool, labels map[string]string) *corev1.Node {
 	return n
 }
 
+// ours is fairlead's DaemonSet as a migration installs it, beside an affinity of the administrator.
+func ours() *appsv1.DaemonSet {
+	theirs := kubeProxy("kube-proxy")
+	theirs.Spec.Template.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
+			{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "zone", Operator: corev1.NodeSelectorOpExists}}},
+			{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "rack", Operator: corev1.NodeSelectorOpExists}}},
+		}}}}
+	return migrate.Ours(kubeProxy("fairlead"), theirs, &migrate.Settings{}, "")
+}
+
 // The plan names what differs, and refuses what would lose connections or cannot be read.
 func TestDecide(t *testing.T) {
 	pods := func(nodes ...string) (out []*corev1.Pod) {
@@ -238,6 +250,8 @@ func TestDecide(t *testing.T) {
 		{"a node that is not ready", func(c *migrate.Cluster) { c.Nodes[0] = node("b", false, nil) }, nil, "Node b is not ready", true},
 		{"that node is not chosen", func(c *migrate.Cluster) { c.Nodes[0] = node("b", false, nil) }, []string{"a"}, "not among --nodes", false},
 		{"an unknown node", nil, []string{"a", "z"}, "no Node z", true},
+		{"by hand", func(c *migrate.Cluster) { c.Fairlead = kubeProxy("fairlead") }, nil, "was not installed by 'fairlead migrate'", true},
+		{"by migrate", func(c *migrate.Cluster) { c.Fairlead = ours() }, nil, "session affinity (1)", false},
 		{"no node", func(c *migrate.Cluster) { c.Nodes, c.Pods = nil, nil }, nil, "no node is left", true},
 		{"a label with a mistake", func(c *migrate.Cluster) { c.Nodes[1].Labels[migrate.Label] = "x" }, nil, "Node a: the label", true},
 	} {
@@ -254,6 +268,10 @@ func TestDecide(t *testing.T) {
 		}
 		if !strings.Contains(text.String(), c.want) || c.bad != (len(p.Refused) > 0) {
 			t.Errorf("%s: want %q, refused %v:\n%s", c.name, c.want, c.bad, text)
+		}
+		mistake := c.name == "an unknown node" || c.name == "a label with a mistake"
+		if err := p.Mistakes(); mistake != (err != nil) || mistake && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: the mistakes are %v", c.name, err)
 		}
 	}
 }

@@ -44,6 +44,9 @@ func (p Phase) String() string {
 	return string(p)
 }
 
+// HasFairlead reports whether fairlead proxy runs on nodes in the phase.
+func (p Phase) HasFairlead() bool { return slices.Contains(withFairlead, string(p)) }
+
 // ParsePhase reads the value of the label, empty for none.
 func ParsePhase(label string) (Phase, error) {
 	if p := Phase(label); slices.Contains(phases, p) {

@@ -1,6 +1,7 @@
 package migrate
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -50,14 +51,22 @@ type Plan struct {
 	Beside []string `json:"beside,omitempty"`
 
 	settings *Settings
+	mistakes []error
 }
 
 // Settings are kube-proxy's, nil if they were refused.
 func (p *Plan) Settings() *Settings { return p.settings }
 
+// Mistakes is an error if a name is of no Node, or the label of a Node is not a Phase. No command goes on then.
+func (p *Plan) Mistakes() error { return errors.Join(p.mistakes...) }
+
 // The answers for clusters whose kube-proxy is not a DaemonSet.
 const noDaemonSet = "there is no DaemonSet kube-proxy in kube-system: a kube-proxy that the distribution starts itself (k3s, RKE2) " +
 	"or an add-on manages is switched off there; docs/kubernetes.md has the way for these clusters"
+
+// byHand is the answer where nodes have fairlead proxy without a Phase: no node has kube-proxy once its objects are removed.
+const byHand = "the DaemonSet fairlead-proxy was not installed by 'fairlead migrate': it selects nodes without the label " + Label +
+	"; docs/kubernetes.md, by hand, has the way back"
 
 // Decide makes the plan for the nodes of some names, for all if names is empty.
 func Decide(c *Cluster, names []string) *Plan {
@@ -65,7 +74,7 @@ func Decide(c *Cluster, names []string) *Plan {
 	p.decideBeside(c)
 	for _, name := range names {
 		if !slices.ContainsFunc(c.Nodes, func(n *corev1.Node) bool { return n.Name == name }) {
-			p.refuse("there is no Node %s", name)
+			p.mistake(fmt.Errorf("there is no Node %s", name))
 		}
 	}
 	if c.KubeProxy == nil {
@@ -73,6 +82,10 @@ func Decide(c *Cluster, names []string) *Plan {
 		return p
 	}
 	p.decideNodes(c, names)
+	if c.Fairlead != nil && !byPhase(c.Fairlead) {
+		p.Refused = append(p.Refused, byHand)
+		return p
+	}
 	s, err := ReadSettings(c.KubeProxy, c.ConfigMaps)
 	if err != nil {
 		p.refuse("%w", err)
@@ -98,6 +111,11 @@ func (p *Plan) refuse(format string, args ...any) {
 	p.Refused = append(p.Refused, fmt.Errorf(format, args...).Error())
 }
 
+func (p *Plan) mistake(err error) {
+	p.mistakes = append(p.mistakes, err)
+	p.Refused = append(p.Refused, err.Error())
+}
+
 func (p *Plan) differ(format string, args ...any) {
 	p.Differs = append(p.Differs, fmt.Sprintf(format, args...))
 }
@@ -107,7 +125,7 @@ func (p *Plan) decideNodes(c *Cluster, names []string) {
 	for _, n := range c.Nodes {
 		phase, err := ParsePhase(n.Labels[Label])
 		if err != nil {
-			p.refuse("Node %s: %w", n.Name, err)
+			p.mistake(fmt.Errorf("Node %s: %w", n.Name, err))
 		}
 		np := NodePlan{Name: n.Name, Phase: phase, Failure: n.Annotations[Failure]}
 		switch {
@@ -117,7 +135,7 @@ func (p *Plan) decideNodes(c *Cluster, names []string) {
 			np.Skipped = "it runs Windows"
 		case phase == Before && !runs(c.Pods, n.Name):
 			np.Skipped = "kube-proxy does not run there"
-		case !ready(n):
+		case !Ready(n):
 			p.refuse("Node %s is not ready: repair it, or name the other nodes with --nodes", n.Name)
 		}
 		p.Nodes = append(p.Nodes, np)
@@ -133,7 +151,8 @@ func runs(pods []*corev1.Pod, node string) bool {
 	return slices.ContainsFunc(pods, func(p *corev1.Pod) bool { return p.Spec.NodeName == node })
 }
 
-func ready(n *corev1.Node) bool {
+// Ready reports whether a Node is ready.
+func Ready(n *corev1.Node) bool {
 	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})

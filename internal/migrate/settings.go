@@ -126,7 +126,7 @@ func (s *Settings) parse(text string) (map[string]string, error) {
 
 // listening returns where a server of kube-proxy answers on its node.
 func listening(values map[string]string, what string, at netip.AddrPort) (netip.AddrPort, error) {
-	flag := what + "-bind-address"
+	flag, usual := what+"-bind-address", at
 	if port, err := strconv.ParseUint(values[what+"-port"], 10, 16); err == nil {
 		at = netip.AddrPortFrom(at.Addr(), uint16(port))
 	}
@@ -139,7 +139,7 @@ func listening(values map[string]string, what string, at netip.AddrPort) (netip.
 	}
 	switch {
 	case at.Port() == 0:
-		return at, fmt.Errorf("kube-proxy has no --%s, by which a node is checked: give it one, such as %s", flag, at)
+		return at, fmt.Errorf("kube-proxy has no --%s, by which a node is checked: give it one, such as %s", flag, usual)
 	case at.Addr().IsUnspecified() && at.Addr().Is4():
 		at = netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), at.Port())
 	case at.Addr().IsUnspecified():

@@ -195,3 +195,20 @@ func TestLocal(t *testing.T) {
 		t.Errorf("the API was asked %q", asked)
 	}
 }
+
+// A question on loopback is not bound to client-go's 5 requests a second: with that, one for so many Services would have no answer.
+func TestLocalIsNotSlow(t *testing.T) {
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, "{}")
+	}))
+	defer api.Close()
+	h, err := Local(&rest.Config{Host: api.URL}, []string{"127.0.0.1:1"}, "secret")
+	if err != nil {
+		t.Fatal(err)
+	}
+	many := strings.Repeat("&service=a/b", maxNamed)[1:]
+	if w := get(h, http.MethodGet, svc.ServicesPath+"?"+many, "Authorization", "Bearer secret"); w.Code != http.StatusOK {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+}

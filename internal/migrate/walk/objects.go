@@ -130,30 +130,19 @@ func (w *Walk) exclude(ctx context.Context) error { return w.setKubeProxy(ctx, m
 func (w *Walk) include(ctx context.Context) error { return w.setKubeProxy(ctx, migrate.Include) }
 
 func (w *Walk) setKubeProxy(ctx context.Context, change func(*appsv1.DaemonSet) *appsv1.DaemonSet) error {
-	ctx, cancel := context.WithTimeout(ctx, w.Timeout)
-	defer cancel()
 	api := w.Client.AppsV1().DaemonSets(w.cluster.KubeProxy.Namespace)
 	name := w.cluster.KubeProxy.Name
-	err := w.await(ctx, func() error { // a conflict is tried again
-		d, err := api.Get(ctx, name, metav1.GetOptions{})
+	updating, cancel := context.WithTimeout(ctx, w.Timeout)
+	defer cancel()
+	err := w.await(updating, func() error { // a conflict is tried again
+		d, err := api.Get(updating, name, metav1.GetOptions{})
 		if err == nil {
-			_, err = api.Update(ctx, change(d), metav1.UpdateOptions{FieldManager: manager})
+			_, err = api.Update(updating, change(d), metav1.UpdateOptions{FieldManager: manager})
 		}
 		return err
 	})
 	if err != nil {
 		return fmt.Errorf("the DaemonSet %s: %w", name, err)
 	}
-	return w.await(ctx, func() error {
-		d, err := api.Get(ctx, name, metav1.GetOptions{})
-		if err != nil || d.Spec.UpdateStrategy.Type == appsv1.OnDeleteDaemonSetStrategyType {
-			return err
-		}
-		s := &d.Status
-		if s.ObservedGeneration < d.Generation || min(s.UpdatedNumberScheduled, s.NumberReady) < s.DesiredNumberScheduled {
-			return fmt.Errorf("the DaemonSet %s has %d of %d Pods updated, %d ready",
-				name, s.UpdatedNumberScheduled, s.DesiredNumberScheduled, s.NumberReady)
-		}
-		return nil
-	})
+	return w.rollOut(ctx, w.cluster.KubeProxy)
 }

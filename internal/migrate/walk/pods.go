@@ -1,10 +1,10 @@
 package walk
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -39,9 +39,7 @@ func (w *Walk) podReady(ctx context.Context, d *appsv1.DaemonSet, node string) e
 		p := &pods[i]
 		switch {
 		case p.DeletionTimestamp != nil:
-		case slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-			return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-		}):
+		case podIsReady(p):
 			return nil
 		default:
 			why = fmt.Sprintf("the Pod %s is not ready: %s %s", p.Name, p.Status.Phase, reportOf(p))
@@ -85,24 +83,24 @@ func (w *Walk) runPod(ctx context.Context, pod *corev1.Pod) (err error) {
 			err = gone
 		}
 	}()
-	report, failed := "", false
+	var ended *corev1.Pod
 	err = w.await(ctx, func() error {
 		p, err := api.Get(ctx, pod.Name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
-		report = reportOf(p)
-		switch p.Status.Phase {
-		case corev1.PodSucceeded:
-			return nil
-		case corev1.PodFailed:
-			failed = true
+		if ended = p; p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
 			return nil
 		}
-		return fmt.Errorf("the Pod %s has not ended: %s %s", p.Name, p.Status.Phase, report)
+		return fmt.Errorf("the Pod %s has not ended: %s %s", p.Name, p.Status.Phase, reportOf(p))
 	})
-	if err == nil && failed {
-		err = errors.New(report)
+	if err == nil && ended.Status.Phase == corev1.PodFailed {
+		err = failure(ended)
 	}
 	return err
+}
+
+// failure is why a Pod failed: one that was evicted, or ran too long, may have no container that reported.
+func failure(p *corev1.Pod) error {
+	return errors.New(cmp.Or(reportOf(p), p.Status.Reason, "the Pod failed without a message"))
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -51,6 +52,9 @@ func New(ctx context.Context, o Options) (*Walk, error) {
 		return nil, err
 	}
 	w := &Walk{Options: o, cluster: c, plan: migrate.Decide(c, o.Nodes)}
+	if err := w.plan.Mistakes(); err != nil {
+		return nil, err
+	}
 	if w.Image == "" && c.Fairlead != nil {
 		w.Image = c.Fairlead.Spec.Template.Spec.Containers[0].Image
 	}
@@ -74,6 +78,9 @@ func (w *Walk) Apply(ctx context.Context) error {
 	if err := w.exclude(ctx); err != nil {
 		return err
 	}
+	if err := w.sameImage(ctx); err != nil {
+		return err
+	}
 	fmt.Fprintln(w.Out, "kube-proxy and fairlead proxy have their DaemonSets")
 	return w.each(ctx, func(n migrate.NodePlan) error { return w.change(ctx, n, false) })
 }
@@ -92,11 +99,13 @@ func (w *Walk) Rollback(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c, err := Look(ctx, w.Client)
-	if err != nil {
+	if w.cluster, err = Look(ctx, w.Client); err != nil {
 		return err
 	}
-	for _, n := range c.Nodes {
+	if w.cluster.KubeProxy == nil {
+		return errors.New("the DaemonSet kube-proxy was deleted: fairlead proxy stays")
+	}
+	for _, n := range w.cluster.Nodes {
 		if phase := n.Labels[migrate.Label]; phase != "" {
 			fmt.Fprintf(w.Out, "the DaemonSets stay: node %s is in phase %s\n", n.Name, phase)
 			return nil
@@ -189,15 +198,24 @@ func (w *Walk) change(ctx context.Context, n migrate.NodePlan, back bool) error 
 
 // stopped is the error of a step, with the two ways on.
 func (w *Walk) stopped(ctx context.Context, node string, step migrate.Step, err error) error {
+	if errors.Is(err, errChanged) { // the annotation is the other one's, too
+		return fmt.Errorf("node %s: %w", node, err)
+	}
 	text := fmt.Sprintf("%s: %v", step, err)
 	noting, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	note := w.patch(noting, node, "", map[string]any{"annotations": map[string]any{migrate.Failure: text}})
-	if errors.Is(err, errChanged) {
-		return fmt.Errorf("node %s: %w", node, err)
+	image := ""
+	if slices.ContainsFunc(imageReasons(), func(reason string) bool { return strings.Contains(text, reason) }) {
+		image = " --image IMAGE" // the next one would take it from the DaemonSet
 	}
 	return errors.Join(fmt.Errorf("node %s: %s. The node keeps the rules it has; no other node is changed. Go on with "+
-		"'fairlead migrate apply', or back with 'fairlead migrate rollback'", node, text), note)
+		"'fairlead migrate apply%s', or back with 'fairlead migrate rollback%s'", node, text, image, image), note)
+}
+
+// imageReasons are why a container waits whose image cannot be had, in the words of the kubelet.
+func imageReasons() []string {
+	return []string{"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError"}
 }
 
 // take takes a step that is not Enter.

@@ -48,13 +48,15 @@ export async function follow(path, on, signal) {
       if (!version) {
         const items = [];
         let more = '';
+        let at = '';
         do {
           const page = await (await request(`${path}?limit=${pageSize}&continue=${encodeURIComponent(more)}`, signal)).json();
           items.push(...page.items);
           more = page.metadata.continue || '';
-          version = page.metadata.resourceVersion;
+          at = page.metadata.resourceVersion;
         } while (more);
         on.reset(items);
+        version = at; // only now: a list that was cut off is begun again
       }
       on.state('');
       version = await watch(path, version, on, signal);

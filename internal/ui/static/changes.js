@@ -1,6 +1,6 @@
 // What changed within the last hour: writes of objects with their writer, endpoints, Events, and what nodes had.
 import { html, useState, useEffect } from './preact-htm.js';
-import { state, readEvents, history } from './store.js';
+import { state, readEvents, history, hour } from './store.js';
 
 const clock = (t) => new Date(t).toLocaleTimeString([], { hour12: false });
 
@@ -18,25 +18,31 @@ function difference(before, after) {
   return [...was.filter((l) => l && !is.includes(l)).map((l) => '− ' + l.trim()), ...is.filter((l) => l && !was.includes(l)).map((l) => '+ ' + l.trim())];
 }
 
+const maxShown = 300;
+
 // Changes is the time line of one Service, or of everything.
 export function Changes({ of, open }) {
   const [events, setEvents] = useState([]);
   const [nodes, setNodes] = useState([]);
-  const [trouble, setTrouble] = useState('');
+  const [trouble, setTrouble] = useState({}); // of the Events and of the nodes: each is cleared by its own success
   const [search, setSearch] = useState('');
   useEffect(() => {
     let gone = false;
-    const fail = (e) => { if (!gone) setTrouble(e.message); };
+    const say = (what, text) => { if (!gone) setTrouble((t) => ({ ...t, [what]: text })); };
     const read = () => {
       if (document.hidden) return;
-      readEvents().then((l) => { if (!gone) setEvents(l); }, fail);
+      readEvents().then(({ list, more }) => {
+        if (gone) return;
+        setEvents(list);
+        say('events', more ? `there are more than ${list.length} Events of the last hour: some are not shown` : '');
+      }, (e) => say('events', 'cannot read Events: ' + e.message));
       if (of) {
         history(of).then(({ value }) => {
           if (gone) return;
           setNodes(value.changes.map((c) => ({ at: Date.parse(c.time), service: of, kind: 'node ' + c.node, who: '',
             what: difference(c.before || '', c.after || '').join('; ') })));
-          setTrouble((value.problems || []).join('; '));
-        }, fail);
+          say('nodes', (value.problems || []).join('; '));
+        }, (e) => say('nodes', 'cannot read what nodes had: ' + e.message));
       }
     };
     read();
@@ -44,13 +50,17 @@ export function Changes({ of, open }) {
     return () => { gone = true; clearInterval(timer); };
   }, [of]);
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);
-  const list = [...state.changes, ...events, ...nodes]
-    .filter((c) => (!of || c.service === of) && words.every((w) => (c.service + ' ' + c.what + ' ' + c.who + ' ' + c.kind).toLowerCase().includes(w)))
-    .sort((a, b) => b.at - a.at).slice(0, 300);
+  const now = Date.now();
+  const all = [...state.changes, ...events, ...nodes]
+    .filter((c) => now - c.at < hour && (!of || c.service === of) && words.every((w) => (c.service + ' ' + c.what + ' ' + c.who + ' ' + c.kind).toLowerCase().includes(w)))
+    .sort((a, b) => b.at - a.at);
+  const list = all.slice(0, maxShown);
+  const problems = [trouble.events, trouble.nodes].filter(Boolean);
   return html`<section class="changes" aria-label="What changed">
     ${of ? '' : html`<div class="tools"><label>Search <input type="search" value=${search} onInput=${(e) => setSearch(e.target.value)} /></label>
-      <span class="quiet" role="status">${list.length} changes of the last hour</span></div>`}
-    ${trouble ? html`<p class="trouble">${trouble}</p>` : ''}
+      <span class="quiet" role="status">${all.length} changes of the last hour${
+    all.length > maxShown ? `, of which the last ${maxShown} are shown` : ''}</span></div>`}
+    ${problems.map((p) => html`<p key=${p} class="trouble">${p}</p>`)}
     ${list.length ? html`<ol class="line">${list.map((c, i) => html`<${Line} key=${c.at + c.kind + c.what + i} c=${c} open=${of ? null : open} />`)}</ol>`
     : html`<p class="quiet">nothing in the last hour</p>`}
   </section>`;

@@ -9,7 +9,7 @@ export const state = {
   nodes: new Map(),
   nodesHidden: false, // the user may not read them
   findings: new Map(), // the Services that do not answer, by their key
-  explained: new Map(), // the worst verdict of an explanation, until the Service changes
+  explained: new Map(), // the worst verdict of an explanation, for a while or until the Service changes
   problems: [], // lines of the report
   concerns: new Map(), // lines about a Service, by its key
   report: null, // as 'fairlead status -o json' has it
@@ -21,7 +21,8 @@ export const state = {
 };
 
 const maxChanges = 1000;
-const hour = 3600e3;
+export const hour = 3600e3;
+const explainedFor = 120e3; // ms for which an explanation counts more than the server's judgement
 const listeners = new Set();
 let frame = 0;
 
@@ -100,7 +101,11 @@ const answerLevel = { answers: 'good', sometimes: 'warn', 'not a Service': 'none
 
 // judge returns the state of a Service: its level, the answer and cause in the words of 'fairlead explain', and why.
 export function judge(s) {
-  const asked = state.explained.get(s.key);
+  let asked = state.explained.get(s.key);
+  if (asked && Date.now() - asked.at > explainedFor) {
+    state.explained.delete(s.key);
+    asked = null;
+  }
   const found = asked || state.findings.get(s.key);
   const lines = state.concerns.get(s.key) || [];
   if (found && found.answer !== 'answers') {
@@ -119,7 +124,10 @@ function note(c) {
   const list = state.changes;
   let i = 0;
   while (i < list.length && list[i].at > c.at) i++;
-  if (i >= maxChanges || (list[i] && ['at', 'service', 'what', 'who'].every((k) => list[i][k] === c[k]))) return;
+  if (i >= maxChanges) return;
+  for (let j = i; j < list.length && list[j].at === c.at; j++) {
+    if (['service', 'what', 'who'].every((k) => list[j][k] === c[k])) return;
+  }
   list.splice(i, 0, c);
   if (list.length > maxChanges) list.pop();
 }
@@ -211,15 +219,13 @@ async function turn() {
 let wantReport = true;
 let reporting = false;
 let reportAfter = 0;
+let mayReport = true;
 let mayCertificates = true;
 
 // aboutService finds the Service that a line of the report is about.
 const aboutService = /(?:^|: )service ([^\s:]+\/[^\s:]+)/;
 
-async function report() {
-  if (reporting || document.hidden || Date.now() < reportAfter) return;
-  reporting = true;
-  const begin = performance.now();
+async function readReport() {
   try {
     const { value } = await ask('/fairlead/status', place());
     state.report = value;
@@ -233,7 +239,15 @@ async function report() {
     wantReport = false;
   } catch (e) {
     state.trouble.set('report', 'cannot get the report: ' + e.message);
+    mayReport = e.code !== 403; // a right that is given later counts from the next load of the page
   }
+}
+
+async function report() {
+  if (reporting || document.hidden || Date.now() < reportAfter || !(mayReport || mayCertificates)) return;
+  reporting = true;
+  const begin = performance.now();
+  if (mayReport) await readReport();
   if (mayCertificates) {
     try {
       state.certificates = (await ask('/fairlead/certificates')).value;
@@ -341,16 +355,27 @@ function nodeOf(o) {
     addresses: (o.status.addresses || []).filter((a) => a.type === 'InternalIP').map((a) => a.address) };
 }
 
-// readEvents returns the Events of the last hour, which are read when they are looked at.
+const eventsAtOnce = 500;
+const maxEvents = 2000;
+
+// readEvents returns the Events of the last hour, which are read when they are looked at, and whether there are more of them:
+// the API gives them by their names, not by their times.
 export async function readEvents() {
   const path = state.namespace ? `/api/v1/namespaces/${state.namespace}/events` : '/api/v1/events';
-  const { value } = await ask(path, [['limit', '500']]);
-  return value.items.map((e) => ({
+  const items = [];
+  let more = '';
+  do {
+    const { value } = await ask(path, [['limit', String(eventsAtOnce)], ['continue', more]]);
+    items.push(...value.items);
+    more = value.metadata.continue || '';
+  } while (more && items.length < maxEvents);
+  const list = items.map((e) => ({
     at: Math.max(...[(e.series || {}).lastObservedTime, e.lastTimestamp, e.eventTime, e.metadata.creationTimestamp].map((t) => Date.parse(t) || 0)),
     service: e.involvedObject.kind === 'Service' ? e.involvedObject.namespace + '/' + e.involvedObject.name : '',
     kind: 'Event', who: (e.source || {}).component || e.reportingComponent || '', bad: e.type === 'Warning',
     what: `${e.involvedObject.kind} ${e.involvedObject.name}: ${e.reason}: ${e.message}`,
   })).filter((e) => Date.now() - e.at < hour);
+  return { list, more: !!more };
 }
 
 // explain asks as 'fairlead explain SERVICE -o json' does, and keeps the answer for the map.
@@ -366,7 +391,7 @@ export async function explain(key, from, node) {
     const at = (worst.frontends || []).find((f) => f.answer === worst.answer && f.cause === worst.cause);
     const lines = ((at && at.lines) || worst.lines || []);
     const last = lines[lines.length - 1] || { text: '', source: '' };
-    state.explained.set(key, { answer: worst.answer, cause: worst.cause, ...last, remedy: worst.remedy || '' });
+    state.explained.set(key, { at: Date.now(), answer: worst.answer, cause: worst.cause, ...last, remedy: worst.remedy || '' });
     changed();
   }
   return answer;

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -102,5 +103,63 @@ func TestPrintedNamesArePlain(t *testing.T) {
 	}
 	if strings.Contains(out.String(), "\x1b") {
 		t.Errorf("%q", out.String())
+	}
+}
+
+// A user of one namespace, who may not list Nodes nor ask them, gets the answer by the objects of that namespace.
+func TestUserOfOneNamespace(t *testing.T) {
+	service := func(name string) corev1.Service {
+		return corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}, Spec: corev1.ServiceSpec{
+			ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10"}, Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}}}}
+	}
+	slice := discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4, ObjectMeta: metav1.ObjectMeta{
+		Namespace: "shop", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		Ports:     []discoveryv1.EndpointPort{{Port: new(int32(8080)), Name: new(""), Protocol: new(corev1.ProtocolTCP)}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.5"}, NodeName: new("n7")}}}
+	lists := map[string]any{
+		"/api/v1/namespaces/shop/services":                         corev1.ServiceList{Items: []corev1.Service{service("web"), service("cart")}},
+		"/apis/discovery.k8s.io/v1/namespaces/shop/endpointslices": discoveryv1.EndpointSliceList{Items: []discoveryv1.EndpointSlice{slice}},
+		"/api/v1/namespaces/shop/pods":                             corev1.PodList{},
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		list, ok := lists[r.URL.Path]
+		if !ok {
+			w.WriteHeader(http.StatusForbidden)
+			list = metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonForbidden, Code: http.StatusForbidden}
+		}
+		_ = json.NewEncoder(w).Encode(list)
+	}))
+	defer server.Close()
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for question, want := range map[string]struct {
+		node, problem string
+		answer        explain.Answer
+		cause         explain.Cause
+	}{
+		"web":          {"n7", "it takes the right to get nodes/proxy", explain.Answers, ""},
+		"cart":         {"", noNodes, explain.Refused, explain.NoEndpoint},
+		"10.96.0.9:80": {"", noNodes, explain.Elsewhere, explain.NoService},
+	} {
+		r, err := Ask(t.Context(), client, &Asked{Question: question, Namespace: "shop", Probe: true})
+		if err != nil || len(r.Verdicts) != 1 {
+			t.Errorf("%s: %+v, %v", question, r, err)
+			continue
+		}
+		v := r.Verdicts[0]
+		if v.Node != want.node || v.Answer != want.answer || v.Cause != want.cause || !strings.Contains(v.Lines[0].Text, want.problem) {
+			t.Errorf("%s: %+v", question, v)
+		}
+		var out bytes.Buffer
+		if err := r.print(&out); err != nil || want.node == "" && !strings.Contains(out.String(), " on any node: ") {
+			t.Errorf("%s: %v\n%s", question, err, &out)
+		}
+	}
+	past, err := Past(t.Context(), client, svc.Name{Namespace: "shop", Name: "cart"}, "", time.Hour)
+	if err != nil || len(past.Changes) > 0 || len(past.Problems) != 1 || past.Problems[0] != noNodes {
+		t.Errorf("the history: %+v, %v", past, err)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -186,12 +187,19 @@ const (
 	maxNodes   = 32
 )
 
+// noNodes is why no node was asked.
+const noNodes = "you may not read Nodes, or there are none: name one to ask with --node"
+
 // facts asks a node, or assumes what it must have.
 func (c *cluster) facts(ctx context.Context, client kubernetes.Interface, node string, q *explain.Question, probe bool) *explain.Facts {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	request := client.CoreV1().RESTClient().Get().Resource("nodes").Name(node).SubResource("proxy").Suffix("explain")
 	target := explain.Resolve(q, &c.objects)
+	if node == "" {
+		t := c.table(node)
+		return explain.Assumed(node, noNodes, t, explain.Choose(t, target, q.Address, q.Protocol))
+	}
 	if target != (svc.Name{}) {
 		request.Param("service", target.String())
 	} else if q.Address.IsValid() {
@@ -316,6 +324,25 @@ func (c *cluster) place(to *explain.Client) {
 	}
 }
 
+// endpointNodes takes the place of Nodes that the user may not read: the nodes of a Service's endpoints, or "" for any node.
+func (c *cluster) endpointNodes(service svc.Name) (out []string) {
+	for _, s := range c.objects.Slices {
+		if service != (svc.Name{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}) {
+			continue
+		}
+		for i := range s.Endpoints {
+			if n := s.Endpoints[i].NodeName; n != nil && *n != "" && !slices.Contains(out, *n) {
+				out = append(out, *n)
+			}
+		}
+	}
+	if len(out) == 0 {
+		return []string{""}
+	}
+	slices.Sort(out)
+	return out
+}
+
 // choose returns the nodes to ask, and how many are left out.
 func (c *cluster) choose(node string, q *explain.Question) (nodes []string, left int, err error) {
 	switch {
@@ -333,9 +360,10 @@ func (c *cluster) choose(node string, q *explain.Question) (nodes []string, left
 			}
 		}
 	}
-	if len(c.names) == 0 {
-		return nil, 0, fmt.Errorf("there is no node to ask: name one with --node")
+	names := c.names
+	if len(names) == 0 {
+		names = c.endpointNodes(explain.Resolve(q, &c.objects))
 	}
-	n := min(len(c.names), maxNodes)
-	return c.names[:n], len(c.names) - n, nil
+	n := min(len(names), maxNodes)
+	return names[:n], len(names) - n, nil
 }

@@ -106,6 +106,10 @@ func Past(ctx context.Context, client kubernetes.Interface, service svc.Name, no
 		r.Problems = append(r.Problems, fmt.Sprintf("%d more nodes were not asked: name one with --node", left))
 	}
 	for _, n := range nodes {
+		if n == "" {
+			r.Problems = append(r.Problems, noNodes)
+			continue
+		}
 		ctx, cancel := context.WithTimeout(ctx, askTimeout)
 		text, err := answerOf(ctx, client.CoreV1().RESTClient().Get().Resource("nodes").Name(n).SubResource("proxy").Suffix("history").
 			Param("service", service.String()).Param("since", since.String()))

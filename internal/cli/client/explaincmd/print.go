@@ -41,7 +41,11 @@ func headline(v *explain.Verdict) string {
 }
 
 func printVerdict(out io.Writer, question string, v *explain.Verdict) {
-	fmt.Fprintf(out, "%s on node %s: %s\n", base.PlainLine(question), base.PlainLine(v.Node), headline(v))
+	node := "any node"
+	if v.Node != "" {
+		node = "node " + base.PlainLine(v.Node)
+	}
+	fmt.Fprintf(out, "%s on %s: %s\n", base.PlainLine(question), node, headline(v))
 	if v.Client.Text != "" {
 		where := "outside of all nodes"
 		if v.Client.Node != "" {

@@ -39,12 +39,14 @@ type topServicesReport struct {
 	Services []topService `json:"services"`
 	// Problems are the nodes whose counts are missing, and why.
 	Problems []string `json:"problems"`
+
+	answers map[string]*flows.Report // by node
 }
 
 // topService is the sum of all nodes for one port of a Service.
 type topService struct {
 	flows.Port
-	// PerSecond are the connections a second since the report before; nil in the first one.
+	// PerSecond are the connections a second since the report before, of the nodes that are in both; nil without such nodes.
 	PerSecond *float64 `json:"connectionsPerSecond,omitempty"`
 }
 
@@ -97,7 +99,7 @@ func (c *topServices) run(ctx context.Context, args []string) error {
 	if c.all {
 		namespace = metav1.NamespaceAll
 	}
-	var before []topService
+	var before map[string]*flows.Report
 	var at time.Time
 	for {
 		r, err := c.read(ctx, client, namespace, name)
@@ -108,7 +110,7 @@ func (c *topServices) run(ctx context.Context, args []string) error {
 		if !at.IsZero() {
 			r.rates(before, now.Sub(at))
 		}
-		before, at = slices.Clone(r.Services), now
+		before, at = r.answers, now
 		if c.output != "json" {
 			for _, p := range r.Problems {
 				fmt.Fprintln(c.Err, "!", p)
@@ -146,7 +148,7 @@ func (c *topServices) read(ctx context.Context, client kubernetes.Interface, nam
 			problems = append(problems, fmt.Sprintf("node %s counts no connections, only refused and dropped packets: mode nft does", node))
 		}
 	}
-	r := &topServicesReport{Services: []topService{}, Problems: problems}
+	r := &topServicesReport{Services: []topService{}, Problems: problems, answers: answers}
 	for _, p := range sum(answers) {
 		if (namespace == "" || p.Namespace == namespace) && (name == "" || p.Service == name) {
 			r.Services = append(r.Services, topService{Port: p})
@@ -230,17 +232,34 @@ func sum(answers map[string]*flows.Report) []flows.Port {
 	return out
 }
 
-// rates fills in the connections a second since an earlier report. A count that began again counts from 0.
-func (r *topServicesReport) rates(before []topService, since time.Duration) {
-	for i := range r.Services {
-		s := &r.Services[i]
-		was := uint64(0)
-		for j := range before {
-			if before[j].Compare(&s.Port) == 0 && before[j].Connections <= s.Connections {
-				was = before[j].Connections
-			}
+// rates fills in the connections a second since the earlier answers of nodes. A count that began again counts from 0. A node that is
+// missing in one of them has no difference.
+func (r *topServicesReport) rates(before map[string]*flows.Report, since time.Duration) {
+	type key [4]string
+	keyOf := func(p *flows.Port) key { return key{p.Namespace, p.Service, p.Port, p.Protocol} }
+	came, known := map[key]uint64{}, false
+	for node, now := range r.answers {
+		earlier := before[node]
+		if earlier == nil {
+			continue
 		}
-		s.PerSecond = new(float64(s.Connections-was) / since.Seconds())
+		known = true
+		was := map[key]uint64{}
+		for i := range earlier.Ports {
+			was[keyOf(&earlier.Ports[i])] = earlier.Ports[i].Connections
+		}
+		for i := range now.Ports {
+			k, n := keyOf(&now.Ports[i]), now.Ports[i].Connections
+			if was[k] <= n {
+				n -= was[k]
+			}
+			came[k] += n
+		}
+	}
+	for i := range r.Services {
+		if s := &r.Services[i]; known {
+			s.PerSecond = new(float64(came[keyOf(&s.Port)]) / since.Seconds())
+		}
 	}
 }
 

@@ -33,25 +33,39 @@ func TestTopServicesAddsUpNodes(t *testing.T) {
 	}
 }
 
-// A rate is what came since the report before; a count that began again counts from 0.
+// A rate is what came since the report before; a count that began again counts from 0, and a node that was not in both reports
+// counts for nothing.
 func TestTopServicesRates(t *testing.T) {
-	at := func(n uint64) []topService {
-		return []topService{{Port: flows.Port{Namespace: "shop", Service: "web", Protocol: "TCP", Connections: n}}}
+	at := func(counts ...uint64) map[string]*flows.Report { // of nodes; 0 for one that does not answer
+		out := map[string]*flows.Report{}
+		for i, n := range counts {
+			if n > 0 {
+				out[fmt.Sprint("n", i)] = &flows.Report{Ports: []flows.Port{{Namespace: "shop", Service: "web", Protocol: "TCP", Connections: n}}}
+			}
+		}
+		return out
 	}
 	for _, c := range []struct {
-		before, after uint64
+		before, after []uint64
 		want          string
-	}{{10, 40, "10.0"}, {40, 6, "2.0"}, {6, 6, "0.0"}} {
-		r := topServicesReport{Services: at(c.after)}
-		r.rates(at(c.before), 3*time.Second)
+	}{
+		{[]uint64{10}, []uint64{40}, "10.0"}, {[]uint64{40}, []uint64{6}, "2.0"}, {[]uint64{6}, []uint64{6}, "0.0"},
+		{[]uint64{10, 1000}, []uint64{40, 1003}, "11.0"},
+		{[]uint64{10, 1000}, []uint64{40, 0}, "10.0"}, {[]uint64{10, 0}, []uint64{40, 1000}, "10.0"},
+		{[]uint64{10, 0}, []uint64{0, 1000}, "-"},
+	} {
+		r := topServicesReport{answers: at(c.after...)}
+		for _, p := range sum(r.answers) {
+			r.Services = append(r.Services, topService{Port: p})
+		}
+		r.rates(at(c.before...), 3*time.Second)
 		var out bytes.Buffer
 		if err := r.print(&out); err != nil {
 			t.Fatal(err)
 		}
 		_, line, _ := strings.Cut(strings.TrimSpace(out.String()), "\n")
-		want := fmt.Sprintf("shop web - TCP %s %d 0 0 0", c.want, c.after)
-		if got := strings.Join(strings.Fields(line), " "); got != want {
-			t.Errorf("from %d to %d: %q, want %q", c.before, c.after, got, want)
+		if got := strings.Fields(line); len(got) < 5 || got[4] != c.want {
+			t.Errorf("from %d to %d: %q, want %q", c.before, c.after, got, c.want)
 		}
 	}
 }

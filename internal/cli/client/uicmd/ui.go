@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -177,6 +178,7 @@ func (f *uiFlags) open(url string) error {
 		return nil
 	}
 	cmd := exec.Command(program[0], append(program[1:], url)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C ends this command, not the browser
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("cannot start the browser %s: %w; --no-browser only prints the URL", program[0], err)
 	}
