@@ -113,7 +113,8 @@ func ports(t *totals, owners *dataplane.Owners, lost []dataplane.DropCount) []Po
 	all := map[portKey]*Port{}
 	at := func(k portKey) *Port {
 		if all[k] == nil {
-			all[k] = &Port{Namespace: k.id.Namespace, Service: k.id.Name.Name, Port: k.id.Port, Protocol: k.protocol.String(), Endpoints: []Endpoint{}}
+			all[k] = &Port{Namespace: k.id.Namespace, Service: k.id.Name.Name, Port: k.id.Port, Protocol: k.protocol.String(),
+				Endpoints: []Endpoint{}}
 		}
 		return all[k]
 	}

@@ -50,9 +50,11 @@ func port(name, portName string, f svc.Family, p svc.Protocol, fronts ...table.F
 
 func sample() (*counts, *table.Table) {
 	tab := table.New(
-		port("web", "http", svc.IPv4, svc.TCP, table.Frontend{Kind: table.ClusterIP, Addr: ap("10.96.0.1:80"), Endpoints: endpoints("10.0.0.1:8080", "10.0.0.2:8080")},
+		port("web", "http", svc.IPv4, svc.TCP, table.Frontend{Kind: table.ClusterIP, Addr: ap("10.96.0.1:80"),
+			Endpoints: endpoints("10.0.0.1:8080", "10.0.0.2:8080")},
 			table.Frontend{Kind: table.NodePort, Addr: ap("0.0.0.0:30080"), LocalClients: endpoints("10.0.0.2:8080")}),
-		port("web", "http", svc.IPv6, svc.TCP, table.Frontend{Kind: table.ClusterIP, Addr: ap("[fd00::1]:80"), Endpoints: endpoints("[fd00::2]:8080")}),
+		port("web", "http", svc.IPv6, svc.TCP, table.Frontend{Kind: table.ClusterIP, Addr: ap("[fd00::1]:80"),
+			Endpoints: endpoints("[fd00::2]:8080")}),
 		port("dns", "", svc.IPv4, svc.UDP, table.Frontend{Kind: table.ClusterIP, Addr: ap("10.96.0.2:53")}))
 	tab.NodePortAddrs = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
 	return &counts{
@@ -158,7 +160,8 @@ func TestCountsAreTheOwners(t *testing.T) {
 		other := port("other", "", svc.IPv4, svc.TCP, table.Frontend{Addr: ap("10.96.0.1:80"), Endpoints: endpoints("10.0.0.9:8080")})
 		other.ID.Namespace = "thief"
 		now = table.New(other)
-		c.served = append(old[:2:2], dataplane.ServedCount{Protocol: svc.TCP, To: ap("10.96.0.1:80"), Endpoint: ap("10.0.0.9:8080"), Connections: 1})
+		c.served = append(old[:2:2], dataplane.ServedCount{
+			Protocol: svc.TCP, To: ap("10.96.0.1:80"), Endpoint: ap("10.0.0.9:8080"), Connections: 1})
 		got, err := r.Connections(t.Context())
 		if want := "[{thief other  TCP 1 0 0 [{10.0.0.9:8080 1}]}]"; err != nil || fmt.Sprint(got) != want {
 			t.Errorf("known %t: %v, %v; want %s", known, got, err, want)
@@ -198,7 +201,8 @@ func TestRestOnlyGrows(t *testing.T) {
 func TestSeriesAreBounded(t *testing.T) {
 	c, tab := sample()
 	c.served = nil
-	list := &tab.Get(table.Key{ID: svc.PortName{Name: svc.Name{Namespace: "shop", Name: "web"}, Port: "http"}, Family: svc.IPv4}).Frontends[0].Endpoints
+	web := table.Key{ID: svc.PortName{Name: svc.Name{Namespace: "shop", Name: "web"}, Port: "http"}, Family: svc.IPv4}
+	list := &tab.Get(web).Frontends[0].Endpoints
 	*list = nil
 	add := func(from, to int) {
 		for i := from; i < to; i++ {

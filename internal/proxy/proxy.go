@@ -179,8 +179,8 @@ func (p *Proxy) Serving() bool {
 // were rejected; nil before the first Apply.
 func (p *Proxy) Table() *table.Table { return p.status.table.Load() }
 
-// Owners returns the index of the Service ports in Table, by where clients send to.
-func (p *Proxy) Owners() *dataplane.OwnerIndex { return p.owners }
+// OwnersOf returns the index of the Service ports in the Table of p, by where clients send to.
+func OwnersOf(p *Proxy) *dataplane.OwnerIndex { return p.owners }
 
 // Node returns this machine's Node as last seen, nil if there is none.
 func (p *Proxy) Node() *corev1.Node { return p.status.ownNode() }

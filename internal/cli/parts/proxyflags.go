@@ -162,7 +162,7 @@ func ProxyComponent(o proxy.Options, isNew bool) (part lifecycle.Component, p *p
 	if p, err = proxy.New(o); err != nil {
 		return part, nil, nil, err
 	}
-	if counts = flows.NewReader(o.Dataplane, p.Owners()); counts.CountsConnections() {
+	if counts = flows.NewReader(o.Dataplane, proxy.OwnersOf(p)); counts.CountsConnections() {
 		p.Register(flows.NewCollector(counts, o.Log))
 	}
 	return lifecycle.Component{
