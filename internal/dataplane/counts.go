@@ -33,8 +33,8 @@ type ServedCount struct {
 	To netip.AddrPort
 	// Endpoint is where the connections went.
 	Endpoint netip.AddrPort
-	// Connections are new connections, or UDP flows that connection tracking takes for new. A connection whose first
-	// packet is lost after it was counted is counted again with its repetition.
+	// Connections are new connections, or UDP flows that connection tracking takes for new. They are
+	// counted when the first packet leaves for the endpoint; if that is lost, its repetition is counted again.
 	Connections uint64
 }
 

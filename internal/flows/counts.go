@@ -8,8 +8,6 @@ import (
 	"sync"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
-	"github.com/fairlead/fairlead/internal/svc"
-	"github.com/fairlead/fairlead/internal/table"
 )
 
 // Port is what a node has counted for one port of a Service, since it began to count. Its JSON form is meant for programs:
@@ -25,7 +23,7 @@ type Port struct {
 	// Refused and Dropped are packets that reached no endpoint.
 	Refused uint64 `json:"refusedPackets"`
 	Dropped uint64 `json:"droppedPackets"`
-	// Endpoints have had connections, and are sorted by address.
+	// Endpoints have had connections within a day, and are sorted by address. Connections has those of others too.
 	Endpoints []Endpoint `json:"endpoints"`
 }
 
@@ -51,16 +49,15 @@ func (p *Port) Compare(o *Port) int {
 type Reader struct {
 	served dataplane.ServedCounter // nil: the mode does not count connections
 	lost   dataplane.Counter       // nil: nor what it drops
-	table  func() *table.Table     // the one programmed, nil before there is one
+	owners *dataplane.OwnerIndex
 
-	mu     sync.Mutex
-	of     *table.Table // the one that owners indexes
-	owners *dataplane.Owners
+	mu     sync.Mutex // held while connections are read, so that reads are added in order
+	totals totals
 }
 
-// NewReader returns a Reader of what a has, whose Table is that of programmed.
-func NewReader(a dataplane.Applier, programmed func() *table.Table) *Reader {
-	r := &Reader{table: programmed}
+// NewReader returns a Reader of what a has, for the Service ports that owners has.
+func NewReader(a dataplane.Applier, owners *dataplane.OwnerIndex) *Reader {
+	r := &Reader{owners: owners}
 	r.served, _ = a.(dataplane.ServedCounter)
 	r.lost, _ = a.(dataplane.Counter)
 	return r
@@ -69,43 +66,37 @@ func NewReader(a dataplane.Applier, programmed func() *table.Table) *Reader {
 // CountsConnections reports whether the mode counts connections, not only what it refuses and drops.
 func (r *Reader) CountsConnections() bool { return r.served != nil }
 
-// Owners returns the Service ports by where clients send to; nil before the first Table is programmed.
-func (r *Reader) Owners() *dataplane.Owners {
-	t := r.table()
-	if t == nil {
-		return nil
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.of != t {
-		r.of, r.owners = t, dataplane.OwnersOf(t)
-	}
-	return r.owners
-}
+// Connections returns the connections of every port with some, sorted. They only grow as long as the port exists.
+func (r *Reader) Connections(ctx context.Context) ([]Port, error) { return r.read(ctx, nil) }
 
 // Ports returns the counts of every port with one, sorted. Destinations that no Service has any more are left out.
 func (r *Reader) Ports(ctx context.Context) ([]Port, error) {
+	if r.lost == nil {
+		return r.read(ctx, nil)
+	}
+	lost, err := r.lost.Drops(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return r.read(ctx, lost)
+}
+
+func (r *Reader) read(ctx context.Context, lost []dataplane.DropCount) ([]Port, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	var served []dataplane.ServedCount
-	var lost []dataplane.DropCount
-	var err error
 	if r.served != nil {
+		var err error
 		if served, err = r.served.Served(ctx); err != nil {
 			return nil, err
 		}
 	}
-	if r.lost != nil {
-		if lost, err = r.lost.Drops(ctx); err != nil {
-			return nil, err
-		}
-	}
-	if len(served)+len(lost) == 0 {
-		return []Port{}, nil
-	}
-	owners := r.Owners()
+	owners := r.owners.Owners()
 	if owners == nil {
 		return []Port{}, nil
 	}
-	return count(owners, served, lost), nil
+	r.totals.add(owners, served)
+	return ports(&r.totals, owners, lost), nil
 }
 
 // Report returns the counts as an answer.
@@ -117,43 +108,33 @@ func (r *Reader) Report(ctx context.Context) (*Report, error) {
 	return &Report{CountsConnections: r.CountsConnections(), Ports: ports}, nil
 }
 
-type portKey struct {
-	id       svc.PortName
-	protocol svc.Protocol
-}
-
-// count adds up what was counted by destination.
-func count(owners *dataplane.Owners, served []dataplane.ServedCount, lost []dataplane.DropCount) []Port {
-	ports := map[portKey]*Port{}
-	endpoints := map[portKey]map[string]uint64{}
-	at := func(id svc.PortName, p svc.Protocol) (*Port, map[string]uint64) {
-		k := portKey{id, p}
-		if ports[k] == nil {
-			ports[k] = &Port{Namespace: id.Namespace, Service: id.Name.Name, Port: id.Port, Protocol: p.String(), Endpoints: []Endpoint{}}
-			endpoints[k] = map[string]uint64{}
+// ports joins the connections with what was lost by destination.
+func ports(t *totals, owners *dataplane.Owners, lost []dataplane.DropCount) []Port {
+	all := map[portKey]*Port{}
+	at := func(k portKey) *Port {
+		if all[k] == nil {
+			all[k] = &Port{Namespace: k.id.Namespace, Service: k.id.Name.Name, Port: k.id.Port, Protocol: k.protocol.String(),
+				Endpoints: []Endpoint{}}
 		}
-		return ports[k], endpoints[k]
+		return all[k]
 	}
-	for _, c := range served {
-		if id, ok := owners.Of(c.Protocol, c.To); ok {
-			p, list := at(id, c.Protocol)
-			p.Connections += c.Connections
-			list[c.Endpoint.String()] += c.Connections
+	for k, n := range t.ports {
+		p := at(k)
+		p.Connections = n
+		for a, n := range t.endpoints[k] {
+			p.Endpoints = append(p.Endpoints, Endpoint{a.String(), n})
 		}
+		slices.SortFunc(p.Endpoints, func(a, b Endpoint) int { return strings.Compare(a.Address, b.Address) })
 	}
 	for _, c := range lost {
 		if id, ok := owners.Of(c.Protocol, c.To); ok {
-			p, _ := at(id, c.Protocol)
+			p := at(portKey{id, c.Protocol})
 			p.Refused += c.Rejected
 			p.Dropped += c.Dropped
 		}
 	}
-	out := make([]Port, 0, len(ports))
-	for k, p := range ports {
-		for a, n := range endpoints[k] {
-			p.Endpoints = append(p.Endpoints, Endpoint{a, n})
-		}
-		slices.SortFunc(p.Endpoints, func(a, b Endpoint) int { return strings.Compare(a.Address, b.Address) })
+	out := make([]Port, 0, len(all))
+	for _, p := range all {
 		out = append(out, *p)
 	}
 	slices.SortFunc(out, func(a, b Port) int { return a.Compare(&b) })

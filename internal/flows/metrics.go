@@ -3,6 +3,7 @@ package flows
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -24,9 +25,13 @@ type collector struct {
 	max    int
 
 	ports, endpoints *prometheus.Desc
-	// known are the series that were there at the last scrape: one that has begun stays while it has a count.
-	known chan map[[5]string]bool
+
+	mu              sync.Mutex // held during a scrape
+	byPort, byPlace series
 }
+
+// labels are those of an endpoint's series; without the last one they are those of its port's.
+type labels [5]string
 
 // NewCollector returns the metrics of connections, with MaxSeries at most of each.
 func NewCollector(r *Reader, log *slog.Logger) prometheus.Collector {
@@ -34,15 +39,14 @@ func NewCollector(r *Reader, log *slog.Logger) prometheus.Collector {
 }
 
 func newCollector(r *Reader, log *slog.Logger, limit int) *collector {
-	labels := []string{"namespace", "service", "port", "protocol"}
+	names := []string{"namespace", "service", "port", "protocol"}
 	c := &collector{
-		reader: r, log: log, max: limit, known: make(chan map[[5]string]bool, 1),
+		reader: r, log: log, max: limit,
 		ports: prometheus.NewDesc("fairlead_service_connections_total",
-			"Connections to a Service that this node sent to an endpoint.", labels, nil),
+			"Connections to a Service that this node sent to an endpoint.", names, nil),
 		endpoints: prometheus.NewDesc("fairlead_service_endpoint_connections_total",
-			"Connections to a Service that this node sent to an endpoint, by endpoint.", append(labels, "endpoint"), nil),
+			"Connections to a Service that this node sent to an endpoint, by endpoint.", append(names, "endpoint"), nil),
 	}
-	c.known <- map[[5]string]bool{}
 	return c
 }
 
@@ -56,53 +60,79 @@ func (c *collector) Describe(to chan<- *prometheus.Desc) {
 func (c *collector) Collect(to chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 	defer cancel()
-	ports, err := c.reader.Ports(ctx)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ports, err := c.reader.Connections(ctx)
 	if err != nil {
 		c.log.Warn("cannot read the counts of connections", "err", err)
 		return
 	}
-	values, each := map[[5]string]uint64{}, map[[5]string]uint64{}
+	values, each := map[labels]uint64{}, map[labels]uint64{}
 	for _, p := range ports {
-		if p.Connections == 0 {
-			continue
-		}
-		values[[5]string{p.Namespace, p.Service, p.Port, p.Protocol}] = p.Connections
+		values[labels{p.Namespace, p.Service, p.Port, p.Protocol}] = p.Connections
 		for _, e := range p.Endpoints {
-			each[[5]string{p.Namespace, p.Service, p.Port, p.Protocol, e.Address}] = e.Connections
+			each[labels{p.Namespace, p.Service, p.Port, p.Protocol, e.Address}] = e.Connections
 		}
 	}
-	before := <-c.known
-	now := map[[5]string]bool{}
-	for k, v := range bounded(values, before, now, c.max, func(k [5]string) [5]string { return [5]string{Rest, Rest, Rest, k[3]} }) {
+	for k, v := range c.byPort.update(values, c.max) {
 		to <- prometheus.MustNewConstMetric(c.ports, prometheus.CounterValue, float64(v), k[:4]...)
 	}
-	for k, v := range bounded(each, before, now, c.max, func(k [5]string) [5]string { return [5]string{Rest, Rest, Rest, k[3], Rest} }) {
+	for k, v := range c.byPlace.update(each, c.max) {
 		to <- prometheus.MustNewConstMetric(c.endpoints, prometheus.CounterValue, float64(v), k[:]...)
 	}
-	c.known <- now
 }
 
-// bounded returns limit values at most and the sums of the others by their rest. The ones that were known before stay; now gets
-// the ones with a series.
-func bounded(values map[[5]string]uint64, before, now map[[5]string]bool, limit int, rest func([5]string) [5]string) map[[5]string]uint64 {
-	out := make(map[[5]string]uint64, min(len(values), limit))
+// series bounds the series of a metric. One that has begun stays while it has a value; what others have more than at the scrape
+// before is added to the rest, which so never falls.
+type series struct {
+	own  map[labels]bool
+	last map[labels]uint64 // of those without a series of their own
+	rest map[labels]uint64
+}
+
+// rest is the series that k is in if it has none of its own.
+func (k labels) rest() labels {
+	r := labels{Rest, Rest, Rest, k[3]}
+	if k[4] != "" {
+		r[4] = Rest
+	}
+	return r
+}
+
+// update returns the series for values: limit at most, and the rest.
+func (s *series) update(values map[labels]uint64, limit int) map[labels]uint64 {
+	out, last := make(map[labels]uint64, min(len(values), limit)), map[labels]uint64{}
 	for k, v := range values {
-		if before[k] && len(out) < limit {
-			out[k], now[k] = v, true
+		if s.own[k] && len(out) < limit {
+			out[k] = v
 		}
 	}
-	sums := map[[5]string]uint64{}
 	for k, v := range values {
-		switch _, has := out[k]; {
-		case has:
-		case len(out) < limit:
-			out[k], now[k] = v, true
-		default:
-			sums[rest(k)] += v
+		if _, has := out[k]; !has && len(out) < limit {
+			out[k] = v
 		}
 	}
-	for k, v := range sums {
+	own := make(map[labels]bool, len(out))
+	for k := range out {
+		own[k] = true
+	}
+	if s.rest == nil {
+		s.rest = map[labels]uint64{}
+	}
+	for k, v := range values {
+		if own[k] {
+			continue
+		}
+		more := v
+		if before := s.last[k]; before <= v {
+			more -= before
+		}
+		s.rest[k.rest()] += more
+		last[k] = v
+	}
+	for k, v := range s.rest {
 		out[k] += v
 	}
+	s.own, s.last = own, last
 	return out
 }

@@ -9,14 +9,13 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/svc"
-	"github.com/fairlead/fairlead/internal/table"
 )
 
 // dropMetrics are the metrics of packets to Services that were rejected or
 // dropped. Their counters are read from the kernel on each scrape.
 type dropMetrics struct {
 	counter dataplane.Counter
-	table   func() *table.Table // the one programmed, nil before the first Apply
+	owners  *dataplane.OwnerIndex
 	log     *slog.Logger
 
 	rejected, dropped *prometheus.Desc
@@ -25,10 +24,10 @@ type dropMetrics struct {
 // dropTimeout bounds how long a scrape waits for the kernel.
 const dropTimeout = 5 * time.Second
 
-func newDropMetrics(c dataplane.Counter, t func() *table.Table, log *slog.Logger) *dropMetrics {
+func newDropMetrics(c dataplane.Counter, owners *dataplane.OwnerIndex, log *slog.Logger) *dropMetrics {
 	labels := []string{"namespace", "service", "port", "protocol"}
 	return &dropMetrics{
-		counter: c, table: t, log: log,
+		counter: c, owners: owners, log: log,
 		rejected: prometheus.NewDesc("fairlead_service_refused_packets_total",
 			"Packets to a Service that were rejected: the port has no endpoint, or the Service has no such port (port is empty).", labels, nil),
 		dropped: prometheus.NewDesc("fairlead_service_dropped_packets_total",
@@ -51,13 +50,15 @@ func (m *dropMetrics) Collect(to chan<- prometheus.Metric) {
 		m.log.Warn("cannot read the counts of rejected and dropped packets", "err", err)
 		return
 	}
-	t := m.table()
-	if t == nil || len(counts) == 0 {
+	if len(counts) == 0 {
+		return
+	}
+	owners := m.owners.Owners()
+	if owners == nil {
 		return
 	}
 	type sum struct{ rejected, dropped uint64 }
 	sums := map[dropLabels]sum{}
-	owners := dataplane.OwnersOf(t)
 	for _, c := range counts {
 		id, known := owners.Of(c.Protocol, c.To)
 		if !known {

@@ -35,7 +35,7 @@ func TestDropMetrics(t *testing.T) {
 		{Protocol: svc.TCP, To: ap("192.0.2.2:30080"), Dropped: 4},
 		{Protocol: svc.UDP, To: ap("10.96.0.1:80"), Rejected: 5},
 		{Protocol: svc.TCP, To: ap("10.96.0.99:80"), Rejected: 6},
-	}, func() *table.Table { return tab }, slog.New(slog.DiscardHandler)))
+	}, dataplane.NewOwnerIndex(func() *table.Table { return tab }), slog.New(slog.DiscardHandler)))
 	m.built(nil, tab, []table.Key{web.Key()})
 	page := httptest.NewRecorder()
 	m.handler().ServeHTTP(page, httptest.NewRequest("GET", "/metrics", nil))

@@ -40,6 +40,7 @@ type Proxy struct {
 	metrics *metrics
 	health  *proxyHealth
 	events  *recorder
+	owners  *dataplane.OwnerIndex
 
 	looks   chan look // asks the loop what the node has
 	history history
@@ -81,8 +82,9 @@ func New(opts Options) (*Proxy, error) {
 		taken:    &takenPorts{taken: opts.PortTaken},
 		looks:    make(chan look),
 	}
+	p.owners = dataplane.NewOwnerIndex(p.Table)
 	if c, ok := opts.Dataplane.(dataplane.Counter); ok {
-		p.metrics.registry.MustRegister(newDropMetrics(c, p.Table, opts.Log))
+		p.metrics.registry.MustRegister(newDropMetrics(c, p.owners, opts.Log))
 	}
 	if c, ok := opts.Dataplane.(dataplane.Carrier); ok {
 		p.metrics.registry.MustRegister(newCarried(c))
@@ -176,6 +178,9 @@ func (p *Proxy) Serving() bool {
 // Table returns the Table that is programmed, without the service ports that
 // were rejected; nil before the first Apply.
 func (p *Proxy) Table() *table.Table { return p.status.table.Load() }
+
+// OwnersOf returns the index of the Service ports in the Table of p, by where clients send to.
+func OwnersOf(p *Proxy) *dataplane.OwnerIndex { return p.owners }
 
 // Node returns this machine's Node as last seen, nil if there is none.
 func (p *Proxy) Node() *corev1.Node { return p.status.ownNode() }

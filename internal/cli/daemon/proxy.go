@@ -114,7 +114,7 @@ func (p *proxyCommand) serve(ctx context.Context, log *slog.Logger, client kuber
 	}
 	lifecycle.KeepHeapSmall()
 	opts.Progress = barrier.NewProgress(barrier.ProxyServices, barrier.ProxySlices)
-	part, proxy, err := parts.ProxyComponent(opts, false)
+	part, proxy, _, err := parts.ProxyComponent(opts, false)
 	if err != nil {
 		return err
 	}

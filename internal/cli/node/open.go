@@ -175,11 +175,10 @@ func (b *builder) openProxy(ctx context.Context) error {
 	}
 	opts.Collectors = []prometheus.Collector{b.pods}
 	opts.Progress = b.progress
-	b.proxyPart, b.proxy, err = parts.ProxyComponent(opts, b.NewNamespace)
+	b.proxyPart, b.proxy, b.counts, err = parts.ProxyComponent(opts, b.NewNamespace)
 	if err != nil {
 		return err
 	}
-	b.counts = flows.NewReader(opts.Dataplane, b.proxy.Table)
 	b.proxyPart.Ready = func(ctx context.Context) error { return parts.Programmed(ctx, b.Log, b.proxy.Status) }
 	return nil
 }

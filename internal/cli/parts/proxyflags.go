@@ -156,13 +156,14 @@ func (f *ProxyFlags) Open(
 // ProxyComponent runs a proxy and closes its dataplane; the rules stay in the
 // kernel. In a network namespace that is new there is nothing of other modes, which
 // an ordinary user may not even list (/proc/net/ip_tables_names belongs to root).
-func ProxyComponent(o proxy.Options, isNew bool) (lifecycle.Component, *proxy.Proxy, error) {
-	p, err := proxy.New(o)
-	if err != nil {
-		return lifecycle.Component{}, nil, err
+//
+// Counts are what the proxy's metrics have too.
+func ProxyComponent(o proxy.Options, isNew bool) (part lifecycle.Component, p *proxy.Proxy, counts *flows.Reader, err error) {
+	if p, err = proxy.New(o); err != nil {
+		return part, nil, nil, err
 	}
-	if r := flows.NewReader(o.Dataplane, p.Table); r.CountsConnections() {
-		p.Register(flows.NewCollector(r, o.Log))
+	if counts = flows.NewReader(o.Dataplane, proxy.OwnersOf(p)); counts.CountsConnections() {
+		p.Register(flows.NewCollector(counts, o.Log))
 	}
 	return lifecycle.Component{
 		Name: "proxy",
@@ -194,7 +195,7 @@ func ProxyComponent(o proxy.Options, isNew bool) (lifecycle.Component, *proxy.Pr
 			}()
 			return p.Run(ctx)
 		},
-	}, p, nil
+	}, p, counts, nil
 }
 
 // warnOfKubeProxy warns if a kube-proxy's rules are on this node: they translate

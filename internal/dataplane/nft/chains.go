@@ -85,10 +85,10 @@ func (l *layout) end(s *spec, list int, out []chainSpec) (string, []chainSpec) {
 		return name, append(out, chainSpec{name: name, rules: func() []nftables.Rule { return l.sticky(s.node, list, n, s.affinity) }})
 	case s.inTurn:
 		name := fmt.Sprintf("%sturn-%d-%s", s.prefix(list), n, s.own)
-		return name, append(out, chainSpec{name: name, rules: func() []nftables.Rule { return l.pick(s.node, list, n) }})
+		return name, append(out, chainSpec{name: name, rules: func() []nftables.Rule { return []nftables.Rule{l.pick(s.node, list, n)} }})
 	}
 	name := fmt.Sprintf("%spick-%d", s.prefix(list), n)
-	return name, append(out, chainSpec{name: name, rules: func() []nftables.Rule { return l.pick(s.node, list, n) }})
+	return name, append(out, chainSpec{name: name, rules: func() []nftables.Rule { return []nftables.Rule{l.pick(s.node, list, n)} }})
 }
 
 // number loads the slot of the endpoint to take.
@@ -105,59 +105,25 @@ func (l *layout) number(p *nftables.Program, to nftables.Reg, list, n int) strin
 	return text
 }
 
-// pick sends a connection to one of n endpoints, and counts it: by the first rule, or without a count by the second one if
-// there is no room for another count.
-func (l *layout) pick(node bool, list, n int) []nftables.Rule {
+// pick sends a connection to one of n endpoints.
+func (l *layout) pick(node bool, list, n int) nftables.Rule {
 	a := l.Regs()
-	plain, counted := l.Frontend(), l.countedPick(list, n)
-	endpoints, text, number := setEndpoints, l.FrontendText(), a+2
 	if node {
-		plain = new(nftables.Program).Meta(0, nftables.MetaL4Proto).Port(1, nftables.Destination)
-		endpoints, text, number = setNodeEndpoints, "meta l4proto . th dport", 2
-		counted = l.countedNodePick(list, n)
+		p := new(nftables.Program).Meta(0, nftables.MetaL4Proto).Port(1, nftables.Destination)
+		number := l.number(p, 2, list, n)
+		p.Map(setNodeEndpoints, 0, 0).DNAT(l.table.Family, 0, a)
+		return nftables.NewRule(p, "dnat %s to meta l4proto . th dport . %s map @node-endpoints", l.Word, number)
 	}
-	text = fmt.Sprintf("dnat %s to %s . %s map @%s", l.Word, text, l.number(plain, number, list, n), endpoints)
-	plain.Map(endpoints, 0, 0).DNAT(l.table.Family, 0, a)
-	return []nftables.Rule{
-		commented(counted, "counted in @%s: %s", servedSet(node, false), text),
-		nftables.NewRule(plain, "%s", text),
-	}
-}
-
-// What follows are the first rules of pick. nft(8) cannot print a key that has what a lookup found (see services), and takes
-// what is loaded first into a register for as wide as it was. So a wide load comes before the endpoint, which is written over
-// its end, and other words before what follows in the endpoint.
-
-// countedPick has in its registers the address of the frontend, the endpoint, the protocol and the port. Until the endpoint
-// is found, its key begins where the protocol comes to stand: IPv6 fills all 16 registers.
-func (l *layout) countedPick(list, n int) *nftables.Program {
-	a := l.Regs()
-	ep, key := a, 2*a+1
-	p := new(nftables.Program).Network(key, l.Destination, l.Len).Meta(key+a, nftables.MetaL4Proto).Port(key+a+1, nftables.Destination)
-	l.number(p, key+a+2, list, n)
-	if l.Len > 4 {
-		p.Network(ep+1, l.Source, l.Len-4)
-	}
-	p.Network(0, l.Destination, l.Len+4).Port(ep+a, nftables.Destination).Map(setEndpoints, key, ep)
-	p.Meta(key, nftables.MetaL4Proto).Port(key+1, nftables.Destination)
-	return count(p, setServed, 0).DNAT(l.table.Family, ep, ep+a)
-}
-
-// countedNodePick has in its registers 0, the endpoint, the protocol and the port.
-func (l *layout) countedNodePick(list, n int) *nftables.Program {
-	const ep = 1
-	a := l.Regs()
-	key := ep + a + 1
-	p := new(nftables.Program).Port(ep+a, nftables.Destination).Port(a, nftables.Destination).Value(0, make([]byte, min(4+l.Len, 16)))
-	p.Meta(key, nftables.MetaL4Proto).Port(key+1, nftables.Destination)
-	l.number(p, key+2, list, n)
-	return count(p.Map(setNodeEndpoints, key, ep), setNodeServed, 0).DNAT(l.table.Family, ep, ep+a)
+	p := l.Frontend()
+	number := l.number(p, a+2, list, n)
+	p.Map(setEndpoints, 0, 0).DNAT(l.table.Family, 0, a)
+	return nftables.NewRule(p, "dnat %s to %s . %s map @endpoints", l.Word, l.FrontendText(), number)
 }
 
 // sticky sends a connection where the client's last one went, if that endpoint
 // still serves the frontend, and renews the time; else to any endpoint, and
 // remembers it; else, if the memory is full, to any. A rule that finds nothing,
-// or no room, ends by itself. Each is there twice, with a count and, if that has no room, without.
+// or no room, ends by itself.
 //
 // The registers hold 0, endpoint, frontend, client, in IPv6 all 16 of them:
 // frontend and client are the key of the memory, endpoint and frontend that of
@@ -184,33 +150,19 @@ func (l *layout) sticky(node bool, list, n int, seconds uint32) []nftables.Rule 
 	toClient := func(p *nftables.Program) *nftables.Program {
 		return p.Value(0, nftables.Uint32(0)).Network(client, l.Source, l.Len)
 	}
-	counts, first := servedSet(node, true), ep
-	if node {
-		first = 0
+	known := toClient(load()).Map(memory, front, 0).InSet(serving, ep).Value(0, nftables.Uint32(0)).
+		Remember(memory, front, 0, ms).DNAT(l.table.Family, ep, ep+a)
+	fresh, full := load(), load()
+	number := l.number(fresh, client, list, n)
+	toClient(fresh.Map(endpoints, front, 0)).Forget(memory, front, 0).
+		Remember(memory, front, 0, ms).DNAT(l.table.Family, ep, ep+a)
+	l.number(full, client, list, n)
+	full.Map(endpoints, front, 0).DNAT(l.table.Family, ep, ep+a)
+	return []nftables.Rule{
+		commented(known, "a client in @%s whose endpoint is in @%s: there again, renewed for %ds", memory, serving, seconds),
+		commented(fresh, "other clients: %s in @%s, kept in @%s for %ds", number, endpoints, memory, seconds),
+		commented(full, "@%s is full: %s in @%s", memory, number, endpoints),
 	}
-	var rules []nftables.Rule
-	add := func(text string, make func() *nftables.Program) {
-		rules = append(rules,
-			commented(count(make().Value(0, nftables.Uint32(0)), counts, first).DNAT(l.table.Family, ep, ep+a), "%s, counted in @%s", text, counts),
-			commented(make().DNAT(l.table.Family, ep, ep+a), "%s", text))
-	}
-	add(fmt.Sprintf("a client in @%s whose endpoint is in @%s: there again, renewed for %ds", memory, serving, seconds),
-		func() *nftables.Program {
-			return toClient(load()).Map(memory, front, 0).InSet(serving, ep).Value(0, nftables.Uint32(0)).Remember(memory, front, 0, ms)
-		})
-	number := l.number(new(nftables.Program), client, list, n)
-	add(fmt.Sprintf("other clients: %s in @%s, kept in @%s for %ds", number, endpoints, memory, seconds),
-		func() *nftables.Program {
-			p := load()
-			l.number(p, client, list, n)
-			return toClient(p.Map(endpoints, front, 0)).Forget(memory, front, 0).Remember(memory, front, 0, ms)
-		})
-	add(fmt.Sprintf("@%s is full: %s in @%s", memory, number, endpoints), func() *nftables.Program {
-		p := load()
-		l.number(p, client, list, n)
-		return p.Map(endpoints, front, 0)
-	})
-	return rules
 }
 
 // masquerade marks connections on their way to another chain.

@@ -50,6 +50,8 @@ const (
 	chainLoopback    = "loopback"
 	chainServices    = "services"
 	chainUnserved    = "unserved"
+	chainServedIn    = "served-here"
+	chainServedOut   = "served-elsewhere"
 	chainRefuse      = "refuse"
 	chainDrop        = "discard"
 )
@@ -67,6 +69,9 @@ const (
 const (
 	priorityDstNAT = -100
 	prioritySrcNAT = 100
+	// priorityServed is before every chain that may translate a source: the first one that does is the last that the kernel
+	// asks for the connection.
+	priorityServed = 90
 	priorityFilter = 0
 	priorityRaw    = -300
 )
@@ -157,6 +162,8 @@ func (l *layout) base(set *dataplane.Settings) []chain {
 		{name: chainUnserved, rules: l.unserved(set.Services)},
 		{name: chainPrerouting, hook: nat(nftables.Prerouting, priorityDstNAT), rules: toServices},
 		{name: chainOutput, hook: nat(nftables.Output, priorityDstNAT), rules: toServices},
+		{name: chainServedIn, hook: nat(nftables.Input, priorityServed), rules: l.counting()},
+		{name: chainServedOut, hook: nat(nftables.Postrouting, priorityServed), rules: l.counting()},
 		{name: chainPostrouting, hook: nat(nftables.Postrouting, prioritySrcNAT), rules: l.postrouting(set.Localhost)},
 	}
 	if l.cfg.DropInvalid {

@@ -3,6 +3,7 @@ package nft
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -13,11 +14,10 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 )
 
-// The sets that count connections by endpoint and frontend, in the order in which rules have both in their registers.
+// The sets that count connections by endpoint and frontend.
 const (
-	setServed       = "served"
-	setStickyServed = "sticky-served"
-	setNodeServed   = "node-served"
+	setServed     = "served"
+	setNodeServed = "node-served"
 )
 
 const (
@@ -31,38 +31,56 @@ const (
 // servedSets are filled by the first packets of connections, so that their size follows what is in use, and no change of
 // a Service touches a counter.
 func servedSets(l *layout) []nftables.Set {
-	const proto, port, mark = nftables.TypeProto, nftables.TypePort, nftables.TypeMark
+	const proto, port = nftables.TypeProto, nftables.TypePort
 	a := l.Addr
 	return []nftables.Set{
-		{Name: setServed, Key: []nftables.Type{a, a, port, proto, port}, Dynamic: true, Size: servedSize,
-			Comment: "address of the frontend . endpoint . protocol . port : connections"},
-		{Name: setStickyServed, Key: []nftables.Type{a, port, a, proto, port}, Dynamic: true, Size: servedSize,
-			Comment: "endpoint . frontend with affinity : connections"},
-		{Name: setNodeServed, Key: []nftables.Type{mark, a, port, proto, port}, Dynamic: true, Size: servedSize,
-			Comment: "0 . endpoint . node port : connections"},
+		{Name: setServed, Key: []nftables.Type{a, port, a, proto, port}, Dynamic: true, Size: servedSize,
+			Comment: "endpoint . frontend : connections"},
+		{Name: setNodeServed, Key: []nftables.Type{a, port, proto, port}, Dynamic: true, Size: servedSize,
+			Comment: "endpoint . node port : connections"},
 	}
 }
 
-// count counts a connection by the registers from key on. A rule ends there if there is no room for another pair: the next one
-// must serve the connection without it.
-func count(p *nftables.Program, set string, key nftables.Reg) *nftables.Program {
-	return p.Count(set, key, uint64(servedLifetime.Milliseconds()))
-}
-
-func servedSet(node, sticky bool) string {
-	switch {
-	case node:
-		return setNodeServed
-	case sticky:
-		return setStickyServed
+// counting counts the connections that were sent to an endpoint, where they leave for it: a chain of NAT meets only the first
+// packet of a connection. Nothing is chosen any more there. A rule that counts ends if its set has no room for another pair,
+// and so must not be one that chooses: a second choice would prefer the endpoints that are counted.
+//
+// What others have translated is not of a frontend, and not counted.
+func (l *layout) counting() []nftables.Rule {
+	a := l.Regs()
+	other := new(nftables.Program).Conntrack(0, nftables.CtStatus).
+		Mask(0, nftables.Uint32(nftables.CtStatusDNAT), nftables.Uint32(0)).Equal(0, nftables.Uint32(0)).Return()
+	const lifetime = uint64(servedLifetime / time.Millisecond)
+	endpoint := func(p *nftables.Program) *nftables.Program {
+		return p.Network(0, l.Destination, l.Len).Port(a, nftables.Destination)
 	}
-	return setServed
+	address := func(p *nftables.Program, to nftables.Reg) *nftables.Program {
+		return nftables.OriginalAddress(p, l.table.Family, to)
+	}
+	port := func(p *nftables.Program, to nftables.Reg) *nftables.Program {
+		return nftables.OriginalPort(p.Meta(to, nftables.MetaL4Proto), to+1)
+	}
+	vip := address(endpoint(new(nftables.Program)), a+1)
+	port(vip, 2*a+1).Map(setVIPs, a+1, 2*a+3).Count(setServed, 0, lifetime).Return()
+	node := endpoint(address(new(nftables.Program), 0).InSet(setNodeAddresses, 0))
+	port(node, a+1).Map(setNodePorts, a+1, a+3).Count(setNodeServed, 0, lifetime).Return()
+	return []nftables.Rule{
+		nftables.NewRule(other, "ct status & dnat == 0 return"),
+		commented(vip, "a frontend in @vips: count the connection in @%s, return", setServed),
+		commented(node, "a node port in @node-ports: count the connection in @%s, return", setNodeServed),
+	}
 }
 
 // served reads the counts, by a connection of its own: others than the user of the Mode ask for them.
 type served struct {
 	mu   sync.Mutex
-	conn *nftables.Conn // nil after close
+	conn elems // nil after close
+}
+
+// elems is what served needs of nftables.Conn.
+type elems interface {
+	Elems(t nftables.Table, set string, begin func(), f func(nftables.Elem)) error
+	Close() error
 }
 
 func openServed() (*served, error) {
@@ -89,7 +107,7 @@ func (s *served) close() error {
 
 var _ dataplane.ServedCounter = (*Mode)(nil)
 
-// Served is dataplane.ServedCounter's. It reads three sets for each family, whatever the number of Services.
+// Served is dataplane.ServedCounter's. It reads two sets for each family, whatever the number of Services.
 func (m *Mode) Served(ctx context.Context) ([]dataplane.ServedCount, error) {
 	s := m.served
 	if s == nil {
@@ -106,16 +124,17 @@ func (m *Mode) Served(ctx context.Context) ([]dataplane.ServedCount, error) {
 			if err := ctx.Err(); err != nil {
 				return nil, err
 			}
-			from := len(out)
-			begin := func() { out = out[:from] }
-			err := s.conn.Elems(t.layout.table, set.Name, begin, func(e nftables.Elem) {
+			// The kernel may list an element twice while the set grows: the last one counts.
+			found := map[string]dataplane.ServedCount{}
+			err := s.conn.Elems(t.layout.table, set.Name, func() { clear(found) }, func(e nftables.Elem) {
 				if c, ok := servedCount(t.layout, &e, set.Name); ok {
-					out = append(out, c)
+					found[string(e.Key)] = c
 				}
 			})
 			if err != nil {
 				return nil, fmt.Errorf("nft %s: read the counts of connections: %w", t.layout.table, err)
 			}
+			out = slices.AppendSeq(out, maps.Values(found))
 		}
 	}
 	return out, nil
@@ -123,20 +142,17 @@ func (m *Mode) Served(ctx context.Context) ([]dataplane.ServedCount, error) {
 
 // servedCount reads an element of a set of counts.
 func servedCount(l *layout, e *nftables.Elem, set string) (c dataplane.ServedCount, ok bool) {
-	n := int(l.Len)
-	var ep, front []byte
-	switch want := 2*n + 12; {
-	case set == setNodeServed && len(e.Key) == n+16:
-		ep, front = e.Key[4:n+8], e.Key[n+8:]
-	case set == setStickyServed && len(e.Key) == want:
-		ep, front = e.Key[:n+4], e.Key[n+4:]
-	case set == setServed && len(e.Key) == want:
-		ep, front = e.Key[n:2*n+4], slices.Concat(e.Key[:n], e.Key[2*n+4:])
-	default:
+	n, node := int(l.Len), set == setNodeServed
+	want := 2*n + 12
+	if node {
+		want = n + 12
+	}
+	if len(e.Key) != want {
 		return c, false
 	}
+	ep, front := e.Key[:n+4], e.Key[n+4:]
 	at, ok := l.parseEndpoint(ep)
-	k, _, ok2 := tables.ParseKey(front, l.family, set == setNodeServed)
+	k, _, ok2 := tables.ParseKey(front, l.family, node)
 	if !ok || !ok2 {
 		return c, false
 	}

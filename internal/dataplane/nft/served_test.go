@@ -30,8 +30,8 @@ func countedOf(t *testing.T, p dataplane.Applier) map[string]uint64 {
 	return out
 }
 
-// Every connection is counted once for its frontend and endpoint, with and without affinity, of node ports too; a change
-// of endpoints changes no count, and nft(8) can print it all.
+// Every connection is counted once for its frontend and endpoint, with and without affinity, of node ports too, wherever its
+// client and its endpoint are; a change of endpoints changes no count, and nft(8) can print it all.
 func TestServed(t *testing.T) {
 	e := flows.NewEnv(t, create)
 	a, b := e.Host("a"), e.Host("b")
@@ -41,7 +41,7 @@ func TestServed(t *testing.T) {
 			if six {
 				at = h.Addr6()
 			}
-			out = append(out, table.Endpoint{Addr: netip.AddrPortFrom(at, 9376)})
+			out = append(out, table.Endpoint{Addr: netip.AddrPortFrom(at, 9376), Local: h != e.Node})
 		}
 		return out
 	}
@@ -56,14 +56,14 @@ func TestServed(t *testing.T) {
 				table.Frontend{Addr: vip4, Endpoints: both(false, hosts...)},
 				table.Frontend{Kind: table.NodePort, Addr: node, Endpoints: both(false, hosts...)}),
 			flows.Port("web", "", svc.IPv6, svc.TCP, table.Frontend{Addr: vip6, Endpoints: both(true, hosts...)}))
-		tab.NodePortAddrs = []netip.Addr{e.Node.Addr4()}
+		tab.NodePortAddrs = []netip.Addr{e.Node.Addr4(), netip.MustParseAddr("127.0.0.1")}
 		return tab
 	}
 	e.Apply(t, build(a, b), nil)
 	want := map[string]uint64{}
-	ask := func(to netip.AddrPort, as string, node bool) {
+	ask := func(client string, to netip.AddrPort, as string, node bool) {
 		t.Helper()
-		got, err := e.Host("c").Ask(t.Context(), svc.TCP, to)
+		got, err := e.Host(client).Ask(t.Context(), svc.TCP, to)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -76,14 +76,26 @@ func TestServed(t *testing.T) {
 	round := func(n int) {
 		t.Helper()
 		for range n {
-			ask(vip4, vip4.String(), false)
-			ask(vip6, vip6.String(), false)
-			ask(kept, kept.String(), false)
-			ask(flows.AP("[fd00:10:96::11]:80"), "[fd00:10:96::11]:80", false)
-			ask(netip.AddrPortFrom(e.Node.Addr4(), 30080), node.String(), true)
+			ask("c", vip4, vip4.String(), false)
+			ask("c", vip6, vip6.String(), false)
+			ask("c", kept, kept.String(), false)
+			ask("c", flows.AP("[fd00:10:96::11]:80"), "[fd00:10:96::11]:80", false)
+			ask("c", netip.AddrPortFrom(e.Node.Addr4(), 30080), node.String(), true)
 		}
 	}
 	round(8)
+	// Clients and endpoints on this node meet other hooks: a client of a pod, an endpoint of the node, both, and a node port at loopback.
+	e.Apply(t, build(e.Node), nil)
+	for _, client := range []string{"c", "node", "client"} {
+		ask(client, vip4, vip4.String(), false)
+		ask(client, kept, kept.String(), false)
+		ask(client, vip6, vip6.String(), false)
+		ask(client, netip.AddrPortFrom(e.Node.Addr4(), 30080), node.String(), true)
+	}
+	e.Apply(t, build(a), nil)
+	ask("node", vip4, vip4.String(), false)
+	ask("node", flows.AP("127.0.0.1:30080"), node.String(), true)
+	ask("a", vip4, vip4.String(), false)
 	e.Apply(t, build(b), nil)
 	round(3)
 	if got := countedOf(t, e.Dataplane); fmt.Sprint(got) != fmt.Sprint(want) {
@@ -96,8 +108,8 @@ func TestServed(t *testing.T) {
 	})
 }
 
-// Without room for another pair of endpoint and frontend, connections are served without a count, clients stay where they
-// are kept, and known pairs are counted further.
+// Without room for another pair of endpoint and frontend, connections are served without a count, as fairly as with one,
+// clients stay where they are kept, and known pairs are counted further.
 func TestServedWithoutRoom(t *testing.T) {
 	e := flows.NewEnv(t, create)
 	vip, kept := flows.AP("10.96.0.10:80"), flows.AP("10.96.0.11:80")
@@ -131,9 +143,19 @@ func TestServedWithoutRoom(t *testing.T) {
 			t.Errorf("the client was kept at %s, and is sent to %s", first, got)
 		}
 	}
-	use("a")
-	ask(vip, "a")
-	before[fmt.Sprintf("TCP %s > %s false", vip, netip.AddrPortFrom(e.Host("a").Addr4(), 9376))]++
+	// Of two endpoints of which one is counted, each gets its half: six standard deviations of 400 throws of a coin are 60.
+	use("a", "b")
+	const throws = 400
+	n := 0
+	for range throws {
+		if ask(vip, "ab") == "a" {
+			n++
+		}
+	}
+	if n < throws/2-60 || n > throws/2+60 {
+		t.Errorf("%d of %d connections went to the endpoint that is counted, want half of them", n, throws)
+	}
+	before[fmt.Sprintf("TCP %s > %s false", vip, netip.AddrPortFrom(e.Host("a").Addr4(), 9376))] += uint64(n)
 	if got := countedOf(t, e.Dataplane); fmt.Sprint(got) != fmt.Sprint(before) {
 		t.Errorf("%d pairs are counted, want %d, and only the known one further", len(got), len(before))
 	}
@@ -148,7 +170,7 @@ func fillServed(t *testing.T) {
 	}
 	defer func() { _ = k.Close() }()
 	l := newLayout(svc.IPv4, &Config{})
-	for _, set := range []string{setServed, setStickyServed} {
+	for set, size := range map[string]int{setServed: 20, setNodeServed: 16} {
 		have := 0
 		if err := k.Elems(l.table, set, func() { have = 0 }, func(nftables.Elem) { have++ }); err != nil {
 			t.Fatal(err)
@@ -157,12 +179,41 @@ func fillServed(t *testing.T) {
 			b := nftables.NewBatch()
 			for ; n < servedSize && b.Size() < k.MaxBatch()/2; n++ {
 				at := netip.AddrFrom4([4]byte{198, 18, byte(n >> 8), byte(n)})
-				key := bytes.Repeat(append(at.AsSlice(), 0, 80, 0, 0), 3)[:20]
+				key := bytes.Repeat(append(at.AsSlice(), 0, 80, 0, 0), 3)[:size]
 				b.AddElem(l.table, set, &nftables.Elem{Key: key, Timeout: uint64(time.Hour.Milliseconds())})
 			}
 			if err := k.Commit(b); err != nil {
 				t.Fatal(err)
 			}
 		}
+	}
+}
+
+// twice are sets that the kernel lists again from where it was, and with them elements that have been there.
+type twice struct{ l *layout }
+
+func (k twice) Elems(t nftables.Table, set string, begin func(), f func(nftables.Elem)) error {
+	if t != k.l.table || set != setServed {
+		return nil
+	}
+	key := []byte{10, 244, 1, 2, 0x24, 0xa0, 0, 0, 10, 96, 0, 10, 6, 0, 0, 0, 0, 80, 0, 0}
+	begin()
+	f(nftables.Elem{Key: key, Packets: 7})
+	begin()
+	f(nftables.Elem{Key: key, Packets: 8})
+	f(nftables.Elem{Key: key, Packets: 9})
+	return nil
+}
+
+func (twice) Close() error { return nil }
+
+// An element that is read twice is counted once, with what it had last.
+func TestServedListedTwice(t *testing.T) {
+	cfg := Config{}
+	l := newLayout(svc.IPv4, &cfg)
+	m := &Mode{targets: []*target{{layout: l}}, served: &served{conn: twice{l}}}
+	got, want := countedOf(t, m), map[string]uint64{"TCP 10.96.0.10:80 > 10.244.1.2:9376 false": 9}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("counted %v, want %v", got, want)
 	}
 }

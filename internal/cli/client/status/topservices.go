@@ -59,9 +59,10 @@ func newTopServices(g *base.Global) *cobra.Command {
 		Short: "Show the connections to Services, and the packets that reached no endpoint",
 		Long: `Show how many connections nodes have sent to the endpoints of each Service port, and how many
 packets they refused (no endpoint) or dropped (source ranges, policy Local). Nodes count in
-the kernel; a count begins again after a day without such packets, and after a restart of the
-machine. With --watch the column CONN/S is the rate since the report before. The server asks
-the nodes, which needs the right to get nodes/proxy. Only mode nft counts connections.`,
+the kernel. Connections of a port are added up while the agent runs; a count of packets begins
+again after a day without such packets. Endpoints that left the Service before the agent began
+are not counted. With --watch the column CONN/S is the rate since the report before. The server
+asks the nodes, which needs the right to get nodes/proxy. Only mode nft counts connections.`,
 		Example: `  fairlead top services
   fairlead top services -A --watch
   fairlead top services web -n shop -o json`,
