@@ -86,7 +86,8 @@ func TestReasonsWhenANodeEnds(t *testing.T) {
 func TestVotesWhileRoutersWithdraw(t *testing.T) {
 	a := netip.MustParseAddr("192.0.2.1")
 	s, now := aloneWith(t, a)
-	conn, err := wire.Listen("a", netip.MustParseAddrPort("127.0.0.1:0"), [][]byte{make([]byte, claim.KeyBytes)}, slog.New(slog.DiscardHandler))
+	keys := [][]byte{make([]byte, claim.KeyBytes)}
+	conn, err := wire.Listen("a", netip.MustParseAddrPort("127.0.0.1:0"), keys, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -60,7 +60,8 @@ func TestNodesThatAnnounceNothing(t *testing.T) {
 	}
 	_, got, _ := strings.Cut(out.String(), "node ")
 	want := "excluded announces nothing: it is cordoned\n" +
-		"node missing announces nothing: its speaker ended to be restarted, and has not returned\nnode none announces nothing: it has no speaker, or one with --lb-announce none\n"
+		"node missing announces nothing: its speaker ended to be restarted, and has not returned\n" +
+		"node none announces nothing: it has no speaker, or one with --lb-announce none\n"
 	if got != want {
 		t.Errorf("%s", out.String())
 	}
