@@ -52,21 +52,9 @@ func TestTakeOver(t *testing.T) {
 		owner = next
 	}
 
-	// A restart moves nothing.
-	begin := time.Now()
-	owner.Signal(syscall.SIGTERM)
-	if err := owner.Wait(); err != nil {
-		t.Errorf("SIGTERM: %v", err)
-	}
-	ended := time.Since(begin)
-	owner.start()
-	b.answers(a, owner, begin)
-	t.Logf("the process ended after %s, and answered again after %s", ended.Round(time.Millisecond), time.Since(begin).Round(time.Millisecond))
-	if claims := b.claimedByOthers(a, owner, begin); len(claims) > 0 {
-		t.Errorf("while it was restarted %v answered", claims)
-	}
+	owner = b.restartMovesNothing(a, owner)
 
-	begin = time.Now()
+	begin := time.Now()
 	owner.kill9()
 	took("kill -9", begin, expireWithin)
 	keeps(owner.start)

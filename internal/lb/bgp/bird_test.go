@@ -16,6 +16,7 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/bird"
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 var (
@@ -304,9 +305,6 @@ func TestGracefulRestart(t *testing.T) {
 	n.setPeers(p)
 	s.router.Routes(route4, n.Addr4())
 	s.router.Routes("198.51.100.8/32", n.Addr4())
-	watch := s.router.Command(t.Context(), "ip", "monitor", "route")
-	var changes strings.Builder
-	watch.Stdout = &changes
 	noticed := func() error {
 		if out := s.router.Ask("show", "protocols", "n1"); !strings.Contains(out, "Active") && !strings.Contains(out, "Connect") {
 			return errors.New(out)
@@ -321,7 +319,8 @@ func TestGracefulRestart(t *testing.T) {
 		}
 	}
 	again := startNode(t, n.Host)
-	again.announce(vip4, vip6)
+	ended := netip.MustParseAddr("198.51.100.9")
+	again.announce(vip4, vip6, ended)
 	again.setPeers(p)
 	s.router.Routes("198.51.100.8/32")
 	s.router.Routes(route4, n.Addr4())
@@ -329,11 +328,19 @@ func TestGracefulRestart(t *testing.T) {
 	// It was not the end of the restart time that removed the one.
 	again.Says("peer router: Established")
 
-	// A planned restart is no end: not one route is withdrawn, and none is changed by the next process.
-	if err := watch.Start(); err != nil {
-		t.Fatal(err)
-	}
-	again.order(order{Restart: true})
+	// A planned restart is no end: only what is no longer announced is withdrawn, and nothing is changed by the next process.
+	s.router.Routes("198.51.100.9/32", n.Addr4())
+	watch := process.Start(t, s.router.Command(context.Background(), "ip", "monitor", "route"))
+	testbed.Until(t, "the monitor to print a change", func() error { // it begins to listen at some time
+		for _, do := range []string{"add", "del"} {
+			process.Output(t, s.router.Command(t.Context(), "ip", "route", do, "blackhole", "192.0.2.99/32"))
+		}
+		if !strings.Contains(watch.Log(), "Deleted blackhole 192.0.2.99") {
+			return errors.New("it does not")
+		}
+		return nil
+	})
+	again.order(order{Withdraw: []netip.Addr{ended}, Restart: true})
 	again.Says("restarting")
 	if err := again.Wait(); err != nil {
 		t.Error(err)
@@ -348,9 +355,14 @@ func TestGracefulRestart(t *testing.T) {
 	third.announce(vip4, vip6)
 	third.setPeers(p)
 	third.Says("peer router: Established")
-	_ = watch.Process.Kill()
-	_ = watch.Wait()
-	if text := changes.String(); strings.Contains(text, "Deleted") {
+	watch.Kill()
+	deleted := 0
+	for line := range strings.Lines(watch.Log()) {
+		if strings.HasPrefix(line, "Deleted") && !strings.Contains(line, "192.0.2.99") {
+			deleted++
+		}
+	}
+	if text := watch.Log(); deleted != 1 || !strings.Contains(text, "Deleted "+ended.String()+" ") {
 		t.Errorf("the router's routes changed:\n%s", text)
 	}
 	s.router.Routes(route4, n.Addr4())

@@ -2,12 +2,15 @@ package bgp
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	wire "github.com/osrg/gobgp/v4/pkg/packet/bgp"
@@ -72,12 +75,7 @@ func (c *connection) run() error {
 		case <-s.ctx.Done():
 			return c.goodbye(incoming)
 		case <-s.wake:
-			changed := s.takeDirty()
-			prefixes := make([]netip.Prefix, 0, len(changed))
-			for p := range changed {
-				prefixes = append(prefixes, p)
-			}
-			err = c.announce(prefixes)
+			err = c.announce(slices.Collect(maps.Keys(s.takeDirty())))
 		case f := <-refresh:
 			if wanted[f] = true; soon == nil {
 				soon = time.After(time.Until(last.Add(refreshPeriod)))
@@ -268,12 +266,11 @@ func (c *connection) again(f wire.Family) error {
 
 // goodbye withdraws everything and ends the session, and waits until the router has
 // closed its end: it has then worked on the withdrawals. A router that keeps the routes over a
-// restart is told nothing.
+// restart is told what has changed, and no more.
 func (c *connection) goodbye(incoming chan ending) error {
 	s := c.session
 	if c.terms.restarts && s.returns.Load() {
-		incoming <- ending{} // there is nothing to wait for
-		return s.ctx.Err()
+		return cmp.Or(c.announce(slices.Collect(maps.Keys(s.takeDirty()))), s.ctx.Err())
 	}
 	s.mu.Lock()
 	subcode := s.subcode

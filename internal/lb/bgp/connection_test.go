@@ -87,6 +87,31 @@ func TestGoodbyeToADeafRouter(t *testing.T) {
 	})
 }
 
+// A router that keeps routes over a restart is told of those that have just ended, and the end does not wait for what the
+// reader has found.
+func TestGoodbyeBeforeARestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, router := testConnection(t)
+		gone := netip.MustParsePrefix("192.0.2.1/32")
+		c.sent[gone] = ""
+		c.terms.restarts = true
+		c.session.returns.Store(true)
+		c.session.mark(c.session.announcer.table.withdraw(gone.Addr()))
+		c.session.cancel()
+		incoming, told := make(chan ending, 1), make(chan uint8, 1)
+		incoming <- ending{}
+		go func() {
+			kind, _, _ := readMessage(router)
+			told <- kind
+		}()
+		_ = c.goodbye(incoming)
+		_ = c.conn.Close()
+		if kind := <-told; kind != wire.BGP_MSG_UPDATE || len(c.sent) > 0 {
+			t.Errorf("message of type %d, and the router has %v", kind, c.sent)
+		}
+	})
+}
+
 // No OPEN ends the process, whatever is in it.
 func FuzzAgree(f *testing.F) {
 	p := Peer{LocalASN: 64512, PeerASN: 64513, HoldTime: DefaultHoldTime, GracefulRestart: true, RestartTime: time.Minute}

@@ -110,17 +110,13 @@ func (u *Unused) done(err error, spans map[span]bool) {
 	}
 }
 
-// Leave leaves the table as it is, for the next process.
-func (u *Unused) Leave() error {
-	if u.conn == nil {
-		return nil
-	}
-	return u.conn.Close()
-}
-
 // Close removes the table.
 func (u *Unused) Close() error {
-	return errors.Join(u.Leave(), nftables.RemoveTable(unusedTable))
+	var err error
+	if u.conn != nil {
+		err = u.conn.Close()
+	}
+	return errors.Join(err, nftables.RemoveTable(unusedTable))
 }
 
 func (f family) networks() string { return "networks-" + f.name }

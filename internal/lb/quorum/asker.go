@@ -368,7 +368,12 @@ func (a *asker) wake(now time.Duration) {
 	}
 	for addr := range a.backoff {
 		k := a.keys[addr]
-		k.again = min(k.again, at+time.Duration(a.random()%uint64(wakeWithin)))
+		k.again, k.tries = min(k.again, at+time.Duration(a.random()%uint64(wakeWithin))), 0
+	}
+	for addr := range a.refused { // by a message that may be older than the news
+		if k := a.keys[addr]; k != nil {
+			k.tries = 0
+		}
 	}
 }
 

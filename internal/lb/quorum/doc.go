@@ -61,7 +61,7 @@ const (
 	// for good. A voter's notice that addresses are free ends it (wakeWithin).
 	giveUp     = 3 * retry
 	maxBackoff = 500 * time.Millisecond
-	maxDoubled = 3
+	maxDoubled = 6
 	// wakeWithin is the random time in which a speaker asks again after a notice. All
 	// that wait get it at the same moment.
 	wakeWithin = 50 * time.Millisecond

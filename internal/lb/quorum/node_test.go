@@ -155,6 +155,35 @@ func TestEndAfterRestart(t *testing.T) {
 	}
 }
 
+// A speaker that waits for addresses which others keep asks for each a few times in a minute, and still takes over at once.
+func TestWaitingIsQuiet(t *testing.T) {
+	for seed := range uint64(5) {
+		s := newSimulation(t, seed, 3, 20)
+		s.run(6 * time.Second)
+		m := s.machines[0]
+		s.kill(m)
+		s.run(s.now + 3*time.Second)
+		s.start(m)
+		s.run(s.now + time.Minute)
+		waits := 0
+		for _, k := range s.keys {
+			if m.node.Wants(k) && !m.node.Holds(s.local(m), k) {
+				waits++
+			}
+		}
+		const minutes, most = 2, 40 // changes of what it asks for, five for each time that it asks
+		before := m.node.asker.version
+		s.run(s.now + minutes*time.Minute)
+		if n := m.node.asker.version - before; waits == 0 || n > uint64(waits*minutes*most) {
+			t.Errorf("seed %d: %d changes in %d minutes for %d addresses, want at most %d for each and minute", seed, n, minutes, waits, most)
+		}
+		s.kill(s.machines[1])
+		if gap := s.longest(4 * time.Second); gap > 2*time.Second || s.broken != "" {
+			t.Errorf("seed %d: addresses without a holder for %s; %s", seed, gap, s.broken)
+		}
+	}
+}
+
 // A process that ends in order leaves its name to the next at once, and an end that is late ends nothing else.
 func TestEndOfSession(t *testing.T) {
 	random := uint64(100)

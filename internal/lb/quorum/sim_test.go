@@ -63,13 +63,17 @@ type machine struct {
 	ending bool
 	// returning are the addresses that it held when it ended to be restarted; the next life asks for them at once.
 	returning []netip.Addr
-	// started is the true time of its start, cold are addresses that it took soon after it, from no other that it knew of.
+	// started is the true time of its start, cold are addresses that it took within coldFor after it, from no other that it knew
+	// of. They are cold for as long.
 	started time.Duration
 	cold    map[netip.Addr]bool
 	// reported is the list that it has confirmed, as its Speaker object has it: that
 	// outlives the process.
 	reported List
 }
+
+// coldFor is the time after a speaker's start in which it gives addresses to those that should have them.
+const coldFor = 3 * time.Second
 
 type simulation struct {
 	t        *testing.T
@@ -310,7 +314,7 @@ func (s *simulation) decide(m *machine) {
 		}
 		if mine {
 			old := Owner(k, before, nil)
-			m.cold[k] = s.now-m.started < 3*time.Second && (old == "" || old == m.name)
+			m.cold[k] = s.now-m.started < coldFor && (old == "" || old == m.name)
 			add = append(add, k)
 		} else {
 			remove = append(remove, k)
@@ -323,7 +327,7 @@ func (s *simulation) decide(m *machine) {
 
 // keeps reports whether m keeps an address that another one should have.
 func (s *simulation) keeps(m *machine, k netip.Addr) bool {
-	return !m.cold[k] && m.node.Keeps(s.local(m), k)
+	return !(m.cold[k] && s.now-m.started < coldFor) && m.node.Keeps(s.local(m), k)
 }
 
 // guests gives up the addresses that m neither keeps nor should have.

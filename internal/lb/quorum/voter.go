@@ -64,7 +64,7 @@ func (v *voter) request(now time.Duration, from string, m *Message) (r *Message,
 		return nil, notify // of an earlier session, which gets no offer that would replace a later one
 	case m.End:
 		freed := v.leave(now, s, min(time.Duration(m.UpTo)*time.Millisecond, MaxAway))
-		return nil, append(notify, v.changed(now, freed)...)
+		return nil, append(notify, v.changed(now, freed, nil)...)
 	case s == nil && (m.Session == 0 || m.Session != v.offers[from]):
 		// Never the number of an earlier offer: a process that has died since may have
 		// used it in requests that are still on their way.
@@ -87,7 +87,7 @@ func (v *voter) request(now time.Duration, from string, m *Message) (r *Message,
 	}
 	freed := v.update(s, m, r)
 	r.Session, r.Confirmed, r.Promised = s.number, s.confirmed, true
-	notify = append(notify, v.changed(now, freed)...)
+	notify = append(notify, v.changed(now, freed, s)...)
 	if r.View = v.viewVersion; m.View != v.viewVersion {
 		if v.packed == nil {
 			v.packed = packMembers(v.view)
@@ -148,7 +148,7 @@ func (v *voter) expire(now time.Duration) []string {
 			delete(v.away, name)
 		}
 	}
-	return v.changed(now, freed)
+	return v.changed(now, freed, nil)
 }
 
 // drop forgets a session, and reports whether addresses became free.
@@ -186,8 +186,8 @@ func (v *voter) leave(now time.Duration, s *session, keep time.Duration) (freed 
 }
 
 // changed returns whom to notify: all speakers if the view has changed, else the speakers
-// that wait for an address if some were freed.
-func (v *voter) changed(now time.Duration, freed bool) (notify []string) {
+// that wait for an address if some were freed, but for the one that has freed them: it does not wait for these.
+func (v *voter) changed(now time.Duration, freed bool, by *session) (notify []string) {
 	for _, s := range v.sessions {
 		visible := s.attrs != "" && now < s.heardAt+Promise
 		v.dirty = v.dirty || visible != s.visible
@@ -199,7 +199,7 @@ func (v *voter) changed(now time.Duration, freed bool) (notify []string) {
 		return nil
 	}
 	for _, name := range slices.Sorted(maps.Keys(v.sessions)) {
-		if s := v.sessions[name]; all || s.waits {
+		if s := v.sessions[name]; all || s.waits && s != by {
 			s.waits = false
 			notify = append(notify, name)
 		}

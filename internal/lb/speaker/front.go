@@ -41,12 +41,24 @@ type forwarding struct {
 
 // has reports whether the node forwards connections to an address, as far as the speaker can know.
 func (f *forwarding) has(a *address) bool {
-	if slices.ContainsFunc(a.services, func(n svc.Name) bool { return !f.front.Ready(n) }) {
-		return false
-	}
-	if slices.ContainsFunc(a.services, f.front.Serves) || f.programmed == nil {
-		return true
-	}
-	family := svc.FamilyOf(a.addr)
-	return slices.ContainsFunc(a.ports, func(p svc.PortName) bool { return f.programmed(p, family, a.addr) })
+	return f.ready(a) && (f.assumed(a) || slices.ContainsFunc(a.ports, func(p svc.PortName) bool { return f.port(p, a.addr) }))
+}
+
+// hasAll reports whether it does so for every port of the address's Services.
+func (f *forwarding) hasAll(a *address) bool {
+	return f.ready(a) && (f.assumed(a) || !slices.ContainsFunc(a.ports, func(p svc.PortName) bool { return !f.port(p, a.addr) }))
+}
+
+// ready reports whether the proxied way lets an address be announced.
+func (f *forwarding) ready(a *address) bool {
+	return !slices.ContainsFunc(a.services, func(n svc.Name) bool { return !f.front.Ready(n) })
+}
+
+// assumed reports whether the speaker cannot ask the proxy for an address, or need not.
+func (f *forwarding) assumed(a *address) bool {
+	return f.programmed == nil || slices.ContainsFunc(a.services, f.front.Serves)
+}
+
+func (f *forwarding) port(p svc.PortName, addr netip.Addr) bool {
+	return f.programmed(p, svc.FamilyOf(addr), addr)
 }

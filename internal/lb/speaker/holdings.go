@@ -87,7 +87,7 @@ type ownership struct {
 	taken      bool      // by the announcer, which begins to answer after a probe
 	interfaces []string  // with which it was taken
 	announced  time.Time // zero while it is not answered for
-	// early is true if no other node had the address, as far as the speaker knew, which had just begun.
+	// early is true if no other node had the address, as far as the speaker knew, which had just begun. It counts for evenPeriod.
 	early bool
 }
 
@@ -212,8 +212,8 @@ func (h *holdings) want(a *address) {
 
 // keeps reports whether this node keeps an address that another one should have: it changes hands when its node fails.
 func (h *holdings) keeps(addr netip.Addr) bool {
-	o := h.since[addr]
-	return o != nil && !o.early && h.now() >= h.spread && h.node.Keeps(h.now(), addr)
+	o, now := h.since[addr], h.now()
+	return o != nil && !(o.early && now-h.began < evenPeriod) && now >= h.spread && h.node.Keeps(now, addr)
 }
 
 // lostGuests returns guests that are held no longer.
@@ -226,10 +226,11 @@ func (h *holdings) lostGuests() (out []address) {
 	return out
 }
 
-// lastOf records in what waits that a node no longer announces: it may get what that node had.
+// lastOf records in what waits that a node no longer announces: it may get what that node had. No node had a new address.
 func (h *holdings) lastOf(gone string) {
 	for addr := range h.waiting {
-		if o := h.since[addr]; !o.taken {
+		o := h.since[addr]
+		if a := h.known.one(addr); !o.taken && !(o.reason == newAddress && a.fresh) {
 			o.reason, o.early = fmt.Sprintf("node %s no longer announces", gone), false
 		}
 	}

@@ -121,6 +121,15 @@ func (r *routing) statusOf(status *v1.SpeakerStatus) {
 	}
 }
 
+// withdraw withdraws the routes of addresses.
+func (r *routing) withdraw(which func(netip.Addr) bool) {
+	for a := range r.since {
+		if which(a) {
+			r.routes.Withdraw(a)
+		}
+	}
+}
+
 // close withdraws all routes and returns when the routers have taken that. If another process returns soon, routers with
 // graceful restart keep them.
 func (r *routing) close(ctx context.Context, returns bool) {

@@ -23,7 +23,6 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/announce"
 	"github.com/fairlead/fairlead/internal/lb/bgp"
 	"github.com/fairlead/fairlead/internal/lb/claim"
-	"github.com/fairlead/fairlead/internal/lb/filter"
 	"github.com/fairlead/fairlead/internal/lb/quorum"
 	"github.com/fairlead/fairlead/internal/lb/routes"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
@@ -83,7 +82,7 @@ type Speaker struct {
 	links    *links
 	holdings *holdings
 	routing  routing
-	unused   unused
+	unused   *unused
 	members  []quorum.Member
 	// membersKnown is true once a majority of the voters was heard: without members, no
 	// node may announce.
@@ -138,9 +137,7 @@ func New(o Options) (*Speaker, error) {
 		name: o.NodeName, known: s.known, forwards: s.forwards, log: o.Log, changed: s.status.poke,
 		began: time.Now(), since: map[netip.Addr]time.Time{}, unprogrammed: map[netip.Addr]struct{}{},
 	}
-	s.unused = unused{
-		filter: filter.NewUnused(s.known.wake.Set), known: s.known, forwards: s.forwards, log: o.Log, waiting: map[netip.Addr]struct{}{},
-	}
+	s.unused = newUnused(s.known, s.forwards, o.Log)
 	if o.Announce != v1.AnnounceNone {
 		s.routing.routes = routes.New(routes.Options{
 			Client: o.Client, LB: o.LB, Node: o.NodeName, Peers: o.BGPPeers, Log: o.Log, Events: o.Events, Changed: s.known.wake.Set,
@@ -180,6 +177,7 @@ func (s *Speaker) Run(ctx context.Context) error {
 	running.Go(func() { s.health.run(inner, s.o.Healthy, s.known.wake.Set) })
 	s.known.follow(inner, &running, s.o.Client, s.o.LB)
 	running.Go(func() { s.o.Front.Run(inner) })
+	running.Go(func() { s.unused.run(inner) })
 	if r := s.routing.routes; r != nil {
 		running.Go(func() { r.Run(inner) })
 	}
@@ -256,15 +254,12 @@ func (s *Speaker) loop(ctx, inner context.Context, end func()) {
 }
 
 // returns reports whether the process is restarted, as far as is known, so that its addresses need not move. A node that is
-// drained or shut down is left for good.
+// drained or shut down is left for good. While the API server is away the next process waits for it, so that others take over.
 func (s *Speaker) returns(ctx context.Context) bool {
-	node, _ := s.known.own()
 	limited, cancel := context.WithTimeout(ctx, releaseTimeout)
 	defer cancel()
-	if now, err := s.o.Client.CoreV1().Nodes().Get(limited, s.o.NodeName, metav1.GetOptions{}); err == nil {
-		node = now // it may have been cordoned a moment ago
-	}
-	return s.excluded(node) == "" && !departs(node) && (s.o.Leaving == nil || !s.o.Leaving(ctx))
+	node, err := s.o.Client.CoreV1().Nodes().Get(limited, s.o.NodeName, metav1.GetOptions{}) // it may have been cordoned a moment ago
+	return err == nil && s.excluded(node) == "" && !departs(node) && (s.o.Leaving == nil || !s.o.Leaving(ctx))
 }
 
 // departs reports whether a Node is about to end: it is cordoned, or reports that it is not ready, as a kubelet does before
@@ -288,9 +283,11 @@ func (s *Speaker) mayEnd(returns bool) bool {
 func (s *Speaker) release(ctx context.Context, returns bool) {
 	begin := time.Now()
 	needed := s.node.HasWitness() && s.node.Replaceable(s.o.Now())
+	if returns {
+		s.routing.withdraw(s.proxied) // a router that keeps routes over the restart must not keep these
+	}
 	withdrawn := make(chan struct{})
 	go func() { defer close(withdrawn); s.routing.close(ctx, returns) }()
-	defer func() { <-withdrawn }()
 	lost := func(a netip.Addr) bool { return !returns || s.proxied(a) }
 	s.holdings.drop(lost)
 	s.votes.change(func(now time.Duration) {
@@ -305,19 +302,7 @@ func (s *Speaker) release(ctx context.Context, returns bool) {
 	linger := func() bool {
 		return needed && !(s.votes.witness.HandedOver() && len(s.node.Reached(s.o.Now())) == len(s.node.List().Voters))
 	}
-	for over := false; !over && (linger() || !s.node.Released(s.o.Now())); {
-		timer := time.NewTimer(max(0, s.node.Next()-s.o.Now()))
-		select {
-		case <-deadline.Done():
-			over = true
-		case r := <-s.votes.wire.In():
-			s.votes.receive(r)
-		case <-timer.C:
-			s.votes.change(s.node.Tick)
-		}
-		timer.Stop()
-	}
-	<-withdrawn
+	s.voteOn(withdrawn, deadline.Done(), func() bool { return linger() || !s.node.Released(s.o.Now()) })
 	released := s.node.Released(s.o.Now())
 	away := time.Duration(0)
 	if returns {
@@ -333,11 +318,28 @@ func (s *Speaker) release(ctx context.Context, returns bool) {
 	} else {
 		s.log.Warn("other speakers did not confirm that this one ends; they take over after a second")
 	}
-	s.unused.close(returns)
 	s.reportEnd(away)
 	limited, cancel := context.WithTimeout(ctx, time.Second) // the API server may be away
 	defer cancel()
 	_ = s.status.flush(limited, s.o.LB, s.o.NodeName)
+}
+
+// voteOn takes part in the votes until withdrawn is closed, and while waits returns true, for which deadline is the end.
+func (s *Speaker) voteOn(withdrawn, deadline <-chan struct{}, waits func() bool) {
+	for withdrawn != nil || deadline != nil && waits() {
+		timer := time.NewTimer(max(0, s.node.Next()-s.o.Now()))
+		select {
+		case <-withdrawn:
+			withdrawn = nil
+		case <-deadline:
+			deadline = nil
+		case r := <-s.votes.wire.In():
+			s.votes.receive(r)
+		case <-timer.C:
+			s.votes.change(s.node.Tick)
+		}
+		timer.Stop()
+	}
 }
 
 // proxied reports whether an address has a Service of the proxied way, whose connections end with this process.

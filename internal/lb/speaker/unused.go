@@ -1,23 +1,60 @@
 package speaker
 
 import (
+	"context"
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/lb/filter"
+	"github.com/fairlead/fairlead/internal/loop"
 )
 
-// unused has this node refuse packets to addresses of load balancers that are for no Service. Only the loop uses it.
+// unused has this node refuse packets to addresses of load balancers that are for no Service. The loop decides, and run writes:
+// a transaction of nf_tables waits for those of other programs, up to 30 s, and the loop has promises to keep.
 type unused struct {
-	filter   *filter.Unused
 	known    *Known
 	forwards *forwarding
 	log      *slog.Logger
 	// waiting are addresses that the node does not forward to yet: a port of theirs that soon is a Service's is not refused.
-	waiting map[netip.Addr]struct{}
-	failed  string
+	// refused are the others. Only the loop uses both.
+	waiting, refused map[netip.Addr]struct{}
+
+	wake     loop.Signal // there is something to write
+	mu       sync.Mutex
+	changes  map[netip.Addr]bool // addresses to add or remove
+	networks []netip.Prefix
+
+	// run is the only user of what follows.
+
+	rules  unusedRules
+	failed string
+}
+
+// unusedRules are the rules in the kernel, of filter.Unused.
+type unusedRules interface {
+	Add(netip.Addr)
+	Delete(netip.Addr)
+	Write(networks []netip.Prefix) error
+	Close() error
+}
+
+// unusedRetry is the time between two tries to write the rules.
+const unusedRetry = 5 * time.Second
+
+// newUnused returns an unused without addresses. The first thing that run does is to remove what a process that was killed
+// has left.
+func newUnused(known *Known, forwards *forwarding, log *slog.Logger) *unused {
+	u := &unused{
+		known: known, forwards: forwards, log: log, waiting: map[netip.Addr]struct{}{}, refused: map[netip.Addr]struct{}{},
+		wake: loop.NewSignal(), changes: map[netip.Addr]bool{},
+	}
+	u.rules = filter.NewUnused(u.wake.Set)
+	u.wake.Set()
+	return u
 }
 
 // set follows the changed addresses, and the networks that are announced as a whole, but for networks of the node itself.
@@ -32,8 +69,75 @@ func (u *unused) set(changed []address, networks []netip.Prefix, links []link.In
 	networks = slices.DeleteFunc(networks, func(p netip.Prefix) bool {
 		return slices.ContainsFunc(links, func(l link.Interface) bool { return slices.ContainsFunc(l.Networks, p.Overlaps) })
 	})
+	slices.SortFunc(networks, netip.Prefix.Compare)
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if !slices.Equal(networks, u.networks) {
+		u.networks = networks
+		u.wake.Set()
+	}
+}
+
+func (u *unused) setOne(a *address) {
+	waits := len(a.services) > 0 && (!u.forwards.hasAll(a) || u.forwards.programmed == nil && a.fresh)
+	delete(u.waiting, a.addr)
+	if waits {
+		u.waiting[a.addr] = struct{}{}
+	}
+	refuse := len(a.services) > 0 && !waits
+	if _, refused := u.refused[a.addr]; refused == refuse {
+		return
+	}
+	delete(u.refused, a.addr)
+	if refuse {
+		u.refused[a.addr] = struct{}{}
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.changes[a.addr] = refuse
+	u.wake.Set()
+}
+
+// run writes the rules until ctx ends, and removes them then: another process may begin with other addresses, or none.
+func (u *unused) run(ctx context.Context) {
+	defer func() {
+		if err := u.rules.Close(); err != nil {
+			u.log.Warn("cannot remove the rules for unused ports of load balancers", "err", err)
+		}
+	}()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-u.wake:
+		}
+		if u.write() {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(unusedRetry):
+			u.wake.Set()
+		}
+	}
+}
+
+// write writes what has changed, and reports whether it could.
+func (u *unused) write() bool {
+	u.mu.Lock()
+	changes, networks := u.changes, u.networks
+	u.changes = map[netip.Addr]bool{}
+	u.mu.Unlock()
+	for addr, refuse := range changes {
+		if refuse {
+			u.rules.Add(addr)
+		} else {
+			u.rules.Delete(addr)
+		}
+	}
 	failure := ""
-	if err := u.filter.Write(networks); err != nil {
+	if err := u.rules.Write(networks); err != nil {
 		failure = err.Error()
 	}
 	if failure != "" && failure != u.failed {
@@ -41,29 +145,5 @@ func (u *unused) set(changed []address, networks []netip.Prefix, links []link.In
 			"err", failure)
 	}
 	u.failed = failure
-}
-
-func (u *unused) setOne(a *address) {
-	delete(u.waiting, a.addr)
-	switch {
-	case len(a.services) == 0:
-		u.filter.Delete(a.addr)
-	case !u.forwards.has(a), u.forwards.programmed == nil && a.fresh:
-		u.waiting[a.addr] = struct{}{}
-	default:
-		u.filter.Add(a.addr)
-	}
-}
-
-// close ends it. The rules of a process that is restarted stay.
-func (u *unused) close(restarts bool) {
-	var err error
-	if restarts {
-		err = u.filter.Leave()
-	} else {
-		err = u.filter.Close()
-	}
-	if err != nil {
-		u.log.Warn("cannot remove the rules for unused ports of load balancers", "err", err)
-	}
+	return failure == ""
 }

@@ -50,7 +50,7 @@ type SpeakerStatus struct {
 	// Builds that do not report it may not report Interfaces either.
 	Announce string `json:"announce,omitempty"`
 	// ReturnBy is until when a speaker that has ended to be restarted promises to be back. Until then the others keep its
-	// addresses for it, and its next process begins with Addresses.
+	// addresses for it, and its next process begins with Addresses. Later it announces nothing, whatever Addresses has.
 	ReturnBy *metav1.MicroTime `json:"returnBy,omitempty"`
 	// Endpoints are where other speakers reach this one, as ip:port, UDP.
 	Endpoints []string `json:"endpoints,omitempty"`

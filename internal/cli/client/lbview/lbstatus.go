@@ -227,6 +227,8 @@ func idleNodes(speakers []v1.Speaker, nodes map[string]bool) (out []lbIdleNode) 
 		case nodes[s.Name]:
 		case s.Status.Announce == v1.AnnounceNone:
 			out = append(out, lbIdleNode{s.Name, "--lb-announce none"})
+		case missing(&s.Status):
+			out = append(out, lbIdleNode{s.Name, "its speaker ended to be restarted, and has not returned"})
 		case !s.Status.Eligible && len(s.Status.Addresses) == 0:
 			out = append(out, lbIdleNode{s.Name, cmp.Or(s.Status.Reason, "it is not eligible")})
 		}
@@ -255,15 +257,20 @@ func silentNodes(ctx context.Context, client kubernetes.Interface) map[string]bo
 	return silent
 }
 
+// missing reports whether a speaker ended to be restarted, and is not back in time: nothing but its next process takes back what
+// it has announced.
+func missing(s *v1.SpeakerStatus) bool { return s.ReturnBy != nil && time.Now().After(s.ReturnBy.Time) }
+
 // ownersOf returns who announces each address, as the speakers have last reported. A speaker that
-// died could not take that back: of several that answer ARP or NDP the one that began last
+// died could not take that back, nor could one that did not return: of several that answer ARP or NDP the one that began last
 // counts.
 func ownersOf(speakers []v1.Speaker, silent map[string]bool) map[string][]lbOwner {
 	owners := map[string][]lbOwner{}
 	for _, s := range speakers {
 		for _, a := range s.Status.Addresses {
 			owners[a.Address] = append(owners[a.Address],
-				lbOwner{Node: s.Name, Via: a.Via, Interface: a.Interface, Since: a.Since.Time, Reason: a.Reason, Stale: silent[s.Name]})
+				lbOwner{Node: s.Name, Via: a.Via, Interface: a.Interface, Since: a.Since.Time, Reason: a.Reason,
+					Stale: silent[s.Name] || missing(&s.Status)})
 		}
 	}
 	for _, list := range owners {

@@ -16,12 +16,17 @@ func TestStaleOwners(t *testing.T) {
 		return v1.Speaker{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1.SpeakerStatus{Addresses: []v1.AnnouncedAddress{
 			{Address: address, Via: via, Since: metav1.NewMicroTime(time.Unix(since, 0))}}}}
 	}
+	returns := func(s v1.Speaker, within time.Duration) v1.Speaker {
+		s.Status.ReturnBy = new(metav1.NewMicroTime(time.Now().Add(within)))
+		return s
+	}
 	owners := ownersOf([]v1.Speaker{
 		speaker("dead", "192.0.2.1", "arp", 1), speaker("alive", "192.0.2.1", "arp", 2),
 		speaker("r1", "192.0.2.2", "bgp", 1), speaker("r2", "192.0.2.2", "bgp", 2), speaker("silent", "192.0.2.2", "bgp", 3),
-		speaker("silent", "2001:db8::1", "ndp", 1),
+		speaker("silent", "2001:db8::1", "ndp", 1), returns(speaker("restarts", "192.0.2.3", "arp", 1), time.Hour),
+		returns(speaker("gone", "192.0.2.4", "arp", 1), -time.Second), returns(speaker("gone", "192.0.2.2", "bgp", 1), -time.Second),
 	}, map[string]bool{"silent": true})
-	want := map[string]bool{"dead": true, "alive": false, "r1": false, "r2": false, "silent": true}
+	want := map[string]bool{"restarts": false, "gone": true, "dead": true, "alive": false, "r1": false, "r2": false, "silent": true}
 	seen := 0
 	for _, list := range owners {
 		for _, o := range list {
@@ -31,8 +36,8 @@ func TestStaleOwners(t *testing.T) {
 			}
 		}
 	}
-	if seen != 6 {
-		t.Errorf("%d owners, want 6", seen)
+	if seen != 9 {
+		t.Errorf("%d owners, want 9", seen)
 	}
 }
 
@@ -46,13 +51,17 @@ func TestNodesThatAnnounceNothing(t *testing.T) {
 		speaker("announces", v1.SpeakerStatus{Eligible: true, Announce: "arp"}), speaker("dead", v1.SpeakerStatus{}),
 		speaker("excluded", v1.SpeakerStatus{Announce: "arp", Reason: "it is cordoned"}),
 		speaker("leaves", v1.SpeakerStatus{Announce: "arp", Addresses: []v1.AnnouncedAddress{{Address: "192.0.2.1"}}}),
+		speaker("missing", v1.SpeakerStatus{Announce: "arp", Addresses: []v1.AnnouncedAddress{{Address: "192.0.2.2"}},
+			ReturnBy: new(metav1.NewMicroTime(time.Now().Add(-time.Second)))}),
 	}, map[string]bool{"announces": false, "dead": true, "excluded": false, "gone": true, "none": false})
 	var out strings.Builder
 	if err := r.print(&out); err != nil {
 		t.Fatal(err)
 	}
 	_, got, _ := strings.Cut(out.String(), "node ")
-	want := "excluded announces nothing: it is cordoned\nnode none announces nothing: it has no speaker, or one with --lb-announce none\n"
+	want := "excluded announces nothing: it is cordoned\n" +
+		"node missing announces nothing: its speaker ended to be restarted, and has not returned\n" +
+		"node none announces nothing: it has no speaker, or one with --lb-announce none\n"
 	if got != want {
 		t.Errorf("%s", out.String())
 	}
