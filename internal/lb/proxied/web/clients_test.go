@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -16,6 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 const lbClientAuth = "fairlead.dev/lb-client-auth"
@@ -223,11 +225,20 @@ func TestUnacknowledged(t *testing.T) {
 		}
 		_, _ = io.Copy(io.Discard, q.Body)
 	}))
-	kept := func() string {
-		r.engine.kept.mu.Lock()
-		defer r.engine.kept.mu.Unlock()
-		d, err := socket.UserTimeout(r.engine.kept.newest.tcp)
-		return fmt.Sprint(d, err)
+	wants := func(when string) { // the connection of the last request is kept after the client has its answer
+		t.Helper()
+		testbed.Until(t, "a kept connection with its time-out "+when, func() error {
+			r.engine.kept.mu.Lock()
+			defer r.engine.kept.mu.Unlock()
+			if r.engine.kept.newest == nil {
+				return errors.New("none is kept")
+			}
+			d, err := socket.UserTimeout(r.engine.kept.newest.tcp)
+			if err == nil && d != unacknowledged {
+				err = fmt.Errorf("%v, want %v", d, unacknowledged)
+			}
+			return err
+		})
 	}
 	client := r.Client()
 	get := func() {
@@ -236,10 +247,7 @@ func TestUnacknowledged(t *testing.T) {
 		_ = answer.Body.Close()
 	}
 	get()
-	get() // the connection of the first one is kept by now
-	if got, want := kept(), fmt.Sprint(unacknowledged, nil); got != want {
-		t.Errorf("%s, want %s", got, want)
-	}
+	wants("after a request")
 	body, to := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
@@ -271,10 +279,7 @@ func TestUnacknowledged(t *testing.T) {
 	close(goOn)
 	r.Must(to.Close())
 	r.Must(<-done)
-	get()
-	if got, want := kept(), fmt.Sprint(unacknowledged, nil); got != want {
-		t.Errorf("after an upload: %s, want %s", got, want)
-	}
+	wants("after an upload")
 }
 
 // A port of http sends its clients to the one of https; no Pod has the request.
