@@ -100,10 +100,14 @@ func (f *Front) addSets(o *Objects, g *gwv1.Gateway, secrets *secretSet) {
 				Name: e.Name, Hostname: e.Hostname, Port: e.Port, Protocol: e.Protocol, TLS: e.TLS, AllowedRoutes: e.AllowedRoutes,
 			}, secrets))
 		}
-		for _, l := range out.listeners {
-			if len(f.listeners)+len(out.listeners) > maxListeners {
+		if len(f.listeners)+len(out.listeners) > maxListeners { // not compared either: the bound is of work, too
+			for _, l := range out.listeners {
 				l.refuse(gwv1.ListenerConditionReason(gwv1.ListenerEntryReasonTooManyListeners), "the Gateway has too many listeners")
 			}
+			out.accept()
+			continue
+		}
+		for _, l := range out.listeners {
 			l.giveWay(f.listeners)
 		}
 		compareAll(out.listeners)

@@ -202,7 +202,8 @@ func TestCertificatesOfListenerSets(t *testing.T) {
 	}
 }
 
-// The listeners of a Gateway are bounded, and the oldest ListenerSets keep theirs.
+// The listeners of a Gateway are bounded, and the oldest ListenerSets keep theirs; one that does not fit leaves the room to smaller
+// ones.
 func TestTooManyListeners(t *testing.T) {
 	o := objects(t, openGateway)
 	for i := range 20 {
@@ -221,5 +222,13 @@ func TestTooManyListeners(t *testing.T) {
 	}
 	if got := conditionOf(first.Conditions, "Accepted"); got != "True Accepted" {
 		t.Error(got)
+	}
+	for n, s := range objects(t, strings.TrimPrefix(set("b/z", "{name: l, port: 80, protocol: HTTP}"), "\n---")).Sets {
+		o.Sets[n] = s
+	}
+	f = BuildGateway(o, svc.Name{Namespace: "default", Name: "g"}, nil)
+	small := f.SetStatus(svc.Name{Namespace: "b", Name: "z"}, "")
+	if got := conditionOf(small.Conditions, "Accepted"); got != "True Accepted" || len(f.listeners) > maxListeners {
+		t.Errorf("a small one after one that does not fit is %s; %d listeners are compared", got, len(f.listeners))
 	}
 }
