@@ -80,6 +80,14 @@ func (f *frontDoor) streams() {
 	}
 	f.streamStatuses()
 	f.permission(vip)
+	f.must(f.api.Gateways("default").Delete(f.Context(), "wires", metav1.DeleteOptions{}))
+	testbed.Until(f, "the status of a ListenerSet whose Gateway has gone", func() error {
+		s, err := f.api.Sets("default").Get(f.Context(), "team", metav1.GetOptions{})
+		if c := apimeta.FindStatusCondition(s.Status.Conditions, "Programmed"); err == nil && (c == nil || c.Reason != "ParentNotAccepted") {
+			err = fmt.Errorf("Programmed is %+v", c)
+		}
+		return err
+	})
 }
 
 // permission lets ListenerSets of another namespace attach, and takes that back.

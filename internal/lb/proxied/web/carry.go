@@ -348,13 +348,19 @@ func (x *exchange) waited() error {
 
 // hasLeft reports whether the client has closed the connection.
 func (c *clientConn) hasLeft() bool {
-	switch t := c.Conn.(type) {
-	case *net.TCPConn:
-		return socket.Ended(t)
-	case *stream.Limited:
-		return socket.Ended(t.TCPConn)
+	conn := c.Conn
+	for {
+		switch t := conn.(type) {
+		case *net.TCPConn:
+			return socket.Ended(t)
+		case *stream.Limited:
+			return socket.Ended(t.TCPConn)
+		case interface{ Unwrap() stream.Conn }: // what was read of it says nothing about its end
+			conn = t.Unwrap()
+		default:
+			return false
+		}
 	}
-	return false
 }
 
 // answer passes the answer on. waits reports whether the client still waits to be asked for its body.
