@@ -79,6 +79,18 @@ func TestClientCertificates(t *testing.T) {
 				return c
 			}
 			none := map[string]string{"require": "none", "optional": "200 "}[auth]
+			garbage := r.Dial() // no certificate is to blame for this failure
+			_, err := io.WriteString(garbage, "GET / HTTP/1.1\r\n\r\n")
+			r.Must(err)
+			_, _ = io.Copy(io.Discard, garbage)
+			const rejected = `fairlead_lb_rejected_total{namespace="default",reason="client-certificate",service="web"} `
+			if text := r.metrics(); strings.Contains(text, rejected) { // 0 is not shown
+				t.Errorf("HTTP/2 %t, %s: plain text counts as a missing certificate: %s", second, auth, text)
+			}
+			if none == "none" {
+				ask(with())
+				r.shows(rejected + "some")
+			}
 			kept := with(good)
 			for what, c := range map[string]struct{ got, want string }{
 				"none": {ask(with()), none}, "right": {ask(kept), "200 X-Client-Subject=[CN=alice] "}, "wrong": {ask(with(bad)), "none"},
@@ -87,6 +99,7 @@ func TestClientCertificates(t *testing.T) {
 					t.Errorf("HTTP/2 %t, %s, %s: %q, want %q", second, auth, what, c.got, c.want)
 				}
 			}
+			r.shows(rejected + "some")
 			r.service.ClientRoots = pool(badPEM)
 			r.set(pod)
 			if got := ask(kept); !strings.HasPrefix(got, "421 ") && got != "none" {
