@@ -26,17 +26,18 @@ func isAlibaba(key string) bool {
 }
 
 const (
-	noClientCA = "clients need no certificate; use " + lbPrefix + "client-ca"
-	noACL      = "everybody may connect whom spec.loadBalancerSourceRanges admits: write the list there"
+	noClientCA  = "without " + lbPrefix + "client-ca, clients would need no certificate: the Service is not served"
+	noACLStatus = "with on, and no spec.loadBalancerSourceRanges, everybody could connect: the Service is not served"
+	noACL       = "everybody may connect whom spec.loadBalancerSourceRanges admits: write the list there"
 )
 
 // aclOf returns an annotation of Alibaba's access control lists, which do not exist here. It is never silent about who may
-// connect.
+// connect: see finishAlibaba.
 func aclOf(key string) Annotation { return later(key, "any", FieldSourceRanges, noACL) }
 
 // aclStatus is aclOf for the one that turns the list on.
 func aclStatus(key string) Annotation {
-	a := aclOf(key)
+	a := later(key, "any", FieldSourceRanges, noACLStatus)
 	a.Values = "on, off"
 	warn := a.read
 	a.read = func(r *reader, v string) error {
@@ -44,12 +45,44 @@ func aclStatus(key string) Annotation {
 		case "on":
 			return warn(r, v)
 		case "off":
+			r.aclOff = true
 			r.same(FieldSourceRanges, "all")
 			return nil
 		}
 		return fmt.Errorf("%q is neither on nor off", shorten(v))
 	}
 	return a
+}
+
+// finishAlibaba decides about what restricts clients by means that do not exist here. Unless the Service restricts them by ours,
+// it is not served: everybody could connect.
+func (r *reader) finishAlibaba() {
+	for i := range r.Findings {
+		f := &r.Findings[i]
+		if f.State != NotYet || !isAlibaba(f.Annotation) {
+			continue
+		}
+		wrong := func(field Field, why string) {
+			f.State, f.Field, f.Text = Invalid, field, fmt.Sprintf("annotation %s: %s", f.Annotation, why)
+		}
+		needless := func(because string) {
+			f.State, f.Text = Meaningless, "accepted; has no meaning here because "+because
+		}
+		_, name, _ := strings.Cut(f.Annotation, "-loadbalancer-")
+		list, authority := strings.HasPrefix(name, "acl-"), strings.HasPrefix(name, "cacert")
+		switch {
+		case list && len(r.service.SourceRanges) > 0:
+			needless("spec.loadBalancerSourceRanges says who may connect")
+		case list && r.aclOff && name != "acl-status":
+			needless("the access control list is off")
+		case name == "acl-status":
+			wrong(FieldSourceRanges, noACLStatus)
+		case authority && r.Spec.Clients.Authority != "":
+			needless(lbPrefix + "client-ca says which certificates clients need")
+		case authority:
+			wrong(FieldClientCA, noClientCA)
+		}
+	}
 }
 
 // alibabaCertificates returns the annotation with the identifier of a certificate. Those have a "_", which no name of a Secret has.
@@ -135,7 +168,7 @@ func alibabaAnnotations(prefix string) []Annotation {
 			func(s *Spec, on bool) { s.ALPN = []string{"http/1.1", "http/1.0"} }),
 	}
 	out = append(out, noted(noVSwitch, "vswitch-id", "slb-network-type", "master-zoneid", "slave-zoneid", "zone-maps", "security-group-ids",
-		"resource-group-id", "external-ip-type", "vgroup-port")...)
+		"resource-group-id", "external-ip-type", "vgroup-port", "network-type")...)
 	out = append(out, noted(noBilling, "charge-type", "instance-charge-type", "spec", "bandwidth-package-id")...)
 	out = append(out, noted("the load balancer is the Service's own and goes with it", "name", "delete-protection", "modification-protection",
 		"force-override-listeners")...)

@@ -114,6 +114,9 @@ func (r *reader) finishClients() {
 	case r.Spec.Headers.ClientCertificate == "":
 		r.Spec.Headers.ClientCertificate = defaultClientField
 	}
+	if !has(func(l Listener) bool { return l.Protocol != UDP && l.Protocol != SCTP }) {
+		wrong(FieldClientConns, "no port is of TCP: sessions of UDP have no such bound")
+	}
 	if !has(isHTTP) {
 		wrong(FieldClientRequests, "no port is of http or https: there are no requests in other protocols")
 		for i, f := range r.Findings {

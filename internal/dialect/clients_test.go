@@ -6,19 +6,31 @@ import (
 	"testing"
 )
 
-// The examples of Alibaba's document, as they are printed there, are applied; what fairlead does not do is a Warning.
+// Annotations as in the usage document of Alibaba's controller
+// (https://github.com/kubernetes/cloud-provider-alibaba-cloud/blob/master/docs/usage.md), by the numbers of its examples, and some
+// more are applied. What fairlead does not do is a Warning; what restricts clients by means that fairlead has not is served only if
+// the Service restricts them by others.
 func TestExamplesOfAlibaba(t *testing.T) {
 	for _, prefix := range []string{beta + "alibaba-cloud-loadbalancer-", beta + "alicloud-loadbalancer-"} {
 		for name, c := range map[string]struct {
 			pairs []string
-			warns string // keys with a Warning
-			check func(*Spec) bool
+			warns string           // keys with a Warning
+			check func(*Spec) bool // nil if the Service is not served
 		}{
-			"TCP health checks": {[]string{"health-check-flag", "on", "health-check-type", "tcp", "health-check-connect-timeout", "8",
-				"healthy-threshold", "4", "unhealthy-threshold", "4", "health-check-interval", "3"}, "",
+			"15": {[]string{"address-type", "intranet", "network-type", "vpc"}, "", func(s *Spec) bool { return s.Internal }},
+			"17 a": {[]string{"health-check-type", "tcp", "health-check-connect-timeout", "8", "healthy-threshold", "4",
+				"unhealthy-threshold", "4", "health-check-interval", "3"}, "",
 				func(s *Spec) bool {
 					return s.Health.Timeout == 8e9 && s.Health.Interval == 3e9 && s.Health.Healthy == 4
 				}},
+			"17 b": {[]string{"health-check-flag", "on", "health-check-type", "http", "health-check-uri", "/test/index.html",
+				"healthy-threshold", "4", "unhealthy-threshold", "4", "health-check-timeout", "10", "health-check-interval", "3",
+				"protocol-port", "http:80"}, "",
+				func(s *Spec) bool { return s.Health.Timeout == 10e9 && s.Health.Path == "/test/index.html" }},
+			"19": {[]string{"acl-status", "on", "acl-id", "acl-x", "acl-type", "white"}, "acl-id acl-status acl-type", nil},
+			"21": {[]string{"protocol-port", "https:443,http:80", "cert-id", "web", "forward-port", "80:443"}, "",
+				func(s *Spec) bool { return s.Listeners[0].Redirect == 443 && s.Listeners[1].Redirect == 0 }},
+
 			"HTTP health checks": {[]string{"protocol-port", "http:80", "health-check-flag", "on", "health-check-type", "http",
 				"health-check-uri", "/test/index.html", "healthy-threshold", "4", "unhealthy-threshold", "4", "health-check-timeout", "10",
 				"health-check-interval", "3", "health-check-domain", "www.example.com", "health-check-method", "head"}, "",
@@ -30,15 +42,13 @@ func TestExamplesOfAlibaba(t *testing.T) {
 				func(s *Spec) bool {
 					return slices.Equal(s.Certificates, []string{"123456-cn-hangzhou"}) && s.Listeners[1].Protocol == HTTPS
 				}},
-			"redirect": {[]string{"protocol-port", "https:443,http:80", "cert-id", "web", "forward-port", "80:443"}, "",
-				func(s *Spec) bool { return s.Listeners[0].Redirect == 443 && s.Listeners[1].Redirect == 0 }},
-			"access control list": {[]string{"acl-status", "on", "acl-id", "acl-x", "acl-type", "white"}, "acl-id acl-status acl-type",
-				func(s *Spec) bool { return len(s.SourceRanges) == 0 }},
-			"no access control list": {[]string{"acl-status", "off"}, "", func(*Spec) bool { return true }},
+			"no access control list": {[]string{"acl-status", "off", "acl-id", "acl-x", "acl-type", "white"}, "",
+				func(*Spec) bool { return true }},
 			"time-outs": {[]string{"protocol-port", "http:80", "idle-timeout", "30", "request-timeout", "60"}, "",
 				func(s *Spec) bool { return s.IdleTimeout == 30e9 && s.RequestTimeout == 60e9 }},
-			"host name":           {[]string{"hostname", "www.example.com"}, "", func(*Spec) bool { return true }},
-			"client certificates": {[]string{"cacert-id", "1_2"}, "cacert-id", func(*Spec) bool { return true }},
+			"host name":                {[]string{"hostname", "www.example.com"}, "", func(*Spec) bool { return true }},
+			"client certificates":      {[]string{"cacert-id", "1_2"}, "cacert-id", nil},
+			"client certificates, too": {[]string{"protocol-port", "http:80,https:443", "cert-id", "web", "cacert", "on"}, "cacert", nil},
 			"checks of the address": {[]string{"protocol-port", "http:80", "health-check-type", "http", "health-check-domain", "$_ip"}, "",
 				func(s *Spec) bool { return s.Health.Host == "" }},
 		} {
@@ -54,9 +64,21 @@ func TestExamplesOfAlibaba(t *testing.T) {
 				}
 			}
 			slices.Sort(warns)
-			if got := strings.Join(slices.Compact(warns), " "); got != c.warns || r.Invalid() || !c.check(&r.Spec) {
-				t.Errorf("%s: Warnings %q, want %q; %+v", name, got, c.warns, r.Findings)
+			got := strings.Join(slices.Compact(warns), " ")
+			if got != c.warns || r.Invalid() != (c.check == nil) || c.check != nil && !c.check(&r.Spec) || c.check == nil && r.Way != Proxied {
+				t.Errorf("%s: Warnings %q, want %q; %s, %+v", name, got, c.warns, r.Way, r.Findings)
 			}
+		}
+		restricted := web(prefix+"acl-status", "on", prefix+"acl-id", "acl-x", prefix+"protocol-port", "https:443,https:80", prefix+"cert-id",
+			"web", prefix+"cacert-id", "1_2", lbPrefix+"client-ca", "secret/ca")
+		restricted.SourceRanges = []string{"192.0.2.0/24"}
+		if r := Read(restricted); slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.State.IsWarning() }) {
+			t.Errorf("restricted by the Service: %+v", r.Findings)
+		}
+		mixed := web(prefix+"acl-status", "on")
+		mixed.Ports = append(mixed.Ports, Port{"s", 90, "SCTP"})
+		if r := Read(mixed); !r.Invalid() || r.Way != Proxied {
+			t.Errorf("with a port of SCTP it takes the way %s: %+v", r.Way, r.Findings)
 		}
 	}
 }
@@ -79,6 +101,10 @@ func TestRedirects(t *testing.T) {
 		if r.Invalid() != (want == 0) || r.Spec.Listeners[0].Redirect != want || r.Way != Proxied {
 			t.Errorf("%s: %d, %+v", value, r.Spec.Listeners[0].Redirect, r.Findings)
 		}
+	}
+	two := Read(web(lbPrefix+"protocol", "80=http,443=https", LBTLSSecrets, "web", key, "7=8,5=6,9=10,3=4")).Wrong()
+	if !strings.Contains(two, "want a port 3 of") {
+		t.Errorf("of several wrong ones the first is told: %s", two)
 	}
 	if r := Read(web(lbPrefix+"protocol", "tcp", key, "80=443")); !r.Invalid() || r.Way != Proxied {
 		t.Errorf("without http: %s, %+v", r.Way, r.Findings)
@@ -131,6 +157,19 @@ func TestClientsAndEjection(t *testing.T) {
 		if strings.HasPrefix(c.key, "client-") && c.wrong == "" && r.Way != Proxied {
 			t.Errorf("%s takes no effect in the direct way", c.key)
 		}
+	}
+}
+
+// A bound of connections is none for UDP.
+func TestConnectionsOfUDP(t *testing.T) {
+	s := web(lbPrefix+"client-connections", "10")
+	s.Ports = []Port{{"dns", 53, "UDP"}}
+	if r := Read(s); !strings.Contains(r.Wrong(), "no port is of TCP") {
+		t.Errorf("%+v", r.Findings)
+	}
+	s.Ports = append(s.Ports, Port{"dns-tcp", 53, "TCP"})
+	if r := Read(s); r.Invalid() {
+		t.Errorf("with a port of TCP: %+v", r.Findings)
 	}
 }
 

@@ -38,6 +38,9 @@ func (a *Annotation) effect() string {
 	}
 	var does []string
 	instead := ""
+	if a.Later != "" {
+		instead = "; *not yet*: " + a.Later
+	}
 	for _, f := range a.Sets {
 		does = append(does, string(f))
 		if !f.IsBuilt() && instead == "" {

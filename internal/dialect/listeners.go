@@ -2,6 +2,7 @@ package dialect
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -98,6 +99,7 @@ func (r *reader) finish() {
 	r.finishBackendTLS()
 	r.finishClients()
 	r.finishRedirects()
+	r.finishAlibaba()
 	r.chooseWay()
 	r.judge()
 }
@@ -162,8 +164,9 @@ const (
 	drainTimeout   = 300
 )
 
-// checkHealth rejects a timeout that is not less than the interval (behaviour 134). That is AWS's rule; Alibaba's documents have
-// examples with 8 seconds each 3, and a check that is due while one waits follows at once.
+// checkHealth rejects a timeout that is not less than the interval (behaviour 134). That is AWS's rule; the usage document of
+// Alibaba's controller (https://github.com/kubernetes/cloud-provider-alibaba-cloud/blob/master/docs/usage.md) has 8 seconds each 3,
+// and a check that is due while one waits follows at once.
 func (r *reader) checkHealth() {
 	h := &r.Spec.Health
 	t, i := r.Origins[FieldHealthTimeout], r.Origins[FieldHealthInterval]
@@ -289,12 +292,14 @@ func (r *reader) chooseWay() {
 			wants(f, s.Sticky.Cookie)
 		}
 	}
-	// What was meant to change the bytes themselves must not be carried without that because it is
+	// What was meant to change the bytes themselves, or who may connect, must not be carried without that because it is
 	// mistyped: in the proxied way nothing is served until it is right.
+	closed := r.changesBytes()
 	for _, f := range r.Findings {
 		isEssential := func(f Field) bool { return slices.Contains(essential, f) }
-		if e, ok := lookUp(f.Annotation); ok && f.State == Invalid && slices.ContainsFunc(e.Sets, isEssential) {
-			r.Because = append(r.Because, f.Annotation)
+		if e, ok := lookUp(f.Annotation); ok && f.State == Invalid &&
+			(f.Field == FieldSourceRanges || slices.ContainsFunc(e.Sets, isEssential)) {
+			r.Because, closed = append(r.Because, f.Annotation), true
 		}
 	}
 	if len(r.Because) == 0 {
@@ -303,7 +308,7 @@ func (r *reader) chooseWay() {
 	slices.Sort(r.Because)
 	r.Because = slices.Compact(r.Because)
 	for _, l := range s.Listeners {
-		if l.Protocol == SCTP && r.changesBytes() {
+		if l.Protocol == SCTP && closed {
 			r.found(Invalid, r.Because[0], "",
 				fmt.Sprintf("port %d is %s, which cannot be carried with this: the Service is not served; make it two Services with one %s",
 					l.Port, l.Protocol, LBSharingKey))
@@ -386,8 +391,8 @@ func (r *reader) finishRedirects() {
 	find := func(port uint16, p Protocol) int {
 		return slices.IndexFunc(r.Spec.Listeners, func(l Listener) bool { return l.Port == port && l.Protocol == p })
 	}
-	for from, to := range r.raw.redirects {
-		i := find(from, HTTP)
+	for _, from := range slices.Sorted(maps.Keys(r.raw.redirects)) {
+		to, i := r.raw.redirects[from], find(from, HTTP)
 		if i < 0 || find(to, HTTPS) < 0 {
 			r.found(Invalid, o.From, shorten(o.Value),
 				fmt.Sprintf("annotation %s: want a port %d of protocol http and a port %d of https", o.From, from, to))

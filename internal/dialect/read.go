@@ -19,6 +19,8 @@ type Annotation struct {
 	// Sets are the fields that it sets. Without one it has no meaning here, and None is why.
 	Sets []Field
 	None string
+	// Later is what happens instead of what it asks for, if this version does not act on it.
+	Later string
 	// Behaviour is its number in docs/behaviour.md, if it is there.
 	Behaviour string
 
@@ -102,6 +104,7 @@ type reader struct {
 	raw       rawListeners
 	suggested int // names for unknown annotations
 	sticky    rawSticky
+	aclOff    bool // of Alibaba's access control lists
 }
 
 // Read returns what a Service asks of its load balancer. It always returns a Spec that

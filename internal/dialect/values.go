@@ -20,7 +20,7 @@ func (a Annotation) of(behaviour string) Annotation {
 
 // later returns an annotation that this version does not act on, and what happens instead.
 func later(key, values string, f Field, instead string) Annotation {
-	return Annotation{Key: key, Values: values, Sets: []Field{f}, read: func(r *reader, v string) error {
+	return Annotation{Key: key, Values: values, Sets: []Field{f}, Later: instead, read: func(r *reader, v string) error {
 		r.found(NotYet, r.key, shorten(v), "this version does not do it yet; "+instead)
 		return nil
 	}}

@@ -171,6 +171,28 @@ func TestRoutesOfListenerSets(t *testing.T) {
 	}
 }
 
+// A ListenerSet whose Gateway has gone is no longer accepted; one that never was keeps its status.
+func TestOrphans(t *testing.T) {
+	o := objects(t, openGateway+set("b/s", plainSet))
+	s := o.Sets[svc.Name{Namespace: "b", Name: "s"}]
+	if _, differs := OrphanStatus(s); differs {
+		t.Error("one without a status gets one")
+	}
+	f := BuildGateway(o, svc.Name{Namespace: "default", Name: "g"}, nil)
+	for _, unprogrammed := range []string{"", "no address yet"} {
+		s.Status = f.SetStatus(f.Sets()[0], unprogrammed)
+		want, differs := OrphanStatus(s)
+		got := conditionOf(want.Conditions, "Accepted") + ", " + conditionOf(want.Conditions, "Programmed")
+		if !differs || got != "False ParentNotAccepted, False ParentNotAccepted" || len(want.Listeners) > 0 {
+			t.Errorf("%q: %t, %s, %+v", unprogrammed, differs, got, want.Listeners)
+		}
+		s.Status = want
+		if _, differs := OrphanStatus(s); differs {
+			t.Error("it is written again")
+		}
+	}
+}
+
 // A ListenerSet shows only certificates that it may: of its own namespace, and of the Gateway's by a ReferenceGrant for
 // ListenerSets, not by one for Gateways.
 func TestCertificatesOfListenerSets(t *testing.T) {
@@ -202,7 +224,8 @@ func TestCertificatesOfListenerSets(t *testing.T) {
 	}
 }
 
-// The listeners of a Gateway are bounded, and the oldest ListenerSets keep theirs.
+// The listeners of a Gateway are bounded, and the oldest ListenerSets keep theirs; one that does not fit leaves the room to smaller
+// ones.
 func TestTooManyListeners(t *testing.T) {
 	o := objects(t, openGateway)
 	for i := range 20 {
@@ -221,5 +244,13 @@ func TestTooManyListeners(t *testing.T) {
 	}
 	if got := conditionOf(first.Conditions, "Accepted"); got != "True Accepted" {
 		t.Error(got)
+	}
+	for n, s := range objects(t, strings.TrimPrefix(set("b/z", "{name: l, port: 80, protocol: HTTP}"), "\n---")).Sets {
+		o.Sets[n] = s
+	}
+	f = BuildGateway(o, svc.Name{Namespace: "default", Name: "g"}, nil)
+	small := f.SetStatus(svc.Name{Namespace: "b", Name: "z"}, "")
+	if got := conditionOf(small.Conditions, "Accepted"); got != "True Accepted" || len(f.listeners) > maxListeners {
+		t.Errorf("a small one after one that does not fit is %s; %d listeners are compared", got, len(f.listeners))
 	}
 }

@@ -118,6 +118,8 @@ func (f *Front) accept(g *gwv1.Gateway) {
 	switch {
 	case g.Spec.Infrastructure != nil && g.Spec.Infrastructure.ParametersRef != nil:
 		f.accepted, f.refused = gwv1.GatewayReasonInvalidParameters, "infrastructure.parametersRef: there are no parameters of a Gateway"
+	case verifiesClients(g):
+		f.accepted, f.refused = gwv1.GatewayReasonInvalid, "tls.frontend: certificates of clients are not verified"
 	case usable == 0:
 		f.accepted, f.refused = gwv1.GatewayReasonListenersNotValid, bad
 	case bad != "":
@@ -130,6 +132,16 @@ func (f *Front) accept(g *gwv1.Gateway) {
 			f.refused = fmt.Sprintf("addresses[%d].type: want IPAddress", i)
 		}
 	}
+}
+
+// verifiesClients reports whether a Gateway asks for certificates of clients: to serve it without them would let everybody in.
+func verifiesClients(g *gwv1.Gateway) bool {
+	if g.Spec.TLS == nil || g.Spec.TLS.Frontend == nil {
+		return false
+	}
+	f := g.Spec.TLS.Frontend
+	return f.Default.Validation != nil ||
+		slices.ContainsFunc(f.PerPort, func(p gwv1.TLSPortConfig) bool { return p.TLS.Validation != nil })
 }
 
 // parentOf returns the Gateway that a reference names, the zero Name if it names something else.

@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -78,6 +80,14 @@ func (f *frontDoor) streams() {
 	}
 	f.streamStatuses()
 	f.permission(vip)
+	f.must(f.api.Gateways("default").Delete(f.Context(), "wires", metav1.DeleteOptions{}))
+	testbed.Until(f, "the status of a ListenerSet whose Gateway has gone", func() error {
+		s, err := f.api.Sets("default").Get(f.Context(), "team", metav1.GetOptions{})
+		if c := apimeta.FindStatusCondition(s.Status.Conditions, "Programmed"); err == nil && (c == nil || c.Reason != "ParentNotAccepted") {
+			err = fmt.Errorf("Programmed is %+v", c)
+		}
+		return err
+	})
 }
 
 // permission lets ListenerSets of another namespace attach, and takes that back.
@@ -134,38 +144,58 @@ func (f *frontDoor) vault() {
 	f.slice("vault", "tls", corev1.ProtocolTCP, netip.AddrPortFrom(host.Addr4(), 8443))
 }
 
-// streamStatuses checks what the objects report.
+// streamStatuses waits until the objects report what they should.
 func (f *frontDoor) streamStatuses() {
 	f.Helper()
-	has := func(what string, list []metav1.Condition, kind string, status metav1.ConditionStatus, reason string) {
-		f.Helper()
+	has := func(list []metav1.Condition, kind string, status metav1.ConditionStatus, reason string) error {
 		if c := apimeta.FindStatusCondition(list, kind); c == nil || c.Status != status || c.Reason != reason {
-			f.Errorf("%s: %+v, want %s %s", what, c, status, reason)
+			return fmt.Errorf("%s is %+v, want %s %s", kind, c, status, reason)
 		}
+		return nil
+	}
+	// of returns the conditions for the first parent: there are none before the controller has seen the route.
+	of := func(parents []gwv1.RouteParentStatus) []metav1.Condition {
+		if len(parents) == 0 {
+			return nil
+		}
+		return parents[0].Conditions
 	}
 	ctx, get := f.Context(), metav1.GetOptions{}
-	pass, err := f.api.TLSRoutes("default").Get(ctx, "vault", get)
-	f.must(err)
-	has("the TLSRoute", pass.Status.Parents[0].Conditions, "Accepted", metav1.ConditionTrue, "Accepted")
-	tcp, err := f.api.TCPRoutes("default").Get(ctx, "cart", get)
-	f.must(err)
-	has("the TCPRoute", tcp.Status.Parents[0].Conditions, "ResolvedRefs", metav1.ConditionTrue, "ResolvedRefs")
-	udp, err := f.api.UDPRoutes("default").Get(ctx, "dns", get)
-	f.must(err)
-	has("the UDPRoute", udp.Status.Parents[0].Conditions, "Accepted", metav1.ConditionTrue, "Accepted")
-	set, err := f.api.Sets("default").Get(ctx, "team", get)
-	f.must(err)
-	has("the ListenerSet", set.Status.Conditions, "Programmed", metav1.ConditionTrue, "Programmed")
-	other, err := f.api.Sets("foreign").Get(ctx, "team", get)
-	f.must(err)
-	has("a ListenerSet that is not allowed", other.Status.Conditions, "Accepted", metav1.ConditionFalse, "NotAllowed")
-	route, err := f.api.TCPRoutes("foreign").Get(ctx, "db", get)
-	f.must(err)
-	has("a TCPRoute of another namespace", route.Status.Parents[0].Conditions, "Accepted", metav1.ConditionFalse, "NotAllowedByListeners")
-	has("the same", route.Status.Parents[0].Conditions, "ResolvedRefs", metav1.ConditionFalse, "RefNotPermitted")
-	g, err := f.api.Gateways("default").Get(ctx, "wires", get)
-	f.must(err)
-	if n := g.Status.AttachedListenerSets; n == nil || *n != 1 {
-		f.Errorf("attached ListenerSets: %v, want 1", n)
+	const yes, no = metav1.ConditionTrue, metav1.ConditionFalse
+	for what, check := range map[string]func() error{
+		"the TLSRoute": func() error {
+			r, err := f.api.TLSRoutes("default").Get(ctx, "vault", get)
+			return cmp.Or(err, has(of(r.Status.Parents), "Accepted", yes, "Accepted"))
+		},
+		"the TCPRoute": func() error {
+			r, err := f.api.TCPRoutes("default").Get(ctx, "cart", get)
+			return cmp.Or(err, has(of(r.Status.Parents), "ResolvedRefs", yes, "ResolvedRefs"))
+		},
+		"the UDPRoute": func() error {
+			r, err := f.api.UDPRoutes("default").Get(ctx, "dns", get)
+			return cmp.Or(err, has(of(r.Status.Parents), "Accepted", yes, "Accepted"))
+		},
+		"the ListenerSet": func() error {
+			s, err := f.api.Sets("default").Get(ctx, "team", get)
+			return cmp.Or(err, has(s.Status.Conditions, "Programmed", yes, "Programmed"))
+		},
+		"a ListenerSet that is not allowed": func() error {
+			s, err := f.api.Sets("foreign").Get(ctx, "team", get)
+			return cmp.Or(err, has(s.Status.Conditions, "Accepted", no, "NotAllowed"))
+		},
+		"a TCPRoute of another namespace": func() error {
+			r, err := f.api.TCPRoutes("foreign").Get(ctx, "db", get)
+			list := of(r.Status.Parents)
+			return cmp.Or(err, has(list, "Accepted", no, "NotAllowedByListeners"), has(list, "ResolvedRefs", no, "RefNotPermitted"))
+		},
+		"the attached ListenerSets": func() error {
+			g, err := f.api.Gateways("default").Get(ctx, "wires", get)
+			if n := g.Status.AttachedListenerSets; err == nil && (n == nil || *n != 1) {
+				err = fmt.Errorf("%v, want 1", n)
+			}
+			return err
+		},
+	} {
+		testbed.Until(f, "the status of "+what, check)
 	}
 }

@@ -206,6 +206,11 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 	for _, r := range s.Streams {
 		step(func(ctx context.Context) error { return c.writeStream(ctx, r, s) })
 	}
+	for _, set := range s.Orphans {
+		if want, differs := gateway.OrphanStatus(set); differs {
+			step(func(ctx context.Context) error { return c.writeSet(ctx, set, want) })
+		}
+	}
 	if s.Ingress != nil {
 		wanted[gateway.IngressService()] = true
 		step(func(ctx context.Context) error { return c.syncIngresses(ctx, s, have[gateway.IngressService()], &errs) })

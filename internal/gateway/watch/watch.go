@@ -72,11 +72,13 @@ type State struct {
 	Listed  bool
 	Classes []*gwv1.GatewayClass
 	// Gateways are ours, with their fronts; Ingresses are ours, and Ingress is their front, nil if there are none.
-	Gateways  map[svc.Name]*gwv1.Gateway
-	Fronts    map[svc.Name]*gateway.Front
-	Routes    map[svc.Name]*gwv1.HTTPRoute
-	Streams   map[gateway.StreamKey]*gateway.Stream
-	Sets      map[svc.Name]*gwv1.ListenerSet
+	Gateways map[svc.Name]*gwv1.Gateway
+	Fronts   map[svc.Name]*gateway.Front
+	Routes   map[svc.Name]*gwv1.HTTPRoute
+	Streams  map[gateway.StreamKey]*gateway.Stream
+	Sets     map[svc.Name]*gwv1.ListenerSet
+	// Orphans are the ListenerSets whose Gateway does not exist.
+	Orphans   []*gwv1.ListenerSet
 	Ingresses map[svc.Name]*networkingv1.Ingress
 	Ingress   *gateway.IngressFront
 	// Certificates are from the Secrets that can be used.
@@ -101,6 +103,11 @@ func (w *Watch) Update(ctx context.Context, running *sync.WaitGroup) *State {
 	})
 	s.Gateways, s.Fronts, s.Routes = maps.Clone(w.objects.Gateways), maps.Clone(w.fronts), maps.Clone(w.objects.Routes)
 	s.Streams, s.Sets = maps.Clone(w.objects.Streams), maps.Clone(w.objects.Sets)
+	for _, set := range s.Sets {
+		if n := gateway.GatewayOf(set); n != (svc.Name{}) && w.gateways[n] == nil {
+			s.Orphans = append(s.Orphans, set)
+		}
+	}
 	s.Ingresses, s.Ingress = maps.Clone(w.objects.Ingresses), w.ingress
 	for n, t := range w.secrets {
 		if t.cert != nil {

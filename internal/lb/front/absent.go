@@ -48,11 +48,12 @@ func (a *absentees) Absent() []v1.AbsentEndpoint {
 }
 
 // reportAbsent records Events about endpoints that get no new clients since the last time, or get some again, and has the
-// status written.
+// status written. Another reason for one that is absent already changes only the status.
 func (a *absentees) reportAbsent() {
 	now := a.front.server.Absences()
 	came, went := changes(a.last, now)
-	if len(came) == 0 && len(went) == 0 {
+	sameReason := func(x, y pods.Absence) bool { return x.Reason == y.Reason }
+	if len(came) == 0 && len(went) == 0 && slices.EqualFunc(a.last, now, sameReason) {
 		return
 	}
 	a.last = now

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -73,6 +74,12 @@ func TestAbsentEndpoints(t *testing.T) {
 	f.reportAbsent()
 	if got := events.take(); got != "" || woken != 1 {
 		t.Errorf("nothing has changed: %s, woken %d times", got, woken)
+	}
+	server.list = slices.Clone(server.list)
+	server.list[1].Reason = "another one"
+	f.reportAbsent()
+	if got := events.take(); got != "" || woken != 2 || f.Absent()[1].Reason != "another one" {
+		t.Errorf("another reason: %s, woken %d times, %+v", got, woken, f.Absent())
 	}
 	server.list = []pods.Absence{absence("b", 3)}
 	f.reportAbsent()

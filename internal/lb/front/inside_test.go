@@ -85,13 +85,19 @@ func newInsideRigAt(
 	return r
 }
 
-// pod answers connections with "pod" and what it reads first.
+// pod answers connections with "pod" and what it reads first. After a header of the PROXY protocol it reads on: a Pod that closes
+// with a byte unread resets the connection.
 func (r *insideRig) pod() netip.AddrPort {
 	r.Helper()
 	l := r.node.ListenTCP(netip.MustParseAddrPort("127.0.0.1:0")) // the relay's threads have the network of the node
 	testbed.Serve(r, l, func(c net.Conn) {
 		buf := make([]byte, 1024)
-		n, _ := c.Read(buf)
+		n, err := c.Read(buf)
+		for err == nil && strings.HasPrefix(string(buf[:n]), "PROXY ") && strings.HasSuffix(string(buf[:n]), "\r\n") {
+			var more int
+			more, err = c.Read(buf[n:])
+			n += more
+		}
 		_, _ = fmt.Fprintf(c, "pod %s", buf[:n])
 	})
 	return l.Addr().(*net.TCPAddr).AddrPort()

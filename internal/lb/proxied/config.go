@@ -3,9 +3,11 @@ package proxied
 import (
 	"bytes"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dialect"
@@ -54,11 +56,17 @@ func (c *Config) Verifies(t *tls.Config) bool {
 	return t != nil && t.ClientCAs == c.TLS.ClientCAs && (t.ClientAuth == c.TLS.ClientAuth || c.TLS.ClientAuth == tls.VerifyClientCertIfGiven)
 }
 
-// NoTLS counts a client with which TLS has failed where certificates of clients are asked for.
-func (c *Config) NoTLS() {
-	if c.TLS.ClientCAs != nil {
+// NoTLS counts a client with which TLS has failed if that is for its certificate: it gave none that it had to, or none that is
+// verified.
+func (c *Config) NoTLS(err error) {
+	if c.TLS.ClientCAs != nil && (errors.As(err, new(*tls.CertificateVerificationError)) || isNoCertificate(err)) {
 		c.usage.traffic.Rejected(traffic.Unverified)
 	}
+}
+
+// isNoCertificate reports whether TLS has failed since a client gave no certificate: package tls has no type for that.
+func isNoCertificate(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "client didn't provide a certificate")
 }
 
 // Traffic counts what the Service carries.

@@ -1,6 +1,7 @@
 package proxied
 
 import (
+	"crypto/tls"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
+	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -176,5 +178,23 @@ func TestHeadOfRequest(t *testing.T) {
 	}
 	if n := testing.AllocsPerRun(10, func() { h.Query("q") }); n > 0 {
 		t.Errorf("%v allocations for a second look at the query", n)
+	}
+}
+
+// A front shows the certificates that its own listeners name, although all fronts have the ones of all.
+func TestCertificatesOfFronts(t *testing.T) {
+	name := func(n string) svc.Name { return svc.Name{Namespace: "shop", Name: n} }
+	shared := map[svc.Name]*tls.Certificate{}
+	for _, n := range []string{"a", "b", "c"} {
+		c, _, _ := lbtest.Certificate(t, n+".example.com")
+		shared[name(n)] = &c
+	}
+	for _, own := range []string{"a", "b"} {
+		v := &Service{Routes: &Routes{Certificates: shared, Ports: map[uint16]*gateway.Port{
+			443: {Listeners: []*gateway.Listener{{Certificates: []svc.Name{name(own), name("gone")}}}}, 80: {},
+		}}}
+		if got := certificateEnds(v); len(got) != 1 || got["shop/"+own] != shared[name(own)].Leaf.NotAfter {
+			t.Errorf("front %s shows %v", own, got)
+		}
 	}
 }

@@ -58,7 +58,7 @@ func (s *Server) serve(socket *net.TCPConn, l *Listener, c *Config) Parked {
 	if c.TLS != nil {
 		t := tls.Server(conn, c.TLS)
 		if err := t.HandshakeContext(s.ctx); err != nil {
-			c.NoTLS()
+			c.NoTLS(err)
 			s.log.Debug("no TLS with a client", "service", c.Service, "client", client, "err", err)
 			return nil
 		}

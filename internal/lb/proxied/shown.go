@@ -82,10 +82,15 @@ func certificateEnds(v *Service) map[string]time.Time {
 			out[name] = v.Certificates[i].Leaf.NotAfter
 		}
 	}
-	if v.Routes != nil {
-		for n, c := range v.Routes.Certificates {
-			if c != nil && c.Leaf != nil {
-				out[n.Namespace+"/"+n.Name] = c.Leaf.NotAfter
+	if v.Routes == nil {
+		return out
+	}
+	for _, p := range v.Routes.Ports { // all fronts share the certificates of all
+		for _, l := range p.Listeners {
+			for _, n := range l.Certificates {
+				if c := v.Routes.Certificates[n]; c != nil && c.Leaf != nil {
+					out[n.Namespace+"/"+n.Name] = c.Leaf.NotAfter
+				}
 			}
 		}
 	}

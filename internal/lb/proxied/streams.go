@@ -105,6 +105,7 @@ func serveNamed(s *Server, socket *net.TCPConn, conn stream.Conn, l *Listener, c
 	_ = conn.SetDeadline(time.Time{})
 	line.Sent, line.Received = stream.Join(s.panics, c.Service, front, pod, to.Spec.IdleTimeout.Std())
 	line.Received += int64(len(first))
+	c.usage.traffic.Carried(line.Received, line.Sent)
 	return nil
 }
 
@@ -155,6 +156,9 @@ type replayed struct {
 	stream.Conn
 	first []byte
 }
+
+// Unwrap returns the connection that was read.
+func (r *replayed) Unwrap() stream.Conn { return r.Conn }
 
 func (r *replayed) Read(p []byte) (int, error) {
 	if len(r.first) == 0 {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dialect"
@@ -207,4 +208,19 @@ func TestSlowOutput(t *testing.T) {
 	if dropped < 99 || len(got)+dropped != lines || strings.Count(w.got.String(), e.json()) != len(got) {
 		t.Errorf("%d lines, %d dropped, of %d", len(got), dropped, lines)
 	}
+}
+
+// A reader that takes nothing any more does not keep the process.
+func TestBlockedOutput(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &blocked{may: make(chan struct{})}
+		a := &Log{output: newOutput(w)}
+		a.Write(&Entry{At: time.Now()}, dialect.AccessLog{})
+		began := time.Now()
+		a.Close()
+		if took := time.Since(began); took != lastWrites {
+			t.Errorf("the end takes %v, want %v", took, lastWrites)
+		}
+		close(w.may)
+	})
 }

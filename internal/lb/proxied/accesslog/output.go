@@ -4,6 +4,7 @@ import (
 	"io"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // Standard is the name of a directory that stands for the standard output.
@@ -12,10 +13,13 @@ const Standard = "-"
 // maxWaiting bounds the lines that wait for a slow reader of the output: more are dropped, since no request waits for it.
 const maxWaiting = 4096
 
+// lastWrites is how long the end waits for a reader that takes nothing: the process must not stay because of it.
+const lastWrites = time.Second
+
 // output writes lines to a stream.
 type output struct {
 	lines   chan string
-	done    sync.WaitGroup
+	done    chan struct{} // closed when all is written
 	once    sync.Once
 	stop    chan struct{}
 	dropped atomic.Uint64
@@ -23,8 +27,9 @@ type output struct {
 
 // newOutput starts to write to w.
 func newOutput(w io.Writer) *output {
-	o := &output{lines: make(chan string, maxWaiting), stop: make(chan struct{})}
-	o.done.Go(func() {
+	o := &output{lines: make(chan string, maxWaiting), stop: make(chan struct{}), done: make(chan struct{})}
+	go func() {
+		defer close(o.done)
 		for {
 			select {
 			case line := <-o.lines:
@@ -34,7 +39,7 @@ func newOutput(w io.Writer) *output {
 				return
 			}
 		}
-	})
+	}()
 	return o
 }
 
@@ -59,8 +64,11 @@ func (o *output) write(line string) {
 	}
 }
 
-// close writes what waits, and ends.
+// close writes what waits, as far as the reader takes it within lastWrites, and ends.
 func (o *output) close() {
 	o.once.Do(func() { close(o.stop) })
-	o.done.Wait()
+	select {
+	case <-o.done:
+	case <-time.After(lastWrites):
+	}
 }

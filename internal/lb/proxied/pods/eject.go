@@ -91,6 +91,9 @@ func (p *Pool) Answered(m *Member, status int, err error, after time.Duration) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.o.Eject.Errors == 0 { // by now
+		return
+	}
 	last := fmt.Sprintf("status %d", status)
 	if status == 0 {
 		last = fmt.Sprint(err)

@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"net/netip"
@@ -184,6 +185,28 @@ func TestErrorsEject(t *testing.T) {
 	})
 }
 
+// A trial ends with the setting: then a Pod that is reached is back.
+func TestTrialEndsWithSetting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, addrs := poolOf(t, dialect.RoundRobin, 4)
+		p.Set(Options{Balance: dialect.RoundRobin, Eject: dialect.Eject{Errors: 1}}, addrs, 0)
+		m := p.members[0]
+		p.Answered(m, 500, nil, 0)
+		p.Set(Options{Balance: dialect.RoundRobin}, addrs, 0)
+		time.Sleep(ejectFor)
+		p.Answered(m, 200, nil, 0)
+		p.Reached(m)
+		if list := p.absences.List(); len(list) != 0 || m.failures != 0 {
+			t.Errorf("it was reached: %+v, %d failures", list, m.failures)
+		}
+		p.Set(Options{Balance: dialect.RoundRobin, Eject: dialect.Eject{Errors: 2}}, addrs, 0)
+		p.Answered(m, 500, nil, 0)
+		if _, _, n := p.Count(); n != 0 {
+			t.Error("one error of two ejects it")
+		}
+	})
+}
+
 // What checks find goes before what clients met; a Pod that nobody tries is forgotten; one that leaves has no entry.
 func TestAbsences(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -215,4 +238,21 @@ func TestAbsences(t *testing.T) {
 			t.Errorf("it has left: %+v", p.absences.List())
 		}
 	})
+}
+
+// A result of checks that have ended since says nothing: no other check would take it back.
+func TestLateResult(t *testing.T) {
+	p, _ := poolOf(t, dialect.RoundRobin, 2)
+	m := p.members[0]
+	ctx, cancel := context.WithCancel(t.Context())
+	if !p.conclude(ctx, m, true, false, errRefused) || !m.bad || p.conclude(ctx, m, true, false, errRefused) {
+		t.Error("checks that fail")
+	}
+	if !p.conclude(ctx, m, false, true, nil) || m.bad || p.conclude(ctx, m, false, true, nil) {
+		t.Error("checks that pass")
+	}
+	cancel()
+	if p.conclude(ctx, m, true, false, errRefused) || m.bad || len(p.absences.List()) > 0 {
+		t.Errorf("checks that have ended: %+v", p.absences.List())
+	}
 }

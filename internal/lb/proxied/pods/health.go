@@ -68,22 +68,23 @@ func (p *Pool) watch(ctx context.Context, m *Member, c Checks) {
 		} else {
 			failed, passed = 0, passed+1
 		}
-		p.mu.Lock()
-		was := m.bad
-		if failed >= c.Unhealthy {
-			m.bad = true
-		} else if passed >= c.Healthy {
-			m.bad = false
-		}
-		now := m.bad
-		if now != was {
-			p.turned(m, err)
-		}
-		p.mu.Unlock()
-		if now != was {
-			p.log.Info("the health of an endpoint has changed", "endpoint", m.addr, "healthy", !now, "err", err)
+		if p.conclude(ctx, m, failed >= c.Unhealthy, passed >= c.Healthy, err) {
+			p.log.Info("the health of an endpoint has changed", "endpoint", m.addr, "healthy", err == nil, "err", err)
 		}
 	}
+}
+
+// conclude takes over that checks have failed, or passed, often enough. It reports whether that changes the member's health. Checks
+// that have ended conclude nothing: how the member is, other ones find, or nothing does.
+func (p *Pool) conclude(ctx context.Context, m *Member, fails, passes bool, err error) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if ctx.Err() != nil || m.bad && !passes || !m.bad && !fails {
+		return false
+	}
+	m.bad = fails
+	p.turned(m, err)
+	return true
 }
 
 // turned notes that checks find a member's health changed. The caller holds mu.

@@ -143,6 +143,10 @@ func (p *Pool) Set(o Options, backends []netip.AddrPort, drain time.Duration) {
 		if m == nil {
 			m = &Member{addr: a, conns: map[*Link]struct{}{}, since: came, count: p.traffic.Endpoint(a)}
 		}
+		if o.Eject.Errors == 0 || o.Eject.Off { // nothing would end a trial
+			m.onTrial.Store(false)
+			m.errors.Store(0)
+		}
 		m.weight = 1
 		if w, has := o.Weights[a]; has {
 			m.weight = float64(w)

@@ -146,13 +146,17 @@ func (x *exchange) ask(b pod, m *pods.Member, whole []byte, simple bool) error {
 	}
 }
 
-// judge notes how a Pod has answered, unless that says nothing about it: the client has left, or the Pod's turn was over.
+// judge notes how a Pod has answered, unless that says nothing about it: the client has left, or has not sent the whole body, or
+// the Pod's turn was over.
 func judge(x *exchange, m *pods.Member, err error) {
 	if x.podStatus != 0 {
 		x.to.Pool.Answered(m, x.podStatus, nil, x.answered.Sub(x.asked))
 		return
 	}
 	if err == nil || x.drained.Load() || errors.Is(err, errLeft) || x.conn.malformed.Load() {
+		return
+	}
+	if up := x.upload; up != nil && up.err != nil && !errors.Is(up.err, errSink) { // it has ended: see endUpload
 		return
 	}
 	x.to.Pool.Answered(m, 0, err, 0)
@@ -344,13 +348,19 @@ func (x *exchange) waited() error {
 
 // hasLeft reports whether the client has closed the connection.
 func (c *clientConn) hasLeft() bool {
-	switch t := c.Conn.(type) {
-	case *net.TCPConn:
-		return socket.Ended(t)
-	case *stream.Limited:
-		return socket.Ended(t.TCPConn)
+	conn := c.Conn
+	for {
+		switch t := conn.(type) {
+		case *net.TCPConn:
+			return socket.Ended(t)
+		case *stream.Limited:
+			return socket.Ended(t.TCPConn)
+		case interface{ Unwrap() stream.Conn }: // what was read of it says nothing about its end
+			conn = t.Unwrap()
+		default:
+			return false
+		}
 	}
-	return false
 }
 
 // answer passes the answer on. waits reports whether the client still waits to be asked for its body.

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -16,6 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 const lbClientAuth = "fairlead.dev/lb-client-auth"
@@ -77,6 +79,18 @@ func TestClientCertificates(t *testing.T) {
 				return c
 			}
 			none := map[string]string{"require": "none", "optional": "200 "}[auth]
+			garbage := r.Dial() // no certificate is to blame for this failure
+			_, err := io.WriteString(garbage, "GET / HTTP/1.1\r\n\r\n")
+			r.Must(err)
+			_, _ = io.Copy(io.Discard, garbage)
+			const rejected = `fairlead_lb_rejected_total{namespace="default",reason="client-certificate",service="web"} `
+			if text := r.metrics(); strings.Contains(text, rejected) { // 0 is not shown
+				t.Errorf("HTTP/2 %t, %s: plain text counts as a missing certificate: %s", second, auth, text)
+			}
+			if none == "none" {
+				ask(with())
+				r.shows(rejected + "some")
+			}
 			kept := with(good)
 			for what, c := range map[string]struct{ got, want string }{
 				"none": {ask(with()), none}, "right": {ask(kept), "200 X-Client-Subject=[CN=alice] "}, "wrong": {ask(with(bad)), "none"},
@@ -85,6 +99,7 @@ func TestClientCertificates(t *testing.T) {
 					t.Errorf("HTTP/2 %t, %s, %s: %q, want %q", second, auth, what, c.got, c.want)
 				}
 			}
+			r.shows(rejected + "some")
 			r.service.ClientRoots = pool(badPEM)
 			r.set(pod)
 			if got := ask(kept); !strings.HasPrefix(got, "421 ") && got != "none" {
@@ -223,11 +238,20 @@ func TestUnacknowledged(t *testing.T) {
 		}
 		_, _ = io.Copy(io.Discard, q.Body)
 	}))
-	kept := func() string {
-		r.engine.kept.mu.Lock()
-		defer r.engine.kept.mu.Unlock()
-		d, err := socket.UserTimeout(r.engine.kept.newest.tcp)
-		return fmt.Sprint(d, err)
+	wants := func(when string) { // the connection of the last request is kept after the client has its answer
+		t.Helper()
+		testbed.Until(t, "a kept connection with its time-out "+when, func() error {
+			r.engine.kept.mu.Lock()
+			defer r.engine.kept.mu.Unlock()
+			if r.engine.kept.newest == nil {
+				return errors.New("none is kept")
+			}
+			d, err := socket.UserTimeout(r.engine.kept.newest.tcp)
+			if err == nil && d != unacknowledged {
+				err = fmt.Errorf("%v, want %v", d, unacknowledged)
+			}
+			return err
+		})
 	}
 	client := r.Client()
 	get := func() {
@@ -236,10 +260,7 @@ func TestUnacknowledged(t *testing.T) {
 		_ = answer.Body.Close()
 	}
 	get()
-	get() // the connection of the first one is kept by now
-	if got, want := kept(), fmt.Sprint(unacknowledged, nil); got != want {
-		t.Errorf("%s, want %s", got, want)
-	}
+	wants("after a request")
 	body, to := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
@@ -271,10 +292,7 @@ func TestUnacknowledged(t *testing.T) {
 	close(goOn)
 	r.Must(to.Close())
 	r.Must(<-done)
-	get()
-	if got, want := kept(), fmt.Sprint(unacknowledged, nil); got != want {
-		t.Errorf("after an upload: %s, want %s", got, want)
-	}
+	wants("after an upload")
 }
 
 // A port of http sends its clients to the one of https; no Pod has the request.

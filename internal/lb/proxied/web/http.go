@@ -80,7 +80,7 @@ func (e *engine) Serve(conn stream.Conn, l *proxied.Listener, c *proxied.Config,
 		web.secure = true
 		t := tls.Server(web, c.TLS)
 		if err := t.HandshakeContext(e.host.Context()); err != nil {
-			c.NoTLS()
+			c.NoTLS(err)
 			e.host.Log().Debug("no TLS with a client", "service", c.Service, "client", client, "err", err)
 			return nil
 		}

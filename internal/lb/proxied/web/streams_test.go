@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"strings"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // streamFront is the objects of a Gateway with one port, as text.
@@ -103,6 +105,16 @@ func TestNamedStreams(t *testing.T) {
 		t := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{inner}})
 		lbtest.Named("secure")(t)
 	})
+	waits, ended := make(chan struct{}, 1), make(chan struct{}, 1)
+	web := r.Web(func(w http.ResponseWriter, q *http.Request) {
+		if q.URL.Path != "/wait" {
+			lbtest.Tell(w, q)
+			return
+		}
+		waits <- struct{}{}
+		<-q.Context().Done()
+		ended <- struct{}{}
+	})
 	name := func(n string) svc.Name { return svc.Name{Namespace: "default", Name: n} }
 	f := &streamFront{
 		cert: &own,
@@ -111,7 +123,7 @@ func TestNamedStreams(t *testing.T) {
 {name: c, port: PORT, protocol: TLS, hostname: end.example.com, tls: {mode: Terminate, certificateRefs: [{name: c}]}}`,
 		http: "metadata: {name: r, namespace: default}\nspec: {parentRefs: [{name: g}], rules: [{backendRefs: [{name: web, port: 80}]}]}",
 		services: map[svc.Name]netip.AddrPort{
-			name("web"): r.Web(lbtest.Tell), name("secure"): secure, name("plain"): r.Pod(lbtest.Named("plain")),
+			name("web"): web, name("secure"): secure, name("plain"): r.Pod(lbtest.Named("plain")),
 		},
 	}
 	for host, to := range map[string]string{"pass.example.com": "secure", "end.example.com": "plain", "gone.example.com": "none"} {
@@ -135,12 +147,17 @@ func TestNamedStreams(t *testing.T) {
 			t.Errorf("%s: %q, want %s", host, got, want[0])
 		}
 	}
+	r.shows(`fairlead_lb_bytes_total{namespace="default",service="web",to="endpoints"} some`)
 	c, err := connect("web.example.com")
 	r.Must(err)
 	if got := asks(t, c, "/q"); !strings.Contains(got, "/q") {
 		t.Errorf("requests: %q", got)
 	}
+	_, err = io.WriteString(c, "GET /wait HTTP/1.1\r\nHost: web.example.com\r\n\r\n")
+	r.Must(err)
+	testbed.Receive(t, "the request at the Pod", waits)
 	_ = c.Close()
+	testbed.Receive(t, "the end of a request whose client has left", ended)
 	for host, want := range map[string]string{
 		"other.example.org": "unrecognized name", "": "unrecognized name", "x.example.com": "unrecognized name",
 		"gone.example.com": "access denied",

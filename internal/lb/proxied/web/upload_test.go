@@ -3,10 +3,15 @@ package web
 import (
 	"bufio"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
+	"strings"
 	"testing"
+
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // Nothing reads a client's connection beside the upload of a request: a Pod cannot make it a WebSocket before the body is there.
@@ -69,4 +74,55 @@ func TestStalledUploads(t *testing.T) {
 			t.Fatalf("%s: the connection has not ended: %v", what, err)
 		}
 	}
+}
+
+// Clients that cut off their uploads, or withhold the rest, cannot have a Pod ejected that waits for it; a Pod that ends the connection
+// of a request that it has is.
+func TestUploadsDoNotEject(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http", "fairlead.dev/lb-eject": "errors=1", "fairlead.dev/lb-request-timeout": "1"})
+	asked := make(chan struct{}, 10)
+	pod := func(c net.Conn) {
+		q, err := http.ReadRequest(bufio.NewReader(c))
+		if err != nil {
+			return
+		}
+		asked <- struct{}{}
+		_, _ = io.Copy(io.Discard, q.Body) // nothing for a GET
+	}
+	at := []netip.AddrPort{r.Pod(pod), r.Pod(pod)}
+	r.set(at...)
+	const of = `namespace="default",service="web"`
+	var conns []net.Conn
+	for range 6 {
+		c := r.Dial()
+		_, err := io.WriteString(c, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\nx")
+		r.Must(err)
+		testbed.Receive(t, "the request at a Pod", asked)
+		conns = append(conns, c)
+	}
+	for _, c := range conns[:3] {
+		_ = c.Close()
+	}
+	r.shows("fairlead_lb_request_duration_seconds_count{" + of + "} 6")
+	ejected := func() (out []string) {
+		text := r.metrics()
+		for _, a := range at {
+			if !strings.Contains(text, fmt.Sprintf("fairlead_lb_endpoint_ejections_total{endpoint=%q,%s} 0\n", a, of)) {
+				out = append(out, a.String())
+			}
+		}
+		return out
+	}
+	if list := ejected(); len(list) > 0 {
+		t.Errorf("%v were ejected", list)
+	}
+	c := r.Dial()
+	_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+	r.Must(err)
+	testbed.Until(t, "an ejection", func() error {
+		if list := ejected(); len(list) != 1 {
+			return fmt.Errorf("ejected are %v", list)
+		}
+		return nil
+	})
 }
