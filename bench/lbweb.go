@@ -94,7 +94,7 @@ func serveWebTo(c net.Conn) {
 
 // fdConn is a socket with blocking system calls, for package tls.
 type fdConn struct {
-	net.Conn // nil: what is not below is not used
+	net.Conn // nil: only the methods below are used
 	fd       int
 }
 

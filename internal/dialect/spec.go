@@ -262,7 +262,7 @@ type Reading struct {
 	// Findings has one or more for each annotation that is for a load balancer, and for what
 	// this version does not do.
 	Findings []Finding `json:"findings"`
-	// AddressErr is why what is asked for about the address cannot be understood: which one, or whether an internal one. No
+	// AddressErr is why the request about the address cannot be understood: which one, or whether an internal one. No
 	// address is given then.
 	AddressErr error `json:"-"`
 }

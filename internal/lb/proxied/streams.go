@@ -109,7 +109,7 @@ func serveNamed(s *Server, socket *net.TCPConn, conn stream.Conn, l *Listener, c
 	return nil
 }
 
-// maxHello bounds what is read of a client before its name is known: browsers send less than 2 KiB.
+// maxHello bounds the bytes of a client before its name is known: browsers send less than 2 KiB.
 const maxHello = 16 << 10
 
 var (

@@ -47,8 +47,8 @@ const (
 	maxDifferences = 3
 )
 
-// Check returns nil as soon as all is as wanted, with the number of frontends that were compared; after Within the error says
-// what is not.
+// Check returns nil as soon as all is as wanted, with the number of frontends that were compared; after Within the error names
+// the difference.
 func Check(ctx context.Context, o Options) (frontends int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, o.Within)
 	defer cancel()
