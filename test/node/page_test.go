@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -49,7 +48,7 @@ func newBrowser(t *testing.T, cmd *exec.Cmd) *browser {
 		t.Fatal(err)
 	}
 	var log strings.Builder
-	cmd.Stderr, cmd.SysProcAttr = &log, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.Stderr = &log // it ends with its input
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -134,6 +134,14 @@ function note(c) {
 
 const newest = (ws) => ws.reduce((a, b) => (!a || b.at > a.at ? b : a), null);
 
+// lastWrite returns the newest write of an object that its state before lacks. managedFields have whole seconds, so that the
+// time does not tell which of two writers was the last; and a writer loses fields that another one takes over, at no new time.
+function lastWrite(before, after) {
+  const had = (same) => (w) => !(before ? before.writes : []).some((b) => b.who === w.who && b.part === w.part && same(b, w));
+  return newest(after.writes.filter(had((b, w) => b.at === w.at))) || newest(after.writes.filter(had((b, w) => b.fields === w.fields)))
+    || newest(after.writes);
+}
+
 function noteWrites(o, key, kind) {
   for (const w of o.writes) {
     note({ at: w.at, service: key, kind, what: `${w.how === 'Apply' ? 'applied' : 'wrote'} ${w.part || w.fields || 'it'}`, who: w.who });
@@ -143,7 +151,7 @@ function noteWrites(o, key, kind) {
 // noteDifference adds what a watch shows to have changed in the endpoints of a slice.
 function noteDifference(before, after) {
   const was = new Map((before ? before.endpoints : []).map((e) => [e.address, e]));
-  const who = newest((after || before).writes);
+  const who = lastWrite(after ? before : null, after || before);
   const add = (what, e) => note({ at: Date.now(), service: (after || before).service, kind: 'endpoint', who: who ? who.who : '',
     what: `${what}: ${e.pod ? 'Pod ' + e.pod + ' ' : ''}${e.address}` });
   for (const e of after ? after.endpoints : []) {
@@ -292,7 +300,7 @@ export function begin(namespace) {
       const s = serviceOf(o);
       const was = state.services.get(s.key);
       if (type === 'DELETED') { state.services.delete(s.key); state.findings.delete(s.key); } else state.services.set(s.key, s);
-      const last = newest(s.writes);
+      const last = lastWrite(was, s);
       if (type !== 'MODIFIED' || !was || was.text !== s.text) {
         const what = { ADDED: 'created', DELETED: 'deleted' }[type] || 'wrote ' + ((last && last.fields) || 'it');
         note({ at: Date.now(), service: s.key, kind: 'Service', what, who: type === 'DELETED' || !last ? '' : last.who });
