@@ -49,7 +49,10 @@ migrate-test: setup build kubectl test-apiserver ## the way from the real kube-p
 	$(MAKE) -C bench bin/kube-proxy
 	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test ./deploy/kubernetes -v -run 'TestMigrate$$' -count=1 -timeout 30m
 
-conformance: setup build fetch ## the conformance tests of the Gateway API, profile GATEWAY-HTTP, against a cluster in namespaces
+conformance: setup build ## the conformance tests of the Gateway API, profile GATEWAY-HTTP, against a cluster in namespaces
+	go -C test/conformance build -o /dev/null sigs.k8s.io/gateway-api/conformance/echo-basic
+	go -C test/conformance test -c -vet=off -o /dev/null .
+	go -C bench/peers/coredns build -o /dev/null .
 	FAIRLEAD_BIN=$(CURDIR)/bin go test ./test/lb -v -run TestGatewayConformance -count=1 -timeout 60m -args \
 	  -conformance-profiles GATEWAY-HTTP -conformance-report $(CURDIR)/bin/conformance.yaml \
 	  -conformance-log $(CURDIR)/bin/conformance.log -conformance-version $(VERSION)
@@ -90,8 +93,6 @@ fetch: ## download what tests build themselves: their namespaces have no network
 	go -C test/browser build -o /dev/null .
 	go -C test/helm build -o /dev/null helm.sh/helm/v3/cmd/helm
 	go -C test/h2spec build -o /dev/null github.com/summerwind/h2spec/cmd/h2spec
-	go -C test/conformance build -o /dev/null sigs.k8s.io/gateway-api/conformance/echo-basic
-	go -C test/conformance test -c -vet=off -o /dev/null .
 	go -C bench/peers/s3 build -o /dev/null .
 	go -C tools/release build -o /dev/null ./sbom
 	go -C tools/release build -o /dev/null ./image
