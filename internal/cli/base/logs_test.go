@@ -53,6 +53,8 @@ func TestLibraryErrors(t *testing.T) {
 		"programming error":   {func() { notStatus(errors.New("no such column")) }, false},
 		"watch at the end":    {func() { runtime.HandleErrorWithContext(ctx, watchCanceled, "Failed to watch", "type", "*v1.Node") }, true},
 		"broken watch":        {func() { runtime.HandleErrorWithContext(ctx, reset, "Failed to watch", "type", "*v1.Node") }, false},
+		"end of definitions":  {func() { definition(watchCanceled) }, true},
+		"broken definition":   {func() { definition(reset) }, false},
 		"no leader for now":   {func() { klog.Errorf("watch chan error: %v", errors.New("etcdserver: no leader")) }, true},
 		"other watch error":   {func() { klog.Errorf("watch chan error: %v", errors.New("etcdserver: corrupt cluster")) }, false},
 		"any other error":     {func() { klog.Background().Error(reset, "cannot listen") }, false},
@@ -72,6 +74,10 @@ func TestLibraryErrors(t *testing.T) {
 
 // storeAway is what etcd's client returns while etcd restarts.
 const storeAway = "rpc error: code = Unavailable desc = error reading from server: EOF"
+
+func definition(err error) {
+	runtime.HandleError(fmt.Errorf("%v failed with: %w", "httproutes.gateway.networking.k8s.io", err))
+}
 
 func notStatus(err error) {
 	runtime.HandleError(fmt.Errorf("apiserver received an error that is not an metav1.Status: %#+v: %w", err, err))
