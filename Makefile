@@ -21,7 +21,7 @@ HEAVY       := $(addprefix $(MODULE)/,internal/apiserver internal/dataplane/ipvs
   internal/cli test/api)
 GOTEST      := go test -json -vet=off -ldflags='-s -w' -timeout 40m
 
-.PHONY: help build demo test test-unit bench conformance check mutate fmt generate clean setup fetch kubectl wireguard-go test-apiserver release image soak migrate-test
+.PHONY: help build demo test test-unit bench conformance check mutate fmt generate clean setup fetch kubectl wireguard-go test-apiserver release image soak kube-proxy migrate-test
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -32,7 +32,7 @@ build: ## make bin/fairlead (static, no cgo)
 demo: setup build kubectl ## start two nodes and a client in namespaces, apply examples/my-service.yaml, print what was measured
 	go run ./test/demo --bin bin --manifest examples/my-service.yaml
 
-test: setup build kubectl wireguard-go test-apiserver fetch ## the whole suite, with set-up
+test: setup build kubectl wireguard-go test-apiserver kube-proxy fetch ## the whole suite, with set-up
 	go vet ./...
 	export FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin; \
 	{ $(GOTEST) -p 1 -parallel 2 $(CLUSTERS) || :; $(GOTEST) -p 1 -parallel 4 $(HEAVY) || :; \
@@ -45,8 +45,10 @@ soak: setup build ## ten minutes of kills and partitions of three servers and fi
 test-unit: ## the pure rooms: no root, no set-up, under a minute
 	go test $(UNIT)
 
-migrate-test: setup build kubectl test-apiserver ## the way from the real kube-proxy to fairlead and back; builds kube-proxy
+kube-proxy: ## make bench/bin/kube-proxy, the real one, from its published module
 	$(MAKE) -C bench bin/kube-proxy
+
+migrate-test: setup build kubectl test-apiserver kube-proxy ## the way from the real kube-proxy to fairlead and back
 	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test ./deploy/kubernetes -v -run 'TestMigrate$$' -count=1 -timeout 30m
 
 conformance: setup build ## the conformance tests of the Gateway API, profile GATEWAY-HTTP, against a cluster in namespaces

@@ -174,13 +174,13 @@ func testValues(h *helm) {
 		h.Errorf("node-local DNS without addresses: %v, %s", err, out)
 	}
 	// Without kube-proxy's rules nothing leads to the address of the Service kubernetes.
-	alone := []string{"--set=proxy.enabled=true", "--set=proxy.configMap=", "--set=proxy.args={--cluster-cidr=10.244.0.0/16}"}
-	out, err = h.try(append(args, alone...)...)
+	withoutFile := []string{"--set=proxy.enabled=true", "--set=proxy.configMap=", "--set=proxy.args={--cluster-cidr=10.244.0.0/16}"}
+	out, err = h.try(append(args, withoutFile...)...)
 	if err == nil || !strings.Contains(out, "at '/proxy/apiServer/host'") {
 		h.Errorf("the proxy without a ConfigMap and a way to the API server: %v, %s", err, out)
 	}
-	alone = append(alone, "--set=proxy.apiServer.host=api.example.com", "--set=proxy.apiServer.port=443")
-	out = strings.Join(h.render(alone...)["proxy.yaml"], "")
+	withoutFile = append(withoutFile, "--set=proxy.apiServer.host=api.example.com", "--set=proxy.apiServer.port=443")
+	out = strings.Join(h.render(withoutFile...)["proxy.yaml"], "")
 	for _, want := range []string{
 		`{name: KUBERNETES_SERVICE_HOST, value: "api.example.com"}`, `{name: KUBERNETES_SERVICE_PORT, value: "443"}`,
 	} {

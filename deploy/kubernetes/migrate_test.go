@@ -175,7 +175,7 @@ func (m *migration) kubeProxy(mode string) {
 	testbed.Until(m.T, "the rules of kube-proxy in mode "+mode, func() error {
 		chains := process.Output(m.T, m.node.Command(m.Context(), "iptables-save"))
 		if strings.Contains(chains, "KUBE-SEP-") != (mode == "iptables") {
-			return errors.New("its rules are those of another mode")
+			return errors.New("it has rules of another mode")
 		}
 		ctx, cancel := context.WithTimeout(m.Context(), 2*time.Second)
 		defer cancel()

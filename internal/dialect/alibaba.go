@@ -6,9 +6,12 @@ import (
 	"strings"
 )
 
+// alibabaName is the name of the dialect.
+const alibabaName = "Alibaba Cloud"
+
 func alibabaDialect() Dialect {
 	d := Dialect{
-		Name: "Alibaba Cloud",
+		Name: alibabaName,
 		Source: "https://www.alibabacloud.com/help/en/ack/ack-managed-and-ack-dedicated/user-guide/" +
 			"add-annotations-to-the-yaml-file-of-a-service-to-configure-clb-instances",
 		Prefixes: []string{"service.beta.kubernetes.io/alibaba-cloud-loadbalancer-", "service.beta.kubernetes.io/alicloud-loadbalancer-"},
@@ -22,7 +25,8 @@ func alibabaDialect() Dialect {
 
 // isAlibaba reports whether an annotation is one of Alibaba Cloud.
 func isAlibaba(key string) bool {
-	return strings.Contains(key, "/alibaba-cloud-") || strings.Contains(key, "/alicloud-")
+	d := ownerOf(key)
+	return d != nil && d.Name == alibabaName
 }
 
 const (

@@ -25,7 +25,7 @@ import (
 
 // Times are the times of an election.
 type Times struct {
-	// Lease is how long followers leave a Lease alone after they have seen it renewed, in whole seconds.
+	// Lease is how long followers wait after they have seen the Lease renewed before they take it, in whole seconds.
 	Lease time.Duration
 	// Deadline is how long after the beginning of its last renewal that succeeded a leader works. It is less than Lease
 	// by more than clocks differ in rate.

@@ -23,7 +23,7 @@ type Port struct {
 	// Refused and Dropped are packets that reached no endpoint.
 	Refused uint64 `json:"refusedPackets"`
 	Dropped uint64 `json:"droppedPackets"`
-	// Endpoints have had connections within a day, and are sorted by address. Connections has those of others too.
+	// Endpoints have had connections within a day, and are sorted by address. Connections also counts the ones of other endpoints.
 	Endpoints []Endpoint `json:"endpoints"`
 }
 

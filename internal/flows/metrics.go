@@ -30,7 +30,7 @@ type collector struct {
 	byPort, byPlace series
 }
 
-// labels are those of an endpoint's series; without the last one they are those of its port's.
+// labels name an endpoint's series; without the last one they name its port's.
 type labels [5]string
 
 // NewCollector returns the metrics of connections, with MaxSeries at most of each.

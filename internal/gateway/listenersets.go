@@ -67,6 +67,11 @@ func (f *Front) selects(p *gwv1.ParentReference, namespace string) bool {
 	return parentOf(namespace, p) == f.gateway || f.sets[setOf(namespace, p)] != nil
 }
 
+// isNamed reports whether one of the references of a route names the Gateway, or one of its ListenerSets.
+func (f *Front) isNamed(refs []gwv1.ParentReference, namespace string) bool {
+	return slices.ContainsFunc(refs, func(p gwv1.ParentReference) bool { return f.selects(&p, namespace) })
+}
+
 // isOf reports whether a listener belongs to the object that a reference names: a route that names a Gateway does not attach to
 // the listeners of its ListenerSets.
 func (l *listener) isOf(p *gwv1.ParentReference, namespace string, gateway svc.Name) bool {

@@ -66,7 +66,7 @@ func BuildGateway(o *Objects, name svc.Name, before *Front) *Front {
 		}
 	}
 	f.addRoutes(o, before, target)
-	f.addStreams(o, name, target)
+	f.addStreams(o, target)
 	f.accept(g)
 	f.Secrets, f.Named = secrets.usable, secrets.named
 	f.Table = &Table{Ports: map[uint16]*Port{}}
@@ -80,7 +80,7 @@ func BuildGateway(o *Objects, name svc.Name, before *Front) *Front {
 func (f *Front) addRoutes(o *Objects, before *Front, target func(Target)) {
 	for _, n := range slices.SortedFunc(maps.Keys(o.Routes), svc.Name.Compare) {
 		route := o.Routes[n]
-		if !slices.ContainsFunc(route.Spec.ParentRefs, func(p gwv1.ParentReference) bool { return f.selects(&p, n.Namespace) }) {
+		if !f.isNamed(route.Spec.ParentRefs, n.Namespace) {
 			continue
 		}
 		admitted := slices.ContainsFunc(f.listeners, func(l *listener) bool {

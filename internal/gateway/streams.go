@@ -87,10 +87,10 @@ func (s *Stream) hosts() (out []string) {
 }
 
 // addStreams adds the routes of connections and of datagrams that name the Gateway.
-func (f *Front) addStreams(o *Objects, gateway svc.Name, target func(Target)) {
+func (f *Front) addStreams(o *Objects, target func(Target)) {
 	for _, key := range slices.SortedFunc(maps.Keys(o.Streams), StreamKey.compare) {
 		s := o.Streams[key]
-		if !slices.Contains(ParentsOf(o.Sets, key.Namespace, s.Parents), gateway) {
+		if !f.isNamed(s.Parents, key.Namespace) {
 			continue
 		}
 		c := f.compileStream(o, s)

@@ -190,7 +190,7 @@ Several copies may run; one works at a time.`,
 	flags.StringVar(&o.LeaseName, "leader-elect-resource-name", svc.Controllers, "name of the Lease")
 	times := election.DefaultTimes()
 	flags.DurationVar(&o.Election.Lease, "leader-elect-lease-duration", times.Lease,
-		"how long other copies leave the Lease alone after they have seen it renewed, in whole seconds")
+		"how long other copies wait after they have seen the Lease renewed before they take it, in whole seconds")
 	flags.DurationVar(&o.Election.Deadline, "leader-elect-renew-deadline", times.Deadline,
 		"how long after its last renewal the copy that holds the Lease works; less than the duration")
 	flags.DurationVar(&o.Election.Retry, "leader-elect-retry-period", times.Retry, "time between two renewals")

@@ -168,8 +168,8 @@ func BenchmarkCounting(b *testing.B) {
 	})
 }
 
-// firstPackets sends n datagrams, each of a new socket, from addresses and ports of which seq says how many were used before, and
-// returns how long that took.
+// firstPackets sends n datagrams, each from a new socket with an address and port of its number, and returns how long that took. seq
+// is the last number that was used.
 func firstPackets(b *testing.B, to4 byte, n int, seq *uint32) time.Duration {
 	b.Helper()
 	dst := &syscall.SockaddrInet4{Port: 80, Addr: [4]byte{10, 96, 0, to4}}

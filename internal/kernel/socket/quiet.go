@@ -3,7 +3,6 @@ package socket
 import (
 	"net"
 	"syscall"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -35,38 +34,6 @@ func NewProbe(c *net.TCPConn) (*Probe, error) {
 func (p *Probe) Quiet() bool {
 	p.quiet = false
 	return p.raw.Control(p.look) == nil && p.quiet
-}
-
-// SetUserTimeout bounds how long what was sent may wait for its acknowledgement before the connection ends (TCP_USER_TIMEOUT, RFC
-// 5482), and how long a receiver may keep its window closed; 0 for the system's bounds.
-func SetUserTimeout(c *net.TCPConn, d time.Duration) error {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var failed error
-	if err := raw.Control(func(fd uintptr) {
-		failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(d.Milliseconds()))
-	}); err != nil {
-		return err
-	}
-	return failed
-}
-
-// UserTimeout returns what SetUserTimeout has set.
-func UserTimeout(c *net.TCPConn) (d time.Duration, err error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	if err2 := raw.Control(func(fd uintptr) {
-		n := 0
-		n, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT)
-		d = time.Duration(n) * time.Millisecond
-	}); err2 != nil {
-		return 0, err2
-	}
-	return d, err
 }
 
 // Ended reports whether the other end of a connection of TCP has closed it, or at least its own direction.

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -121,7 +122,7 @@ func (a *absentees) eventsLocked(kind, reason, what string, list []pods.Absence,
 func (a *absentees) statusLocked(now []pods.Absence) (out []v1.AbsentEndpoint) {
 	for _, one := range now[:min(len(now), v1.MaxAbsent)] {
 		e := v1.AbsentEndpoint{
-			Service: one.Service.Namespace + "/" + one.Service.Name, Endpoint: one.Pod.String(), Since: metav1.NewTime(one.Since.Truncate(1e9)),
+			Service: one.Service.Namespace + "/" + one.Service.Name, Endpoint: one.Pod.String(), Since: metav1.NewTime(one.Since.Truncate(time.Second)),
 			Reason: one.Reason,
 		}
 		if s := a.front.services[one.Service]; s != nil {

@@ -1,10 +1,13 @@
 package front
 
 import (
+	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway"
@@ -30,6 +33,40 @@ func TestFrontOfGateway(t *testing.T) {
 		}})
 		if ok != c.want {
 			t.Errorf("%+v: %t", c, ok)
+		}
+	}
+}
+
+// Routes lead to headless Services, too, which no proxy has: their slices say so by a label. IPv4 comes first where there are both
+// families.
+func TestTargetsOfRoutes(t *testing.T) {
+	slice := func(addr string, labels map[string]string) *discoveryv1.EndpointSlice {
+		family := discoveryv1.AddressTypeIPv4
+		if netip.MustParseAddr(addr).Is6() {
+			family = discoveryv1.AddressTypeIPv6
+		}
+		return &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Labels: labels}, AddressType: family,
+			Ports:     []discoveryv1.EndpointPort{{Name: new("web"), Port: new(int32(8080)), Protocol: new(corev1.ProtocolTCP)}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{addr}}}}
+	}
+	headless := map[string]string{corev1.IsHeadlessService: ""}
+	for _, c := range []struct {
+		name   string
+		slices []*discoveryv1.EndpointSlice
+		want   string
+	}{
+		{"with a virtual IP", []*discoveryv1.EndpointSlice{slice("10.0.0.1", nil)}, "[10.0.0.1:8080]"},
+		{"headless", []*discoveryv1.EndpointSlice{slice("10.0.0.1", headless), slice("10.0.0.2", headless)}, "[10.0.0.1:8080 10.0.0.2:8080]"},
+		{"headless, IPv6", []*discoveryv1.EndpointSlice{slice("fd00::1", headless)}, "[[fd00::1]:8080]"},
+		{"both families", []*discoveryv1.EndpointSlice{slice("fd00::1", nil), slice("10.0.0.1", nil)}, "[10.0.0.1:8080]"},
+	} {
+		to := target{slices: map[string]*discoveryv1.EndpointSlice{}}
+		for i, s := range c.slices {
+			to.slices[fmt.Sprint(i)] = s
+		}
+		b := gateway.Backend{Name: svc.Name{Namespace: "a", Name: "back"}, Port: 80, PortName: "web", Protocol: gateway.HTTP1}
+		if got := fmt.Sprint(to.endpoints(b, "node1", "")); got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
 		}
 	}
 }

@@ -28,8 +28,6 @@ import (
 // manager is the field manager of what a walk writes.
 const manager = "fairlead-migrate"
 
-func marshal(v any) ([]byte, error) { return json.Marshal(v) }
-
 // objects are fairlead proxy's, and kube-proxy's DaemonSet.
 type objects struct {
 	all       []runtime.Object

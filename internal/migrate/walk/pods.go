@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/migrate"
+	"github.com/fairlead/fairlead/internal/workloads"
 )
 
 // podsOf returns the Pods of a DaemonSet on a node.
@@ -39,7 +40,7 @@ func (w *Walk) podReady(ctx context.Context, d *appsv1.DaemonSet, node string) e
 		p := &pods[i]
 		switch {
 		case p.DeletionTimestamp != nil:
-		case podIsReady(p):
+		case workloads.IsReady(p):
 			return nil
 		default:
 			why = fmt.Sprintf("the Pod %s is not ready: %s %s", p.Name, p.Status.Phase, reportOf(p))

@@ -8,10 +8,10 @@ import (
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/migrate"
+	"github.com/fairlead/fairlead/internal/workloads"
 )
 
 // rollOut waits until the Pods of a DaemonSet are of its template and ready, except for those on nodes that are not ready. The
@@ -101,7 +101,7 @@ func (w *Walk) countPods(ctx context.Context, d *appsv1.DaemonSet, except []stri
 			continue
 		}
 		all++
-		if p.Labels[appsv1.ControllerRevisionHashLabelKey] == hash && p.DeletionTimestamp == nil && podIsReady(p) {
+		if p.Labels[appsv1.ControllerRevisionHashLabelKey] == hash && p.DeletionTimestamp == nil && workloads.IsReady(p) {
 			replaced++
 		}
 	}
@@ -123,11 +123,4 @@ func (w *Walk) sameImage(ctx context.Context) error {
 			"'fairlead migrate rollback --image IMAGE'", err)
 	}
 	return nil
-}
-
-// podIsReady reports whether a Pod is ready.
-func podIsReady(p *corev1.Pod) bool {
-	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
 }

@@ -4,6 +4,7 @@ package walk
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -282,7 +283,7 @@ func (w *Walk) patch(ctx context.Context, node, version string, metadata map[str
 	if version != "" {
 		metadata["resourceVersion"] = version
 	}
-	text, err := marshal(map[string]any{"metadata": metadata})
+	text, err := json.Marshal(map[string]any{"metadata": metadata})
 	if err != nil {
 		return err
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/migrate"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/workloads"
 )
 
 const system = "kube-system"
@@ -136,7 +137,7 @@ func TestRollOut(t *testing.T) {
 			if p.Labels[appsv1.ControllerRevisionHashLabelKey] == "hash2" {
 				d.Status.UpdatedNumberScheduled++
 			}
-			if podIsReady(p) {
+			if workloads.IsReady(p) {
 				d.Status.NumberReady++
 			}
 		}

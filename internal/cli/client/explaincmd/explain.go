@@ -194,12 +194,12 @@ const noNodes = "you may not read Nodes, or there are none: name one to ask with
 func (c *cluster) facts(ctx context.Context, client kubernetes.Interface, node string, q *explain.Question, probe bool) *explain.Facts {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	request := client.CoreV1().RESTClient().Get().Resource("nodes").Name(node).SubResource("proxy").Suffix("explain")
 	target := explain.Resolve(q, &c.objects)
 	if node == "" {
 		t := c.table(node)
 		return explain.Assumed(node, noNodes, t, explain.Choose(t, target, q.Address, q.Protocol))
 	}
+	request := client.CoreV1().RESTClient().Get().Resource("nodes").Name(node).SubResource("proxy").Suffix("explain")
 	if target != (svc.Name{}) {
 		request.Param("service", target.String())
 	} else if q.Address.IsValid() {
@@ -324,12 +324,15 @@ func (c *cluster) place(to *explain.Client) {
 	}
 }
 
-// endpointNodes takes the place of Nodes that the user may not read: the nodes of a Service's endpoints, or "" for any node.
-func (c *cluster) endpointNodes(service svc.Name) (out []string) {
-	for _, s := range c.objects.Slices {
-		if service != (svc.Name{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}) {
-			continue
-		}
+// sliceOwner returns the Service that a slice is of.
+func sliceOwner(s *discoveryv1.EndpointSlice) svc.Name {
+	return svc.Name{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}
+}
+
+// endpointNodes returns the nodes of the endpoints of slices, or "" for any node. They take the place of Nodes that the user may
+// not read.
+func endpointNodes(list []*discoveryv1.EndpointSlice) (out []string) {
+	for _, s := range list {
 		for i := range s.Endpoints {
 			if n := s.Endpoints[i].NodeName; n != nil && *n != "" && !slices.Contains(out, *n) {
 				out = append(out, *n)
@@ -362,7 +365,10 @@ func (c *cluster) choose(node string, q *explain.Question) (nodes []string, left
 	}
 	names := c.names
 	if len(names) == 0 {
-		names = c.endpointNodes(explain.Resolve(q, &c.objects))
+		service := explain.Resolve(q, &c.objects)
+		names = endpointNodes(slices.DeleteFunc(slices.Clone(c.objects.Slices), func(s *discoveryv1.EndpointSlice) bool {
+			return sliceOwner(s) != service
+		}))
 	}
 	n := min(len(names), maxNodes)
 	return names[:n], len(names) - n, nil

@@ -92,7 +92,7 @@ func (j *judging) readSlices(ctx context.Context, namespace, selector string) er
 	slices.SortFunc(list.Items, func(a, b discoveryv1.EndpointSlice) int { return cmp.Compare(a.Name, b.Name) })
 	for i := range list.Items {
 		s := &list.Items[i]
-		of := svc.Name{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}
+		of := sliceOwner(s)
 		j.slices[of] = append(j.slices[of], s)
 	}
 	return nil
@@ -137,16 +137,7 @@ func fails(v *explain.Verdict) bool {
 func (j *judging) places(s *corev1.Service) []string {
 	out := j.names
 	if len(out) == 0 {
-		for _, slice := range j.slices[svc.NameOf(s)] {
-			for i := range slice.Endpoints {
-				if n := slice.Endpoints[i].NodeName; n != nil && !slices.Contains(out, *n) {
-					out = append(out, *n)
-				}
-			}
-		}
-	}
-	if len(out) == 0 {
-		out = []string{""}
+		out = endpointNodes(j.slices[svc.NameOf(s)])
 	}
 	return out[:min(len(out), maxNodes)]
 }

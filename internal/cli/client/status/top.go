@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -25,6 +26,9 @@ import (
 
 // topInterval is the time between two reports of 'fairlead top --watch'.
 const topInterval = 3 * time.Second
+
+// summaryPath is where an agent answers with api.Summary.
+const summaryPath = "stats/summary"
 
 // topCommand shows what nodes and Pods use.
 type topCommand struct {
@@ -210,11 +214,11 @@ func (c *topCommand) nodes(ctx context.Context, client kubernetes.Interface, _, 
 	if name != "" && len(nodes.Items) == 0 {
 		return nil, fmt.Errorf("there is no node %s", name)
 	}
-	names := map[string]bool{}
+	var names []string
 	for i := range nodes.Items {
-		names[nodes.Items[i].Name] = true
+		names = append(names, nodes.Items[i].Name)
 	}
-	stats, problems := summaries(ctx, client, names)
+	stats, problems := askAgents[api.Summary](ctx, client, names, summaryPath)
 	r := &topReport{Nodes: []topRow{}, Problems: problems}
 	for i := range nodes.Items {
 		n := &nodes.Items[i]
@@ -247,7 +251,7 @@ func (c *topCommand) pods(ctx context.Context, client kubernetes.Interface, name
 			names[p.Spec.NodeName] = true
 		}
 	}
-	stats, problems := summaries(ctx, client, names)
+	stats, problems := askAgents[api.Summary](ctx, client, slices.Collect(maps.Keys(names)), summaryPath)
 	used := map[string]api.PodStats{}
 	for node, s := range stats {
 		for _, p := range s.Pods {
@@ -286,21 +290,21 @@ func percent(part *uint64, whole int64) *int64 {
 	return new(int64(float64(*part) * 100 / float64(whole)))
 }
 
-// summaries asks the agents of nodes, all at once, and returns their answers, and why
-// there is none of others.
-func summaries(ctx context.Context, client kubernetes.Interface, nodes map[string]bool) (map[string]*api.Summary, []string) {
+// askAgents asks the agents of nodes at a path, all at once, and returns their answers, and why
+// there is none of others, sorted.
+func askAgents[T any](ctx context.Context, client kubernetes.Interface, nodes []string, path string) (map[string]*T, []string) {
 	var mu sync.Mutex
-	out, problems := map[string]*api.Summary{}, []string{}
+	out, problems := map[string]*T{}, []string{}
 	var group errgroup.Group
 	group.SetLimit(askAtOnce)
-	for name := range nodes {
+	for _, name := range nodes {
 		group.Go(func() error {
 			ctx, cancel := context.WithTimeout(ctx, askTimeout)
 			defer cancel()
-			text, err := client.CoreV1().RESTClient().Get().Resource("nodes").Name(name).SubResource("proxy").Suffix("stats/summary").DoRaw(ctx)
-			var s api.Summary
+			text, err := client.CoreV1().RESTClient().Get().Resource("nodes").Name(name).SubResource("proxy").Suffix(path).DoRaw(ctx)
+			var answer T
 			if err == nil {
-				err = json.Unmarshal(text, &s)
+				err = json.Unmarshal(text, &answer)
 			}
 			mu.Lock()
 			defer mu.Unlock()
@@ -308,11 +312,12 @@ func summaries(ctx context.Context, client kubernetes.Interface, nodes map[strin
 				problems = append(problems, fmt.Sprintf("node %s: its agent does not answer: %s", name, base.PlainLine(base.OneLine(err))))
 				return nil
 			}
-			out[name] = &s
+			out[name] = &answer
 			return nil
 		})
 	}
 	_ = group.Wait() // the functions return no errors: they are in problems
+	slices.Sort(problems)
 	return out, problems
 }
 

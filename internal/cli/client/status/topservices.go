@@ -3,19 +3,16 @@ package status
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -140,7 +137,7 @@ func (c *topServices) read(ctx context.Context, client kubernetes.Interface, nam
 			return nil, err
 		}
 	}
-	answers, problems := counted(ctx, client, names)
+	answers, problems := askAgents[flows.Report](ctx, client, names, "services")
 	if len(answers) == 0 && len(problems) > 0 {
 		return nil, errors.New(strings.Join(problems, "; "))
 	}
@@ -170,36 +167,6 @@ func compareServices(by string, a, b *flows.Port) int {
 		first = cmp.Compare(b.Dropped, a.Dropped)
 	}
 	return cmp.Or(first, a.Compare(b))
-}
-
-// counted asks the agents of nodes, all at once, and returns their answers, and why there is none of others, sorted.
-func counted(ctx context.Context, client kubernetes.Interface, nodes []string) (map[string]*flows.Report, []string) {
-	var mu sync.Mutex
-	out, problems := map[string]*flows.Report{}, []string{}
-	var group errgroup.Group
-	group.SetLimit(askAtOnce)
-	for _, name := range nodes {
-		group.Go(func() error {
-			ctx, cancel := context.WithTimeout(ctx, askTimeout)
-			defer cancel()
-			text, err := client.CoreV1().RESTClient().Get().Resource("nodes").Name(name).SubResource("proxy").Suffix("services").DoRaw(ctx)
-			var r flows.Report
-			if err == nil {
-				err = json.Unmarshal(text, &r)
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				problems = append(problems, fmt.Sprintf("node %s: its agent does not answer: %s", name, base.PlainLine(base.OneLine(err))))
-				return nil
-			}
-			out[name] = &r
-			return nil
-		})
-	}
-	_ = group.Wait() // the functions return no errors: they are in problems
-	slices.Sort(problems)
-	return out, problems
 }
 
 // sum adds up the counts of nodes, sorted.
