@@ -98,8 +98,9 @@ func pick(all []Candidate, keep func(*Candidate) bool) []Endpoint {
 }
 
 // AppendCandidates appends the endpoints of a slice that serve a port of a Service on the node of that name: none if the
-// slice is for another proxy or family, or does not have the port. A headless Service has some, too: routes lead to it. Endpoints with an invalid address are left out. Each
-// candidate has the index of its endpoint in the slice as Origin, and no weight.
+// slice is for another proxy or family, or does not have the port. A headless Service has some, too: routes lead to it.
+// Endpoints with an invalid address are left out. Each candidate has the index of its endpoint in the slice as Origin, and
+// no weight.
 func AppendCandidates(to []Candidate, obj *discoveryv1.EndpointSlice, k Key, proto svc.Protocol, nodeName string) []Candidate {
 	if _, other := obj.Labels[labelProxyName]; other {
 		return to

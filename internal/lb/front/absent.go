@@ -122,8 +122,8 @@ func (a *absentees) eventsLocked(kind, reason, what string, list []pods.Absence,
 func (a *absentees) statusLocked(now []pods.Absence) (out []v1.AbsentEndpoint) {
 	for _, one := range now[:min(len(now), v1.MaxAbsent)] {
 		e := v1.AbsentEndpoint{
-			Service: one.Service.Namespace + "/" + one.Service.Name, Endpoint: one.Pod.String(), Since: metav1.NewTime(one.Since.Truncate(time.Second)),
-			Reason: one.Reason,
+			Service: one.Service.Namespace + "/" + one.Service.Name, Endpoint: one.Pod.String(),
+			Since: metav1.NewTime(one.Since.Truncate(time.Second)), Reason: one.Reason,
 		}
 		if s := a.front.services[one.Service]; s != nil {
 			e.Pod = s.podAt(one.Pod)
