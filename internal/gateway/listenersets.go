@@ -31,8 +31,8 @@ type listenerSet struct {
 	refused  string
 }
 
-// GatewayOf returns the Gateway that a ListenerSet names, the zero Name if it names something else.
-func GatewayOf(s *gwv1.ListenerSet) svc.Name {
+// ParentOf returns the Gateway that a ListenerSet names, the zero Name if it names something else.
+func ParentOf(s *gwv1.ListenerSet) svc.Name {
 	p := &s.Spec.ParentRef
 	if valueOf(p.Group, gwv1.GroupName) != gwv1.GroupName || valueOf(p.Kind, kindGateway) != kindGateway {
 		return svc.Name{}
@@ -53,7 +53,7 @@ func ParentsOf(sets map[svc.Name]*gwv1.ListenerSet, namespace string, refs []gwv
 	for i := range refs {
 		n := parentOf(namespace, &refs[i])
 		if set := sets[setOf(namespace, &refs[i])]; set != nil {
-			n = GatewayOf(set)
+			n = ParentOf(set)
 		}
 		if n != (svc.Name{}) {
 			out = append(out, n)
@@ -85,7 +85,7 @@ func (l *listener) isOf(p *gwv1.ParentReference, namespace string, gateway svc.N
 func (f *Front) addSets(o *Objects, g *gwv1.Gateway, secrets *secretSet) {
 	var sets []*gwv1.ListenerSet
 	for s := range maps.Values(o.Sets) {
-		if GatewayOf(s) == f.gateway {
+		if ParentOf(s) == f.gateway {
 			sets = append(sets, s)
 		}
 	}
@@ -190,9 +190,7 @@ func (f *Front) SetStatus(name svc.Name, unprogrammed string) gwv1.ListenerSetSt
 		}
 		of := l.status(generation, pending)
 		served = served || l.serves()
-		out.Listeners = append(out.Listeners, gwv1.ListenerEntryStatus{
-			Name: of.Name, SupportedKinds: of.SupportedKinds, AttachedRoutes: of.AttachedRoutes, Conditions: of.Conditions,
-		})
+		out.Listeners = append(out.Listeners, gwv1.ListenerEntryStatus(of))
 	}
 	programmed, why := gwv1.ListenerSetReasonProgrammed, ""
 	switch {

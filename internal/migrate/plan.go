@@ -125,7 +125,7 @@ func (p *Plan) decideNodes(c *Cluster, names []string) {
 	for _, n := range c.Nodes {
 		phase, err := ParsePhase(n.Labels[Label])
 		if err != nil {
-			p.mistake(fmt.Errorf("Node %s: %w", n.Name, err))
+			p.mistake(fmt.Errorf("on Node %s: %w", n.Name, err))
 		}
 		np := NodePlan{Name: n.Name, Phase: phase, Failure: n.Annotations[Failure]}
 		switch {

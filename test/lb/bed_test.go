@@ -391,18 +391,6 @@ func (b *bed) rebalanced(what string, f func() error) {
 	})
 }
 
-// answers waits until a node has answered for an address after a time.
-func (b *bed) answers(a netip.Addr, n *node, after time.Time) {
-	b.Helper()
-	testbed.Until(b, n.name+" to answer", func() error {
-		b.wire.Who(a)
-		if !b.claimed(a, n, after) {
-			return errors.New("it does not")
-		}
-		return nil
-	})
-}
-
 // claimed reports whether a node has claimed an address since a time.
 func (b *bed) claimed(a netip.Addr, n *node, since time.Time) bool {
 	return slices.ContainsFunc(b.wire.Since(a, since), func(c arp.Claim) bool { return c.MAC == n.mac })

@@ -54,7 +54,7 @@ func (w *Watch) setListenerSet(n svc.Name, s *gwv1.ListenerSet) {
 	have := w.objects.Sets[n]
 	for _, o := range []*gwv1.ListenerSet{have, s} {
 		if o != nil && !sameSpec(have, s) {
-			w.dirty[gateway.GatewayOf(o)] = true
+			w.dirty[gateway.ParentOf(o)] = true
 		}
 	}
 	set(w.objects.Sets, n, s)

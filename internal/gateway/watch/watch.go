@@ -104,7 +104,7 @@ func (w *Watch) Update(ctx context.Context, running *sync.WaitGroup) *State {
 	s.Gateways, s.Fronts, s.Routes = maps.Clone(w.objects.Gateways), maps.Clone(w.fronts), maps.Clone(w.objects.Routes)
 	s.Streams, s.Sets = maps.Clone(w.objects.Streams), maps.Clone(w.objects.Sets)
 	for _, set := range s.Sets {
-		if n := gateway.GatewayOf(set); n != (svc.Name{}) && w.gateways[n] == nil {
+		if n := gateway.ParentOf(set); n != (svc.Name{}) && w.gateways[n] == nil {
 			s.Orphans = append(s.Orphans, set)
 		}
 	}

@@ -314,7 +314,7 @@ func (s *Speaker) release(ctx context.Context, returns bool) {
 	case <-deadline.Done():
 	}
 	if released {
-		s.log.Info("gave up all addresses", "took", time.Since(begin).Round(time.Millisecond), "keptForTheNext", away)
+		s.log.Info("gave up all addresses", "took", time.Since(begin).Round(time.Millisecond), "kept-for-the-next", away)
 	} else {
 		s.log.Warn("other speakers did not confirm that this one ends; they take over after a second")
 	}
