@@ -9,6 +9,7 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -105,6 +106,7 @@ type Registrar struct {
 	written  report    // what the Lease reports
 	answered string    // the last suspicion that was answered by a renewal
 	began    time.Time // when Run did
+	short    bool      // the Node's ranges have fewer addresses than MaxPods
 	known    bool      // this machine has been ready since then
 }
 
@@ -322,11 +324,44 @@ func (r *Registrar) fillStatus(n *corev1.Node, now time.Time) {
 	maps.Copy(capacity, r.opts.Capacity)
 	maps.Copy(s.Capacity, capacity)
 	maps.Copy(s.Allocatable, capacity)
+	s.Allocatable[corev1.ResourcePods] = r.allocatablePods(n)
 
 	setCondition(s, r.ready(was, now), now)
 	for _, condition := range r.opts.Conditions {
 		setCondition(s, condition(), now)
 	}
+}
+
+// allocatablePods returns how many Pods the scheduler may put on the Node: MaxPods, but no more than its ranges have
+// addresses for, so that others wait as Pending rather than fail to start.
+func (r *Registrar) allocatablePods(n *corev1.Node) resource.Quantity {
+	pods, most := cmp.Or(r.opts.MaxPods, DefaultMaxPods), podAddresses(n.Spec.PodCIDRs)
+	if short := most < pods; short != r.short {
+		r.short = short
+		if short {
+			r.log.Warn("the node's range has fewer addresses than --max-pods; give new nodes larger ranges with "+
+				"--node-cidr-mask-size-ipv4 of the server", "ranges", n.Spec.PodCIDRs, "addresses", most, "max-pods", pods)
+		}
+	}
+	return *resource.NewQuantity(min(pods, most), resource.DecimalSI)
+}
+
+// podAddresses returns how many Pods get an address of each of a Node's ranges: all but the network's, the node's own
+// (the first), and IPv4's broadcast address. Without ranges there is no bound.
+func podAddresses(ranges []string) int64 {
+	most := int64(math.MaxInt64)
+	for _, text := range ranges {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			continue
+		}
+		reserved := int64(2)
+		if p.Addr().Is4() {
+			reserved = 3
+		}
+		most = min(most, max(0, 1<<min(p.Addr().BitLen()-p.Bits(), 62)-reserved))
+	}
+	return most
 }
 
 // ready returns the condition Ready. was is the status of the Node before.

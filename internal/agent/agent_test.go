@@ -246,6 +246,31 @@ func TestRegistration(t *testing.T) {
 	})
 }
 
+// The scheduler gets no more Pods for a node than its range has addresses: one more would never start.
+func TestPodsAreBoundedByAddresses(t *testing.T) {
+	inBubble(t, Options{MaxPods: 500}, func(w *world) {
+		w.settle(time.Second)
+		for _, c := range []struct {
+			ranges      []string
+			allocatable int64
+		}{
+			{nil, 500}, {[]string{"10.244.0.0/24", "fd00:10:244::/64"}, 253}, {[]string{"10.244.0.0/22"}, 500},
+			{[]string{"fd00:10:244::/64"}, 500}, {[]string{"fd00:10:244::/124"}, 14}, {[]string{"10.244.0.0/31"}, 0}, {[]string{"x"}, 500},
+		} {
+			n := w.own()
+			n.Spec.PodCIDRs = c.ranges
+			if _, err := w.client.CoreV1().Nodes().Update(t.Context(), n, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			w.settle(11 * time.Second)
+			n = w.own()
+			if got := n.Status.Allocatable.Pods().Value(); got != c.allocatable || n.Status.Capacity.Pods().Value() != 500 {
+				t.Errorf("%v: %d of %d pods are allocatable, want %d", c.ranges, got, n.Status.Capacity.Pods().Value(), c.allocatable)
+			}
+		}
+	})
+}
+
 // A status that the server rejects does not make the machine look dead.
 func TestLeaseIsRenewedThoughTheStatusIsRejected(t *testing.T) {
 	inBubble(t, Options{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, func(w *world) {

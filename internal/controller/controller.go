@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiclient"
 	"github.com/fairlead/fairlead/internal/controller/kit"
+	"github.com/fairlead/fairlead/internal/controller/nodes"
 	"github.com/fairlead/fairlead/internal/election"
 	"github.com/fairlead/fairlead/internal/epslice"
 	"github.com/fairlead/fairlead/internal/events"
@@ -43,7 +44,7 @@ type Options struct {
 	MaxEndpointsPerSlice int
 	// ClusterCIDRs are the ranges that nodeipam assigns to Nodes from, at most
 	// one per family; NodeMask4 and NodeMask6 are the prefix lengths of a Node's
-	// part (default 24 and 64).
+	// part (default DefaultNodeMask4 and DefaultNodeMask6).
 	ClusterCIDRs         []netip.Prefix
 	NodeMask4, NodeMask6 int
 	// NodeGracePeriod is how long after the last renewal of its Lease a Node is
@@ -71,6 +72,12 @@ type Options struct {
 	// Health, if not nil, is kept up to date.
 	Health *Health
 }
+
+// DefaultNodeMask4 and DefaultNodeMask6 are the prefix lengths of a Node's part of the pod ranges, kube-controller-manager's.
+const (
+	DefaultNodeMask4 = 24
+	DefaultNodeMask6 = 64
+)
 
 // DefaultClusterCIDRs are the pod ranges of a cluster that names none.
 func DefaultClusterCIDRs() []netip.Prefix {
@@ -160,14 +167,21 @@ func (o *Options) complete() error {
 	}
 	orDefault(&o.LeaseNamespace, svc.SystemNamespace)
 	orDefault(&o.LeaseName, svc.Controllers)
-	orDefault(&o.NodeMask4, 24)
-	orDefault(&o.NodeMask6, 64)
+	orDefault(&o.NodeMask4, DefaultNodeMask4)
+	orDefault(&o.NodeMask6, DefaultNodeMask6)
 	orDefault(&o.NodeGracePeriod, 40*time.Second)
 	orDefault(&o.UnreachableToleration, 5*time.Minute)
 	orDefault(&o.PodGCDelay, time.Minute)
 	orDefault(&o.TerminatedPodLimit, 12500)
 	orDefault(&o.Workers, 8)
 	return nil
+}
+
+// CheckRanges returns an error if ClusterCIDRs cannot be divided by NodeMask4 and NodeMask6.
+func (o *Options) CheckRanges() error { return o.ipam().Check() }
+
+func (o *Options) ipam() nodes.IPAMOptions {
+	return nodes.IPAMOptions{ClusterCIDRs: o.ClusterCIDRs, Mask4: o.NodeMask4, Mask6: o.NodeMask6}
 }
 
 func (o *Options) completeControllers() error {

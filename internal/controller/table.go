@@ -65,9 +65,7 @@ type parts struct {
 var table = []entry{
 	{NamespaceName, metaOnly, func(p *parts) (kit.Task, error) { return garbage.NewNamespaces(p.Kit, p.name, p.meta) }},
 	{NodeIPAMName, 0, func(p *parts) (kit.Task, error) {
-		return nodes.NewIPAM(p.Kit, p.name, nodes.IPAMOptions{
-			ClusterCIDRs: p.options.ClusterCIDRs, Mask4: p.options.NodeMask4, Mask6: p.options.NodeMask6,
-		})
+		return nodes.NewIPAM(p.Kit, p.name, p.options.ipam())
 	}},
 	{NodeLifecycleName, index, func(p *parts) (kit.Task, error) {
 		return nodes.NewLifecycle(p.Kit, p.name, nodes.LifecycleOptions{

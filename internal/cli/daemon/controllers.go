@@ -139,6 +139,7 @@ func NewControllers(g *base.Global) *cobra.Command {
 	var f base.ClientFlags
 	var o controller.Options
 	var healthz string
+	var masks nodeMasks
 	networks := node.DefaultNetworks()
 	cmd := &cobra.Command{
 		Use:   "controllers",
@@ -160,6 +161,9 @@ Several copies may run; one works at a time.`,
 			if o.MaxEndpointsPerSlice < 1 || o.MaxEndpointsPerSlice > 1000 {
 				return base.Usagef("--max-endpoints-per-slice is %d; want 1 to 1000", o.MaxEndpointsPerSlice)
 			}
+			if err := masks.ranges(&o, networks.PodCIDRs); err != nil {
+				return err
+			}
 			if err := o.Election.Check(); err != nil {
 				return base.Usagef("--leader-elect-%w", err)
 			}
@@ -174,7 +178,7 @@ Several copies may run; one works at a time.`,
 				return err
 			}
 			defer lifecycle.Beside(cmd.Context(), func(ctx context.Context) { parts.WarnOfInlineCertificate(ctx, log, o.Config) })()
-			o.Log, o.ClusterCIDRs = log, networks.PodCIDRs
+			o.Log = log
 			return lifecycle.RunAll(cmd.Context(), log, func() {}, dropInComponents(log, o, healthz)...)
 		},
 	}
@@ -196,5 +200,6 @@ Several copies may run; one works at a time.`,
 	flags.DurationVar(&o.Election.Retry, "leader-elect-retry-period", times.Retry, "time between two renewals")
 	flags.StringVar(&healthz, "healthz-bind-address", "", "IP:PORT of /livez, /readyz and /metrics; empty for none")
 	networks.AddPodNetworks(cmd, "ranges that nodeipam gives out to nodes")
+	masks.add(flags)
 	return cmd
 }

@@ -37,6 +37,7 @@ type serverFlags struct {
 	quota     map[string]string
 	// unreachable is that of --default-unreachable-toleration-seconds.
 	unreachable time.Duration
+	masks       nodeMasks
 }
 
 func (f *serverFlags) add(cmd *cobra.Command) {
@@ -48,7 +49,8 @@ func (f *serverFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.advertise, "advertise-address", "",
 		"address of this server in the Service default/kubernetes (default: the first bind address that is not loopback; none if all are)")
 	f.AddNetworks(cmd, "range of ClusterIPs, or one of each family; the first is preferred",
-		"range of the Pods' addresses, or one of each family; each node gets a /24 or a /64 of it")
+		"range of the Pods' addresses, or one of each family; each node gets a part of it, see --node-cidr-mask-size-ipv4")
+	f.masks.add(flags)
 	flags.Var(&f.nodePorts, "service-node-port-range", "range of node ports")
 	flags.BoolVar(&f.StrictLoadBalancers, "strict-load-balancers", false,
 		"reject new load balancers whose ports have several protocols, or SCTP without a loadBalancerClass")
@@ -184,11 +186,13 @@ func serve(
 		return err
 	}
 	f.Log = log
+	if err := f.masks.ranges(&controllers, f.NetworkFlags.PodCIDRs); err != nil {
+		return err
+	}
 	if err := several.join(ctx, &f.Options); err != nil {
 		return err
 	}
-	controllers.ClusterCIDRs, controllers.Health = f.NetworkFlags.PodCIDRs, addControllersCheck(&f.Options)
-	controllers.UnreachableToleration = f.unreachable
+	controllers.Health, controllers.UnreachableToleration = addControllersCheck(&f.Options), f.unreachable
 	server, err := apiserver.New(f.Options)
 	if err != nil {
 		return err

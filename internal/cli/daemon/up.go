@@ -94,7 +94,12 @@ func (u *upCommand) run(ctx context.Context) error {
 func (u *upCommand) serve(ctx context.Context, log *slog.Logger, begin time.Time) error {
 	u.server.Log, u.server.Domains = log, u.agent.DNS.Domains
 	u.server.BindAddresses = append([]netip.Addr{loopback}, u.agent.Host.IPs...)
-	health := addControllersCheck(&u.server.Options)
+	of := controller.Options{
+		Health: addControllersCheck(&u.server.Options), PeerWatch: u.agent.Host.PeerWatch, UnreachableToleration: u.server.unreachable,
+	}
+	if err := u.server.masks.ranges(&of, u.server.NetworkFlags.PodCIDRs); err != nil {
+		return err
+	}
 	server, err := apiserver.New(u.server.Options)
 	if err != nil {
 		return err
@@ -105,10 +110,7 @@ func (u *upCommand) serve(ctx context.Context, log *slog.Logger, begin time.Time
 		return err
 	}
 	defer unlock()
-	controllers, err := controllersComponent(log, server.ControllersConfig, controller.Options{
-		ClusterCIDRs: u.server.NetworkFlags.PodCIDRs, Health: health,
-		PeerWatch: u.agent.Host.PeerWatch, UnreachableToleration: u.server.unreachable,
-	})
+	controllers, err := controllersComponent(log, server.ControllersConfig, of)
 	if err != nil {
 		return err
 	}

@@ -37,7 +37,8 @@ func (f *PodFlags) add(cmd *cobra.Command) {
 			"to be privileged")
 	flags.Int64Var(&f.pids, "pod-max-pids", runner.DefaultPodPIDs, "processes and threads of each Pod that is not allowed to be privileged")
 	flags.Int64Var(&f.maxPods, "max-pods", agent.DefaultMaxPods,
-		"Pods that the scheduler puts on this node at most; the node's range of addresses must be large enough")
+		"Pods that the scheduler puts on this node at most, and no more than its range has addresses for "+
+			"(--node-cidr-mask-size-ipv4 of the server)")
 	flags.StringArrayVar(&f.images, "image-map", nil,
 		"PREFIX=PROGRAM: the program of this machine that containers run as the entry point of images whose name begins with PREFIX, "+
 			"as registry.example/echo=/usr/local/bin/echo; can be repeated")

@@ -39,9 +39,13 @@ type IPAMOptions struct {
 	Mask4, Mask6 int
 }
 
-// NewIPAM returns the controller that gives each Node its part of the cluster's pod ranges.
-func NewIPAM(k *kit.Kit, name string, o IPAMOptions) (kit.Task, error) {
-	c := &nodeIPAM{Kit: k, assigned: map[string][]netip.Prefix{}, waiting: map[string]bool{}, overlaps: map[string]string{}}
+// Check returns an error if the pod ranges cannot be divided.
+func (o IPAMOptions) Check() error {
+	_, err := o.ranges()
+	return err
+}
+
+func (o IPAMOptions) ranges() (out []*cidrRange, err error) {
 	for _, p := range o.ClusterCIDRs {
 		mask := o.Mask4
 		if p.Addr().Is6() {
@@ -51,10 +55,22 @@ func NewIPAM(k *kit.Kit, name string, o IPAMOptions) (kit.Task, error) {
 		if err != nil {
 			return nil, err
 		}
-		if len(c.ranges) == 1 && c.ranges[0].base.Addr().Is4() == p.Addr().Is4() || len(c.ranges) > 1 {
+		if len(out) == 1 && out[0].base.Addr().Is4() == p.Addr().Is4() || len(out) > 1 {
 			return nil, fmt.Errorf("cluster CIDRs %v: want one range, or one of each family", o.ClusterCIDRs)
 		}
-		c.ranges = append(c.ranges, r)
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+// NewIPAM returns the controller that gives each Node its part of the cluster's pod ranges.
+func NewIPAM(k *kit.Kit, name string, o IPAMOptions) (kit.Task, error) {
+	ranges, err := o.ranges()
+	if err != nil {
+		return nil, err
+	}
+	c := &nodeIPAM{
+		Kit: k, ranges: ranges, assigned: map[string][]netip.Prefix{}, waiting: map[string]bool{}, overlaps: map[string]string{},
 	}
 	c.loop = loop.New(k.Log, name, min(4, k.Workers), c.sync)
 	return c.loop.Run, k.Handle(k.Informers.Core().V1().Nodes().Informer(), kit.Handlers(c.nodeChanged, c.nodeDeleted))
@@ -216,8 +232,8 @@ const maxNodeBits = 16
 func newCIDRRange(p netip.Prefix, mask int) (*cidrRange, error) {
 	bits := mask - p.Bits()
 	if !p.IsValid() || bits < 0 || mask > p.Addr().BitLen() || bits > maxNodeBits {
-		return nil, fmt.Errorf("cluster CIDR %s cannot be divided into node ranges of /%d: the node mask must be at least as long, by at most %d",
-			p, mask, maxNodeBits)
+		return nil, fmt.Errorf("the range %s cannot be divided into node ranges of /%d: want /%d to /%d",
+			p, mask, p.Bits(), min(p.Bits()+maxNodeBits, p.Addr().BitLen()))
 	}
 	return &cidrRange{base: p.Masked(), mask: mask, size: 1 << bits, taken: map[uint64]map[string]bool{}}, nil
 }

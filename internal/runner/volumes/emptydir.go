@@ -38,6 +38,13 @@ func ofFiles(v *corev1.Volume) bool {
 	return v.Secret != nil || v.Projected != nil || v.DownwardAPI != nil
 }
 
+// usedBefore reports whether an earlier start of the Pod has processes with a mount at dir. Only then does it look at
+// the mounts of all processes of the machine, which takes a millisecond for each Pod that runs.
+func usedBefore(dir string) bool {
+	_, err := os.Lstat(dir)
+	return err == nil && process.MountedAt(dir)
+}
+
 // MountMemory makes the volumes of a Pod that are in memory: path returns the directory of a volume, machine is the
 // machine's memory. It is called before the Pod's shim starts, which has its own mounts from then on.
 func MountMemory(pod *corev1.Pod, path func(volume string) string, machine int64) error {
@@ -49,7 +56,7 @@ func MountMemory(pod *corev1.Pod, path func(volume string) string, machine int64
 			if err = os.MkdirAll(dir, 0o777); err == nil {
 				err = mount.Memory(dir, memorySize(pod, v.EmptyDir, machine))
 			}
-		case ofFiles(v) && !process.MountedAt(dir):
+		case ofFiles(v) && !usedBefore(dir):
 			// Earlier agents had the files on the disk, and a shim that was killed has left a mount.
 			if err = errors.Join(mount.Unmount(dir), os.RemoveAll(dir), os.MkdirAll(dir, 0o755)); err == nil {
 				err = errors.Join(mount.Memory(dir, memorySize(pod, &corev1.EmptyDirVolumeSource{}, machine)), os.Chmod(dir, 0o755))
