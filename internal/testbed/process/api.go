@@ -5,7 +5,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"syscall"
 	"testing"
 
 	"k8s.io/client-go/rest"
@@ -28,9 +27,7 @@ func API(t testing.TB) *rest.Config {
 	data := filepath.Join(dir, "data")
 	s := &Server{Kubeconfig: filepath.Join(data, "admin.kubeconfig")}
 	s.command = func() *exec.Cmd {
-		cmd := exec.Command(program, "--data-dir", data, "--secure-port", strconv.Itoa(FreePort(t)))
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		return cmd
+		return exec.Command(program, "--data-dir", data, "--secure-port", strconv.Itoa(FreePort(t)))
 	}
 	s.Start(t)
 	testbed.Until(t, "the API server to be ready", func() error {

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -28,7 +29,8 @@ type Process struct {
 }
 
 // Start runs a command in the background. Unless it has ended by then, Stop ends
-// it when the test does; its log is shown if the test fails.
+// it when the test does; its log is shown if the test fails. The kernel kills it
+// when this process ends before.
 func Start(t testing.TB, cmd *exec.Cmd) *Process {
 	t.Helper()
 	p := &Process{cmd: cmd, t: t, log: filepath.Join(t.TempDir(), "log"), done: make(chan struct{})}
@@ -39,11 +41,12 @@ func Start(t testing.TB, cmd *exec.Cmd) *Process {
 	}
 	defer log.Close()
 	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
+	wait, err := Launch(cmd)
+	if err != nil {
 		t.Fatal(err)
 	}
 	go func() {
-		p.err = cmd.Wait()
+		p.err = wait()
 		close(p.done)
 	}()
 	t.Cleanup(func() {
@@ -53,6 +56,37 @@ func Start(t testing.TB, cmd *exec.Cmd) *Process {
 		}
 	})
 	return p
+}
+
+// Launch starts a command that the kernel kills when this process ends. wait, which must
+// be called, and once, is Cmd.Wait.
+//
+// The kernel sends the signal when the thread ends that started the command
+// (PR_SET_PDEATHSIG(2const)), and threads end with their namespaces in the middle of a
+// test. So one thread starts the command, waits for it, and does nothing else.
+func Launch(cmd *exec.Cmd) (wait func() error, err error) {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	started, asked, ended := make(chan error), make(chan struct{}), make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			<-asked
+			ended <- cmd.Wait()
+		}
+	}()
+	if err := <-started; err != nil {
+		return nil, err
+	}
+	return func() error {
+		close(asked)
+		return <-ended
+	}, nil
 }
 
 // String is the command line.
