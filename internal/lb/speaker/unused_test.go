@@ -120,7 +120,7 @@ func TestPortsOfServicesAreNeverRefused(t *testing.T) {
 	expect("the port is programmed", nil, true)
 	expect("a port was added", ports, false)
 	has["https"] = true
-	expect("that is programmed, too", nil, true)
+	expect("both ports are programmed", nil, true)
 	delete(known.services, web)
 	u.set([]address{known.one(a)}, nil, nil)
 	if u.write(); rules.addrs[a] {
