@@ -12,10 +12,6 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead/fairlead/internal/testbed"
@@ -204,9 +200,9 @@ func testValues(h *helm) {
 
 // A release is installed, changed, taken back and removed, and nothing of it stays.
 func testRelease(h *helm) {
-	config := process.API(h.T)
-	h.env = append(h.env, "KUBECONFIG="+kubeconfig(h.T, config))
-	client := kubernetes.NewForConfigOrDie(config)
+	server := process.StartAPI(h.T)
+	h.env = append(h.env, "KUBECONFIG="+server.Kubeconfig)
+	client := server.Client
 	replicas := func() int32 {
 		d, err := client.AppsV1().Deployments("kube-system").Get(h.Context(), "fairlead-dns", metav1.GetOptions{})
 		if err != nil {
@@ -250,17 +246,4 @@ func testRelease(h *helm) {
 	if n := daemons(); len(n) > 0 {
 		h.Errorf("the DaemonSets %v stay", n)
 	}
-}
-
-func kubeconfig(t *testing.T, config *rest.Config) string {
-	t.Helper()
-	out := clientcmdapi.NewConfig()
-	out.Clusters["c"] = &clientcmdapi.Cluster{Server: config.Host, CertificateAuthorityData: config.CAData}
-	out.AuthInfos["u"] = &clientcmdapi.AuthInfo{ClientCertificateData: config.CertData, ClientKeyData: config.KeyData}
-	out.Contexts["x"], out.CurrentContext = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}, "x"
-	file := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := clientcmd.WriteToFile(*out, file); err != nil {
-		t.Fatal(err)
-	}
-	return file
 }

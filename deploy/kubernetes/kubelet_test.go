@@ -2,17 +2,14 @@ package kubernetes
 
 import (
 	"context"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	authv1 "k8s.io/api/authentication/v1"
@@ -20,7 +17,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
@@ -29,23 +25,17 @@ import (
 // has, as a process in the network namespace of the node, since all of them have hostNetwork.
 type kubelet struct {
 	*rig
+	dir      string            // of the Pods
 	programs map[string]string // by image
-	pods     map[types.UID]*podProcess
-}
-
-// podProcess is the first container of a Pod.
-type podProcess struct {
-	cmd  *exec.Cmd
-	log  string
-	done chan struct{}
-	code int // once done is closed
+	pods     map[types.UID]*process.Process
 }
 
 const serviceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 // startKubelet runs a kubelet until the test ends; then it ends its processes.
-func startKubelet(r *rig, programs map[string]string) *kubelet {
-	k := &kubelet{rig: r, programs: programs, pods: map[types.UID]*podProcess{}}
+func startKubelet(r *rig, programs map[string]string) {
+	r.Helper()
+	k := &kubelet{rig: r, dir: r.TempDir(), programs: programs, pods: map[types.UID]*process.Process{}}
 	ctx, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -61,38 +51,13 @@ func startKubelet(r *rig, programs map[string]string) *kubelet {
 			}
 		}
 		for uid, p := range k.pods {
-			p.stop()
+			p.End()
 			if r.Failed() {
-				r.Logf("pod %s %s\n%s", uid, p.cmd, p.text())
+				r.Logf("pod %s %s\n%s", uid, p, p.Log())
 			}
 		}
 	})
 	r.Cleanup(func() { stop(); wg.Wait() })
-	return k
-}
-
-func (p *podProcess) text() string {
-	text, _ := os.ReadFile(p.log)
-	return string(text)
-}
-
-func (p *podProcess) ended() bool {
-	select {
-	case <-p.done:
-		return true
-	default:
-		return false
-	}
-}
-
-func (p *podProcess) stop() {
-	_ = p.cmd.Process.Signal(syscall.SIGTERM)
-	select {
-	case <-p.done:
-	case <-time.After(20 * time.Second):
-		_ = p.cmd.Process.Kill()
-		<-p.done
-	}
 }
 
 // sync starts and ends Pods, and writes their status.
@@ -114,7 +79,7 @@ func (k *kubelet) syncPod(ctx context.Context, pod *corev1.Pod) error {
 	switch {
 	case pod.DeletionTimestamp != nil:
 		if p != nil {
-			p.stop()
+			p.End()
 		}
 		err := k.client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
 		if apierrors.IsNotFound(err) {
@@ -131,14 +96,14 @@ func (k *kubelet) syncPod(ctx context.Context, pod *corev1.Pod) error {
 			k.pods[pod.UID] = p
 		}
 		return err
-	case p.ended() && pod.Spec.RestartPolicy == corev1.RestartPolicyNever:
-		ended, phase := &corev1.ContainerStateTerminated{ExitCode: int32(p.code)}, corev1.PodSucceeded
-		if p.code != 0 {
-			phase, ended.Message = corev1.PodFailed, p.text()
+	case p.Ended() && pod.Spec.RestartPolicy == corev1.RestartPolicyNever:
+		ended, phase := &corev1.ContainerStateTerminated{ExitCode: int32(p.Code())}, corev1.PodSucceeded
+		if p.Code() != 0 {
+			phase, ended.Message = corev1.PodFailed, p.Log()
 		}
 		return k.report(ctx, pod, phase, false, corev1.ContainerState{Terminated: ended})
-	case p.ended():
-		k.Logf("%s ended and is started again:\n%s", pod.Name, p.text())
+	case p.Ended():
+		k.Logf("%s ended and is started again:\n%s", pod.Name, p.Log())
 		delete(k.pods, pod.UID)
 		return nil
 	}
@@ -173,8 +138,11 @@ func (k *kubelet) report(ctx context.Context, pod *corev1.Pod, phase corev1.PodP
 }
 
 // start starts the first container.
-func (k *kubelet) start(ctx context.Context, pod *corev1.Pod) (*podProcess, error) {
-	dir := filepath.Join(k.TempDir(), "pod")
+func (k *kubelet) start(ctx context.Context, pod *corev1.Pod) (*process.Process, error) {
+	dir, err := os.MkdirTemp(k.dir, "pod")
+	if err != nil {
+		return nil, err
+	}
 	paths, err := k.volumes(ctx, pod, dir)
 	if err != nil {
 		return nil, err
@@ -187,25 +155,13 @@ func (k *kubelet) start(ctx context.Context, pod *corev1.Pod) (*podProcess, erro
 	for i := range args {
 		args[i] = paths.Replace(strings.ReplaceAll(args[i], "$(NODE_NAME)", pod.Spec.NodeName))
 	}
-	p := &podProcess{log: filepath.Join(dir, "log"), done: make(chan struct{})}
-	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	defer log.Close()
-	p.cmd = k.node.Command(context.Background(), k.programs[c.Image], args...)
-	p.cmd.Env = []string{"KUBECONFIG=" + filepath.Join(dir, "kubeconfig"), "HOME=" + dir, "PATH=" + os.Getenv("PATH")}
-	p.cmd.Stdout, p.cmd.Stderr = log, log
-	if err := p.cmd.Start(); err != nil {
-		return nil, err
-	}
-	go func() {
-		_ = p.cmd.Wait()
-		p.code = p.cmd.ProcessState.ExitCode()
-		close(p.done)
-	}()
-	return p, nil
+	cmd := k.node.Command(context.Background(), k.programs[c.Image], args...)
+	cmd.Env = []string{"KUBECONFIG=" + filepath.Join(dir, kubeconfigFile), "HOME=" + dir, "PATH=" + os.Getenv("PATH")}
+	return process.Begin(k.T, filepath.Join(dir, "log"), cmd)
 }
+
+// kubeconfigFile is in the directory of a Pod.
+const kubeconfigFile = "kubeconfig"
 
 // volumes writes the ConfigMaps, the account and a kubeconfig of a Pod, and returns what replaces paths of the container.
 func (k *kubelet) volumes(ctx context.Context, pod *corev1.Pod, dir string) (*strings.Replacer, error) {
@@ -244,12 +200,5 @@ func (k *kubelet) volumes(ctx context.Context, pod *corev1.Pod, dir string) (*st
 			write(filepath.Join(dir, fmt.Sprint("mount", at), name), paths.Replace(text))
 		}
 	}
-	file := k.kubeconfig(k.gateway.URL, func(c *clientcmdapi.Cluster, u *clientcmdapi.AuthInfo) {
-		c.CertificateAuthorityData, c.TLSServerName, u.Token = k.gatewayCA(), "example.com", token.Status.Token
-	})
-	return paths, errors.Join(err, os.Rename(file, filepath.Join(dir, "kubeconfig")))
-}
-
-func (r *rig) gatewayCA() []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: r.gateway.Certificate().Raw})
+	return paths, errors.Join(err, k.kubeconfig(filepath.Join(dir, kubeconfigFile), token.Status.Token))
 }

@@ -38,16 +38,16 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	process.Main(func() int { return testbed.Run(m) }, "fairlead", "apiserver")
+	process.Main(func() int { return testbed.Run(m) }, "fairlead", "apiserver", "kubectl")
 }
 
-// rig is a cluster on which the manifests are applied, and a node that runs their containers' commands.
+// rig is a cluster on which the manifests are applied, and nodes that run their containers' commands.
 type rig struct {
 	*testing.T
-	config  *rest.Config // of an administrator
-	client  *kubernetes.Clientset
+	api     *process.Server
+	client  *kubernetes.Clientset // of an administrator
 	node    *testbed.Host
-	node2   *testbed.Host    // of node-local DNS, whose server is on the same port as that of CoreDNS's place
+	node2   *testbed.Host    // for node-local DNS, which uses the same port as the server in the place of CoreDNS
 	gateway *httptest.Server // the API server for programs of the node
 
 	mu       sync.Mutex
@@ -57,23 +57,24 @@ type rig struct {
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	network := testbed.NewNetwork(t)
-	r := &rig{T: t, config: process.API(t), node: network.Host("node1"), node2: network.Host("node2")}
+	r := &rig{T: t, node: network.Host("node1"), node2: network.Host("node2")}
 	r.connect()
 	return r
 }
 
-// connect makes the client, and the gateway of the node.
+// connect starts the API server, and makes the gateway of the node.
 func (r *rig) connect() {
 	r.Helper()
-	r.client = kubernetes.NewForConfigOrDie(r.config)
+	r.api = process.StartAPI(r.T)
+	r.client = r.api.Client
 	r.serveGateway()
 }
 
 // serveGateway passes requests of the node's programs on to the API server, and notes which it rejects.
 func (r *rig) serveGateway() {
 	r.Helper()
-	target, err1 := url.Parse(r.config.Host)
-	anonymous := rest.AnonymousClientConfig(r.config)
+	target, err1 := url.Parse(r.api.Config.Host)
+	anonymous := rest.AnonymousClientConfig(r.api.Config)
 	transport, err2 := rest.TransportFor(anonymous)
 	if err1 != nil || err2 != nil {
 		r.Fatal(err1, err2)
@@ -112,39 +113,45 @@ func (r *rig) kubectl(args ...string) string {
 }
 
 func (r *rig) kubectlCommand(args ...string) *exec.Cmd {
-	r.Helper()
-	file := r.kubeconfig(r.config.Host, func(c *clientcmdapi.Cluster, u *clientcmdapi.AuthInfo) {
-		c.CertificateAuthorityData = r.config.CAData
-		u.ClientCertificateData, u.ClientKeyData = r.config.CertData, r.config.KeyData
-	})
-	return exec.Command(kubectlProgram(r.T), append([]string{"--kubeconfig", file}, args...)...)
+	return exec.Command(process.Program("kubectl"), append([]string{"--kubeconfig", r.api.Kubeconfig}, args...)...)
 }
 
-func kubectlProgram(t *testing.T) string {
-	t.Helper()
-	if program := os.Getenv("FAIRLEAD_KUBECTL"); program != "" {
-		return program
-	}
-	program, err := exec.LookPath("kubectl")
-	if err != nil {
-		t.Skip("no kubectl in PATH and none named by FAIRLEAD_KUBECTL")
-	}
-	return program
-}
-
-// kubeconfig writes a kubeconfig for a server and returns its path.
-func (r *rig) kubeconfig(server string, fill func(*clientcmdapi.Cluster, *clientcmdapi.AuthInfo)) string {
-	r.Helper()
-	cluster, user := &clientcmdapi.Cluster{Server: server}, &clientcmdapi.AuthInfo{}
-	fill(cluster, user)
+// kubeconfig writes a kubeconfig for the gateway, with the token of an account.
+func (r *rig) kubeconfig(file, token string) error {
 	config := clientcmdapi.NewConfig()
-	config.Clusters["c"], config.AuthInfos["u"] = cluster, user
+	config.Clusters["c"] = &clientcmdapi.Cluster{
+		Server: r.gateway.URL, CertificateAuthorityData: r.gatewayCA(), TLSServerName: "example.com",
+	}
+	config.AuthInfos["u"] = &clientcmdapi.AuthInfo{Token: token}
 	config.Contexts["x"], config.CurrentContext = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}, "x"
-	file := filepath.Join(r.TempDir(), "kubeconfig")
-	if err := clientcmd.WriteToFile(*config, file); err != nil {
+	return clientcmd.WriteToFile(*config, file)
+}
+
+func (r *rig) gatewayCA() []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: r.gateway.Certificate().Raw})
+}
+
+// register creates the object of a node.
+func (r *rig) register(host *testbed.Host) {
+	r.Helper()
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: host.Name(), Labels: map[string]string{corev1.LabelOSStable: "linux"}}}
+	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: host.Addr4().String()}}
+	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	if _, err := r.client.CoreV1().Nodes().Create(r.Context(), node, metav1.CreateOptions{}); err != nil {
 		r.Fatal(err)
 	}
-	return file
+}
+
+// checkRights fails the test for each request of the node's programs that was not allowed, but for those given.
+func (r *rig) checkRights(but ...string) {
+	r.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, request := range r.rejected {
+		if !slices.Contains(but, request) {
+			r.Errorf("a right is missing: %s", request)
+		}
+	}
 }
 
 // run starts the command of a Pod template's first container on a node, with the rights of its service account and
@@ -157,22 +164,22 @@ func (r *rig) run(node *testbed.Host, template corev1.PodTemplateSpec) {
 	if err != nil {
 		r.Fatal(err)
 	}
-	file := r.kubeconfig(r.gateway.URL, func(c *clientcmdapi.Cluster, u *clientcmdapi.AuthInfo) {
-		c.CertificateAuthorityData = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: r.gateway.Certificate().Raw})
-		c.TLSServerName, u.Token = "example.com", token.Status.Token
-	})
+	file := filepath.Join(r.TempDir(), "kubeconfig")
+	if err := r.kubeconfig(file, token.Status.Token); err != nil {
+		r.Fatal(err)
+	}
 	c := spec.Containers[0]
 	mounts := strings.NewReplacer(r.mount(spec)...)
 	args := slices.Clone(c.Args)
 	for i := range args {
-		args[i] = mounts.Replace(strings.ReplaceAll(args[i], "$(NODE_NAME)", "node1"))
+		args[i] = mounts.Replace(strings.ReplaceAll(args[i], "$(NODE_NAME)", node.Name()))
 	}
 	cmd := node.Command(context.Background(), process.Program("fairlead"), args...)
 	cmd.Env = []string{"KUBECONFIG=" + file, "HOME=" + r.TempDir(), "PATH=" + os.Getenv("PATH")}
 	p := process.Start(r.T, cmd)
 	for _, probe := range []*corev1.Probe{c.ReadinessProbe, c.LivenessProbe} {
 		if probe == nil {
-			r.Errorf("%s has a probe too few", c.Name)
+			r.Errorf("%s lacks a readiness or a liveness probe", c.Name)
 			continue
 		}
 		r.probe(node, p, &c, probe)
@@ -225,20 +232,15 @@ func (r *rig) mount(spec corev1.PodSpec) (paths []string) {
 	return paths
 }
 
-// The manifests, applied as they are beside kubeadm's Corefile, run each component with no right too few: endpoints are
-// kept, names resolve, and a Service, an Ingress and a Gateway get addresses, from
-// a pool of MetalLB.
+// The manifests, applied as they are beside kubeadm's Corefile, run each component with sufficient rights: endpoints are
+// kept, names resolve, and a Service, an Ingress and a Gateway get addresses from a pool of MetalLB.
 func TestManifests(t *testing.T) {
 	r := newRig(t)
 	r.kubectl("create", "configmap", "coredns", "-n", "kube-system", "--from-file=Corefile=../../internal/corefile/testdata/kubeadm.Corefile")
 	r.kubectl("apply", "-k", ".")
 	r.kubectl("apply", "-f", "nodelocaldns.yaml")
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1"}}
-	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: r.node.Addr4().String()}}
-	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
-	if _, err := r.client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	r.register(r.node)
+	r.register(r.node2)
 	deployments, err1 := r.client.AppsV1().Deployments("kube-system").List(t.Context(), metav1.ListOptions{})
 	daemons, err2 := r.client.AppsV1().DaemonSets("kube-system").List(t.Context(), metav1.ListOptions{})
 	if err1 != nil || err2 != nil {
@@ -263,11 +265,7 @@ func TestManifests(t *testing.T) {
 	r.checkName(r.node2, "10.96.0.10", service.Spec.ClusterIP)
 	r.checkAddress()
 	r.checkFronts()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, request := range r.rejected {
-		t.Errorf("a right is missing: %s", request)
-	}
+	r.checkRights()
 }
 
 // createService makes a Service with one ready Pod, and a pool of addresses.
@@ -422,7 +420,7 @@ func (r *rig) checkFronts() {
 
 // Every workload runs with as little as it can: no write access to its root, no further privilege, a seccomp profile.
 func TestManifestsAreConfined(t *testing.T) {
-	text := process.Output(t, exec.Command(kubectlProgram(t), "kustomize", "."))
+	text := process.Output(t, exec.Command(process.Program("kubectl"), "kustomize", "."))
 	checked := 0
 	for _, document := range strings.Split(text, "\n---\n") {
 		if !strings.Contains(document, "kind: Deployment") && !strings.Contains(document, "kind: DaemonSet") {

@@ -9,12 +9,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // A damaged file of etcd ends the start with what to do, not with a panic.
@@ -86,13 +86,14 @@ func TestFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
+	wait, err := process.Launch(cmd)
+	if err != nil {
 		t.Fatal(err)
 	}
 	timer := time.AfterFunc(2*waitTimeout, func() { cmd.Process.Kill() })
 	defer timer.Stop()
 	text, _ := io.ReadAll(out)
-	err = cmd.Wait()
+	err = wait()
 	want := fmt.Sprintf("the disk of %s/etcd is full (fulldisk, mounted at %s", dir, dir)
 	if err == nil || !strings.HasPrefix(string(text), want) {
 		t.Errorf("got %q, %v; want %q", text, err, want)
@@ -104,6 +105,5 @@ func TestFullDisk(t *testing.T) {
 func onDisk(dir, size string) *exec.Cmd {
 	cmd := exec.Command("unshare", "-m", "sh", "-c", `mount -t tmpfs -o "size=$2" fulldisk "$1" && exec "$0"`, os.Args[0], dir, size)
 	cmd.Env = append(os.Environ(), serveEnv+"="+dir)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return cmd
 }

@@ -16,7 +16,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
+	"sync"
 	"testing"
 	"time"
 
@@ -31,6 +31,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	"github.com/fairlead/fairlead/internal/apiserver/store"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // serveEnv makes the test binary a server with the given data directory.
@@ -66,7 +67,6 @@ func spawn(t *testing.T, dir string) (kill func(), c *kubernetes.Clientset) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), serveEnv+"="+dir)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return spawnAs(t, cmd, dir)
 }
 
@@ -81,13 +81,15 @@ func spawnAs(t *testing.T, cmd *exec.Cmd, dir string) (kill func(), c *kubernete
 	if cmd.Stderr == nil {
 		cmd.Stderr = &log
 	}
-	if err := cmd.Start(); err != nil {
+	wait, err := process.Launch(cmd)
+	if err != nil {
 		t.Fatal(err)
 	}
+	ended := sync.OnceValue(wait)
 	kill = func() {
 		cmd.Process.Kill()
 		io.Copy(io.Discard, out)
-		cmd.Wait()
+		ended()
 	}
 	t.Cleanup(func() {
 		kill()

@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -88,6 +89,8 @@ func inNamespace(t *testing.T, setup, variable string) {
 	cmd := exec.CommandContext(ctx, "unshare", "-n", "sh", "-c", setup+` && exec "$0" -test.run "^$1\$" -test.count 1`, os.Args[0], t.Name())
 	cmd.Env = append(os.Environ(), variable)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	runtime.LockOSThread() // the signal comes with the end of the thread
+	defer runtime.UnlockOSThread()
 	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "PASS") {
 		t.Errorf("%v\n%s", err, out)
 	}

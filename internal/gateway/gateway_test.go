@@ -227,11 +227,7 @@ spec:
   - {name: c, port: 81, protocol: HTTP}
   - {name: d, port: 81, protocol: HTTPS, tls: {certificateRefs: [{name: c}]}}
   - {name: e, port: 82, protocol: HTTP}`+service("a")+route("r", "", "a {}"))
-	var got []string
-	for _, l := range f.Status(nil, "").Listeners {
-		got = append(got, strings.Fields(conditionOf(l.Conditions, "Conflicted"))[1])
-	}
-	if fmt.Sprint(got) != "[HostnameConflict HostnameConflict ProtocolConflict ProtocolConflict NoConflicts]" {
+	if got := conflicts(f); got != "[HostnameConflict HostnameConflict ProtocolConflict ProtocolConflict NoConflicts]" {
 		t.Error(got)
 	}
 	if f.Table.Ports[80] != nil || f.Table.Ports[81] != nil || ask(t, f.Table, "http://x:82/") != "a" {

@@ -49,7 +49,6 @@ func TestListenerSetsNeedPermission(t *testing.T) {
 		}
 		o := objects(t, gateway+service(ns+"/a")+set(c.set, plainSet)+routeTo(ns+"/r", "{kind: ListenerSet, name: s}", "a")+
 			"\n---\nkind: Namespace\nmetadata: {name: b, labels: {team: b}}")
-		o.Namespaces["b"] = map[string]string{"team": "b"}
 		name := svc.Name{Namespace: "default", Name: "g"}
 		f := BuildGateway(o, name, nil)
 		status := f.SetStatus(f.Sets()[0], "")

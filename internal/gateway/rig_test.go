@@ -207,6 +207,15 @@ func builtFrom(t testing.TB, text string) *Front {
 	return BuildGateway(objects(t, text), svc.Name{Namespace: "default", Name: "g"}, nil)
 }
 
+// conflicts returns the reasons of the condition Conflicted of all listeners.
+func conflicts(f *Front) string {
+	var out []string
+	for _, l := range f.Status(nil, "").Listeners {
+		out = append(out, strings.Fields(conditionOf(l.Conditions, "Conflicted"))[1])
+	}
+	return fmt.Sprint(out)
+}
+
 func conditionOf(list []metav1.Condition, kind string) string {
 	for _, c := range list {
 		if c.Type == kind {

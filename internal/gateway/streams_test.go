@@ -178,11 +178,8 @@ spec:
   - {name: e, port: 81, protocol: HTTP}
   - {name: f, port: 81, protocol: UDP}
   - {name: g, port: 82, protocol: TLS, tls: {mode: Terminate}}`)
-	var got []string
-	for _, l := range f.Status(nil, "").Listeners {
-		got = append(got, strings.Fields(conditionOf(l.Conditions, "Conflicted"))[1])
-	}
-	if fmt.Sprint(got) != "[HostnameConflict HostnameConflict NoConflicts ProtocolConflict ProtocolConflict NoConflicts NoConflicts]" {
+	got := conflicts(f)
+	if got != "[HostnameConflict HostnameConflict NoConflicts ProtocolConflict ProtocolConflict NoConflicts NoConflicts]" {
 		t.Error(got)
 	}
 	if got := fmt.Sprint(f.Ports()); got != "map[{81 true}:udp {443 false}:tls]" {

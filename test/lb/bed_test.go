@@ -29,6 +29,7 @@ import (
 	"github.com/fairlead/fairlead/internal/cli/client/lbview"
 	lbcontroller "github.com/fairlead/fairlead/internal/lb/controller"
 	"github.com/fairlead/fairlead/internal/lb/pool"
+	"github.com/fairlead/fairlead/internal/lb/speaker"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
@@ -274,6 +275,8 @@ func (b *bed) owner(a netip.Addr, of ...*node) (found *node) {
 const (
 	expireWithin  = 10 * time.Second
 	releaseWithin = 5 * time.Second
+	// After SIGTERM the others first keep the addresses for the next process.
+	awayWithin = expireWithin + speaker.AwayTime
 )
 
 // tookOver waits until another node has taken an address over, which it must have done within a time from begin.
@@ -290,6 +293,16 @@ func (b *bed) tookOver(what string, a netip.Addr, from *node, begin time.Time, w
 			b.Errorf("%s: that is more than %s", what, within)
 		}
 		return
+	}
+}
+
+// kept fails the test if a node other than the owner claimed an address within a time from begin.
+func (b *bed) kept(a netip.Addr, owner *node, begin time.Time, lasts time.Duration) {
+	b.Helper()
+	for _, x := range b.wire.Since(a, begin) {
+		if after := x.At.Sub(begin); x.MAC != owner.mac && after < lasts {
+			b.Errorf("%x claimed %s after %s, in the %s that it is kept for %s", x.MAC, a, after, lasts, owner.name)
+		}
 	}
 }
 
@@ -407,11 +420,10 @@ func (b *bed) claimedByOthers(a netip.Addr, but *node, since time.Time) (who []s
 }
 
 // restartMovesNothing restarts the owner of an address and fails if another node claims it, and returns the owner then. The others
-// keep it for awayTime. On a busy machine the next process may take longer: then it is tried again.
+// keep it for AwayTime. On a busy machine the next process may take longer: then it is tried again.
 func (b *bed) restartMovesNothing(a netip.Addr, owner *node) *node {
 	b.Helper()
-	const tries, awayTime = 4, 5 * time.Second // as in package speaker
-	for range tries {
+	for began := time.Now(); time.Since(began) < testbed.Patience; {
 		begin := time.Now()
 		owner.Signal(syscall.SIGTERM)
 		if err := owner.Wait(); err != nil {
@@ -432,7 +444,7 @@ func (b *bed) restartMovesNothing(a netip.Addr, owner *node) *node {
 		others := b.claimedByOthers(a, owner, begin)
 		b.Logf("the process ended after %s, and the address was claimed again after %s", ended.Sub(begin).Round(time.Millisecond),
 			took.Round(time.Millisecond))
-		if took < awayTime {
+		if took < speaker.AwayTime {
 			if len(others) > 0 {
 				b.Errorf("while it was restarted %v answered", others)
 			}
@@ -441,6 +453,6 @@ func (b *bed) restartMovesNothing(a netip.Addr, owner *node) *node {
 		b.voters(len(b.nodes))
 		owner = b.owner(a, b.nodes...)
 	}
-	b.Errorf("no process of %d answered within %s", tries, awayTime)
+	b.Errorf("in %s no process answered within %s of the end of the one before", testbed.Patience, speaker.AwayTime)
 	return owner
 }

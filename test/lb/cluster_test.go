@@ -91,16 +91,16 @@ func TestReachedFromOutside(t *testing.T) {
 	// After SIGTERM its addresses are kept for it for some seconds, and it does not return. That comes first: one that was
 	// just started votes only after a second, and the one that takes over then has to wait for that.
 	for _, what := range []string{"SIGTERM", "kill -9"} {
-		end := (*process.Process).Stop
+		end, within := (*process.Process).Stop, awayWithin
 		if what == "kill -9" {
-			end = (*process.Process).Kill
+			end, within = (*process.Process).Kill, expireWithin
 		}
 		was := c.owner(vip, c.nodes...)
 		begin := time.Now()
 		end(was.Process)
 		ended := time.Since(begin)
 		t.Logf("%s: the process ended after %s", what, ended.Round(time.Millisecond))
-		c.tookOver(what, vip, was, begin, expireWithin)
+		c.tookOver(what, vip, was, begin, within)
 		c.ask(c.wire.Host(), vip)
 		was.start()
 		c.ask(c.wire.Host(), vip)

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/lb/quorum"
+	"github.com/fairlead/fairlead/internal/lb/speaker"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
@@ -70,7 +71,8 @@ func TestTakeOver(t *testing.T) {
 	// One that does not return loses it, and at once if its node is drained.
 	begin = time.Now()
 	owner.Signal(syscall.SIGTERM)
-	took("SIGTERM", begin, expireWithin)
+	took("SIGTERM", begin, awayWithin)
+	b.kept(a, owner, begin, speaker.AwayTime)
 	if err := owner.Wait(); err != nil {
 		t.Errorf("SIGTERM: %v", err)
 	}

@@ -18,36 +18,12 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
-// half is a Service of which one endpoint, the API server, answers, and another one does not. In SERVER is its address.
-const half = `
-apiVersion: v1
-kind: Service
-metadata: {name: half}
-spec: {ports: [{port: 80}]}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: half-1, labels: {kubernetes.io/service-name: half}}
-addressType: IPv4
-ports: [{port: 6443}]
-endpoints: [{addresses: [SERVER]}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: half-2, labels: {kubernetes.io/service-name: half}}
-addressType: IPv4
-ports: [{port: 81}]
-endpoints: [{addresses: [SERVER]}]
-`
-
-// stories runs the commands of docs/debugging.md that are marked so. The lines below a command must be in what it prints, in this
-// order; "..." stands for anything. What an agent has not programmed yet it explains a moment later.
+// stories runs the commands of docs/debugging.md that are marked so: curl on the node, fairlead on the server. The lines below a
+// command must be in what it prints, in this order; "..." stands for anything. What an agent has not programmed yet it explains a
+// moment later.
 func (c *cluster) stories() {
 	c.t.Helper()
 	c.apply(mustRead(c.t, "../../examples/debugging.yaml"))
-	c.apply(strings.ReplaceAll(half, "SERVER", c.server.Addr4().String()))
-	at := c.frontend("half")
-	testbed.Until(c.t, "a connection to Service half", func() error { return c.dial(at) })
 	page := mustRead(c.t, "../../docs/debugging.md")
 	blocks := regexp.MustCompile("(?ms)^<!-- run by test/node/explain_test.go -->\n```console\n(.*?)^```").FindAllStringSubmatch(page, -1)
 	if len(blocks) != 12 {
@@ -55,13 +31,24 @@ func (c *cluster) stories() {
 	}
 	for _, b := range blocks {
 		lines := strings.Split(strings.TrimSpace(b[1]), "\n")
+		if args, ok := strings.CutPrefix(lines[0], "$ curl "); ok {
+			_, stderr, code := process.Result(c.t, c.node.Command(c.t.Context(), "curl", strings.Fields(args)...))
+			if code != 0 && code != noAnswer {
+				c.t.Errorf("curl %s: exit code %d: %s", args, code, stderr)
+			}
+			lines = lines[1:]
+		}
 		args, ok := strings.CutPrefix(lines[0], "$ fairlead ")
 		if !ok || len(lines) < 2 {
 			c.t.Fatalf("a block that is no command with its output: %q", b[1])
 		}
 		var want []string
 		for _, l := range lines[1:] {
-			want = append(want, `(?m:^\s*`+strings.ReplaceAll(regexp.QuoteMeta(l), `\.\.\.`, `.*`)+`)`)
+			pattern := strings.ReplaceAll(regexp.QuoteMeta(l), `\.\.\.`, `.*`)
+			if strings.HasPrefix(args, "top ") {
+				pattern = tableRow(pattern)
+			}
+			want = append(want, `(?m:^\s*`+pattern+`)`)
 		}
 		shape := regexp.MustCompile("(?s)" + strings.Join(want, ".*?"))
 		testbed.Until(c.t, "the story of fairlead "+args, func() error {
@@ -72,6 +59,20 @@ func (c *cluster) stories() {
 			return nil
 		})
 	}
+}
+
+// noAnswer is the exit code of curl when the time is over.
+const noAnswer = 28
+
+var (
+	spaces = regexp.MustCompile(` +`)
+	counts = regexp.MustCompile(`\b[1-9]\d*\b`)
+)
+
+// tableRow makes the pattern of a line a pattern of a row of a table: its columns may be wider, and its numbers others, but 0 is 0 and no
+// other number is.
+func tableRow(pattern string) string {
+	return spaces.ReplaceAllLiteralString(counts.ReplaceAllLiteralString(pattern, `[1-9]\d*`), ` +`) + `$`
 }
 
 // explains asks about a Service that answers, from a Pod: the endpoints are both Pods, and the node's kernel is the proof; then

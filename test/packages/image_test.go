@@ -74,13 +74,13 @@ func startContainerd(t *testing.T) (ctr func(args ...string) (string, error)) {
 	cmd := exec.Command("containerd", "--config", dir+"/config.toml")
 	var log bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &log, &log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
+	wait, err := process.Launch(cmd)
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
-		_ = cmd.Wait()
+		_ = wait()
 		if t.Failed() {
 			t.Log(log.String())
 		}

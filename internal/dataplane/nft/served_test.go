@@ -30,8 +30,8 @@ func countedOf(t *testing.T, p dataplane.Applier) map[string]uint64 {
 	return out
 }
 
-// Every connection is counted once for its frontend and endpoint, with and without affinity, of node ports too, wherever its
-// client and its endpoint are; a change of endpoints changes no count, and nft(8) can print it all.
+// Every connection, and every flow of UDP, is counted once for its frontend and endpoint, with and without affinity, of node ports too,
+// wherever its client and its endpoint are; a change of endpoints changes no count, and nft(8) can print it all.
 func TestServed(t *testing.T) {
 	e := flows.NewEnv(t, create)
 	a, b := e.Host("a"), e.Host("b")
@@ -55,15 +55,16 @@ func TestServed(t *testing.T) {
 			flows.Port("web", "", svc.IPv4, svc.TCP,
 				table.Frontend{Addr: vip4, Endpoints: both(false, hosts...)},
 				table.Frontend{Kind: table.NodePort, Addr: node, Endpoints: both(false, hosts...)}),
+			flows.Port("web", "udp", svc.IPv4, svc.UDP, table.Frontend{Addr: vip4, Endpoints: both(false, hosts...)}),
 			flows.Port("web", "", svc.IPv6, svc.TCP, table.Frontend{Addr: vip6, Endpoints: both(true, hosts...)}))
 		tab.NodePortAddrs = []netip.Addr{e.Node.Addr4(), netip.MustParseAddr("127.0.0.1")}
 		return tab
 	}
 	e.Apply(t, build(a, b), nil)
 	want := map[string]uint64{}
-	ask := func(client string, to netip.AddrPort, as string, node bool) {
+	askBy := func(p svc.Protocol, client string, to netip.AddrPort, as string, node bool) {
 		t.Helper()
-		got, err := e.Host(client).Ask(t.Context(), svc.TCP, to)
+		got, err := e.Host(client).Ask(t.Context(), p, to)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -71,12 +72,17 @@ func TestServed(t *testing.T) {
 		if to.Addr().Is6() {
 			at = e.Host(got.Name).Addr6()
 		}
-		want[fmt.Sprintf("TCP %s > %s %t", as, netip.AddrPortFrom(at, 9376), node)]++
+		want[fmt.Sprintf("%s %s > %s %t", p, as, netip.AddrPortFrom(at, 9376), node)]++
+	}
+	ask := func(client string, to netip.AddrPort, as string, node bool) {
+		t.Helper()
+		askBy(svc.TCP, client, to, as, node)
 	}
 	round := func(n int) {
 		t.Helper()
 		for range n {
 			ask("c", vip4, vip4.String(), false)
+			askBy(svc.UDP, "c", vip4, vip4.String(), false)
 			ask("c", vip6, vip6.String(), false)
 			ask("c", kept, kept.String(), false)
 			ask("c", flows.AP("[fd00:10:96::11]:80"), "[fd00:10:96::11]:80", false)
@@ -189,7 +195,7 @@ func fillServed(t *testing.T) {
 	}
 }
 
-// twice are sets that the kernel lists again from where it was, and with them elements that have been there.
+// twice lists some elements of sets two times, as the kernel does when a set changes while it is listed.
 type twice struct{ l *layout }
 
 func (k twice) Elems(t nftables.Table, set string, begin func(), f func(nftables.Elem)) error {

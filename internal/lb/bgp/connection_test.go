@@ -87,8 +87,8 @@ func TestGoodbyeToADeafRouter(t *testing.T) {
 	})
 }
 
-// A router that keeps routes over a restart is told of those that have just ended, and the end does not wait for what the
-// reader has found.
+// Before a restart, a router that keeps routes gets the withdrawals of those that have just ended. The end of the session does not wait
+// for the reader of its messages.
 func TestGoodbyeBeforeARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, router := testConnection(t)

@@ -4,7 +4,7 @@ import (
 	"context"
 	"net"
 	"net/netip"
-	"os/exec"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/filter"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // Packets to an address that is routed to a node, and that are for no Service, are refused there at once, by TCP and UDP and both
@@ -27,15 +28,13 @@ func TestUnusedPortsAreRefused(t *testing.T) {
 	for _, a := range append(append(addrs[:2:2], inside...), outside) {
 		client.Route(netip.PrefixFrom(a, a.BitLen()), node.Addr(svc.FamilyOf(a)))
 	}
-	run := func(h *testbed.Host, args ...string) (string, error) {
-		out, err := h.Command(t.Context(), args[0], args[1:]...).CombinedOutput()
-		return string(out), err
+	nft := func(args ...string) string {
+		t.Helper()
+		return process.Output(t, node.Command(t.Context(), "nft", args...))
 	}
-	if out, err := run(node, "nft", "table ip proxy { chain pre { type nat hook prerouting priority dstnat; "+
-		"ip daddr 203.0.113.7 tcp dport 80 dnat to "+backend.Addr4().String()+":8080; }; "+
-		"chain post { type nat hook postrouting priority srcnat; ct status dnat masquerade; }; }"); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	nft("table ip proxy { chain pre { type nat hook prerouting priority dstnat; " +
+		"ip daddr 203.0.113.7 tcp dport 80 dnat to " + backend.Addr4().String() + ":8080; }; " +
+		"chain post { type nat hook postrouting priority srcnat; ct status dnat masquerade; }; }")
 	u := filter.NewUnused(func() {})
 	write := func(networks ...netip.Prefix) {
 		t.Helper()
@@ -85,21 +84,26 @@ func TestUnusedPortsAreRefused(t *testing.T) {
 			t.Errorf("%s is not refused: its prefix is announced as a whole", a)
 		}
 	}
-	listed := func() string {
-		var out []byte
-		node.Do(func() { out, _ = exec.Command("nft", "list", "table", "inet", "fairlead-lb-unused").CombinedOutput() })
-		return string(out)
-	}
+	const table = "fairlead-lb-unused"
 	u.Delete(addrs[0])
 	u.Add(inside[0])
 	write()
-	if text := listed(); strings.Contains(text, "203.0.113.7 ") || !strings.Contains(text, "203.0.113.200") || strings.Contains(text, "/24") {
+	text := nft("list", "table", "inet", table)
+	if regexp.MustCompile(`203\.0\.113\.7\b`).MatchString(text) || !strings.Contains(text, "203.0.113.200") || strings.Contains(text, "/24") {
 		t.Errorf("after a change there is\n%s", text)
+	}
+	if !refused(client, inside[0]) {
+		t.Errorf("%s, which was added, is not refused", inside[0])
+	}
+	soon, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if _, err := client.Ask(soon, svc.TCP, netip.AddrPortFrom(addrs[0], 81)); err == nil || testbed.Refused(err) {
+		t.Errorf("%s, which was removed: %v, want no answer", addrs[0], err)
 	}
 	u.Delete(inside[0])
 	u.Delete(addrs[1])
-	if write(); strings.Contains(listed(), "chain") {
-		t.Errorf("without addresses there is\n%s", listed())
+	if write(); strings.Contains(nft("list", "tables"), table) {
+		t.Errorf("without addresses there is\n%s", nft("list", "table", "inet", table))
 	}
 	node.Do(func() {
 		if err := u.Close(); err != nil {

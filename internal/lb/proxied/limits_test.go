@@ -29,6 +29,34 @@ func TestConnectionLimit(t *testing.T) {
 	}
 }
 
+// An IPv6 network of 64 bits is one client, which has as many connections as the Service lets one have.
+func TestConnectionsOfAnIPv6Client(t *testing.T) {
+	r := newRig(t, map[string]string{"fairlead.dev/lb-client-connections": "2"})
+	r.set(r.Pod(lbtest.Named("pod")))
+	a, c := &r.server.admission, r.server.listeners[r.At].Config()
+	enter := func(client string) (conn net.Conn, entered bool) {
+		t.Helper()
+		conn, _ = net.Pipe()
+		if !a.admit(conn, c) {
+			t.Fatal("it is not admitted")
+		}
+		return conn, a.enter(conn, c, netip.MustParseAddr(client))
+	}
+	first, _ := enter("2001:db8::1")
+	for _, client := range []struct {
+		addr string
+		want bool
+	}{{"2001:db8::2", true}, {"2001:db8::3", false}, {"2001:db8:0:1::1", true}, {"192.0.2.1", true}} {
+		if _, entered := enter(client.addr); entered != client.want {
+			t.Errorf("%s enters: %t", client.addr, entered)
+		}
+	}
+	a.forget(first, c)
+	if _, entered := enter("2001:db8::3"); !entered {
+		t.Error("the place of a connection that has ended stays taken")
+	}
+}
+
 // There is an end to the connections of all Services, and no Service takes the places of the others.
 func TestTooManyConnections(t *testing.T) {
 	r := newRig(t, nil)

@@ -38,7 +38,7 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// The clients that are counted are bounded: who has nothing to the account is forgotten.
+// The number of counted clients is bounded: a client that has sent none for some time is forgotten.
 func TestRatesAreBounded(t *testing.T) {
 	var r rates
 	at := time.Now()

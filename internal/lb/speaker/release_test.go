@@ -2,6 +2,7 @@ package speaker
 
 import (
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -21,6 +22,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/wire"
 	"github.com/fairlead/fairlead/internal/lb/witness"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // aloneWith returns a speaker that is the only voter and has an address of a Service, and sets what its clock shows.
@@ -109,13 +111,9 @@ func TestVotesWhileRoutersWithdraw(t *testing.T) {
 		defer close(ended)
 		s.voteOn(withdrawn, deadline, func() bool { return true })
 	}()
-	select {
-	case <-ended:
-	case <-time.After(time.Minute):
-		t.Fatal("it waits for good")
-	}
+	testbed.Receive(t, "the end of the votes", ended)
 	if !s.node.Holds(*now, a) {
-		t.Error("it has lost the address meanwhile")
+		t.Error("it has lost the address while routers withdrew it")
 	}
 }
 
@@ -135,11 +133,12 @@ func TestReturnsOnlyToAnAPIServer(t *testing.T) {
 	s.o.Client = client
 	s.known.self = node
 	s.health.ok, s.health.asked = true, true
-	for try := 0; !s.returns(t.Context()); try++ { // the time for the answer is short
-		if try == 20 {
-			t.Fatal("it is not expected back")
+	testbed.Until(t, "the speaker to be expected back", func() error { // the time for one answer is short
+		if !s.returns(t.Context()) {
+			return errors.New("it is not")
 		}
-	}
+		return nil
+	})
 	server.Close()
 	if s.returns(t.Context()) {
 		t.Error("it is expected back although the API server is away")

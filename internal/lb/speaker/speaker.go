@@ -199,14 +199,15 @@ func (s *Speaker) pause() time.Duration {
 	return pause
 }
 
+// AwayTime is how long the others keep the addresses of a speaker that is restarted. In that time its node goes on to
+// forward, and answers no new ARP or NDP requests.
+const AwayTime = 5 * time.Second
+
 const (
 	// heartbeat is how often the loop checks what it holds without a reason.
 	heartbeat = quorum.Heartbeat
 	// releaseTimeout bounds how long Run waits until the voters know that it ends.
 	releaseTimeout = 500 * time.Millisecond
-	// awayTime is how long the others keep the addresses of a speaker that is restarted. In that time its node goes on to
-	// forward, and answers no new ARP or NDP requests.
-	awayTime = 5 * time.Second
 	// endRepeats and endPause are how often the others hear of the end: messages may be lost.
 	endRepeats = 3
 	endPause   = 20 * time.Millisecond
@@ -306,7 +307,7 @@ func (s *Speaker) release(ctx context.Context, returns bool) {
 	released := s.node.Released(s.o.Now())
 	away := time.Duration(0)
 	if returns {
-		away = awayTime
+		away = AwayTime
 	}
 	s.votes.end(away)
 	select {

@@ -92,7 +92,7 @@ func TestRulesForUnusedPortsDoNotHoldUpTheLoop(t *testing.T) {
 	})
 }
 
-// No port is refused of an address that has one the proxy has not programmed: not even while the Service gets a further port.
+// While the proxy has not programmed all ports of an address, none is refused; so, too, while the Service gets a further port.
 func TestPortsOfServicesAreNeverRefused(t *testing.T) {
 	a, web := netip.MustParseAddr("192.0.2.1"), svc.Name{Namespace: "default", Name: "web"}
 	has := map[string]bool{}
@@ -120,7 +120,7 @@ func TestPortsOfServicesAreNeverRefused(t *testing.T) {
 	expect("the port is programmed", nil, true)
 	expect("a port was added", ports, false)
 	has["https"] = true
-	expect("that is programmed, too", nil, true)
+	expect("both ports are programmed", nil, true)
 	delete(known.services, web)
 	u.set([]address{known.one(a)}, nil, nil)
 	if u.write(); rules.addrs[a] {

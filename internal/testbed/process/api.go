@@ -5,7 +5,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"syscall"
 	"testing"
 
 	"k8s.io/client-go/rest"
@@ -13,9 +12,20 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
-// API runs an API server with an etcd and without controllers until the test ends, and returns the configuration of an
-// administrator. Its data is not synced to disk. Tests that need the server's options or code use apiservertest.
+// API is the configuration of an administrator of a server that StartAPI starts.
 func API(t testing.TB) *rest.Config {
+	t.Helper()
+	cfg := rest.CopyConfig(StartAPI(t).Config)
+	cfg.WarningHandler, cfg.Timeout = nil, 0
+	if err := rest.LoadTLSFiles(cfg); err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+// StartAPI runs an API server with an etcd and without controllers until the test ends, and waits until it is ready. Its
+// data is not synced to disk. Tests that need the server's options or code use apiservertest.
+func StartAPI(t testing.TB) *Server {
 	t.Helper()
 	dir := t.TempDir()
 	program := Program("apiserver")
@@ -28,21 +38,14 @@ func API(t testing.TB) *rest.Config {
 	data := filepath.Join(dir, "data")
 	s := &Server{Kubeconfig: filepath.Join(data, "admin.kubeconfig")}
 	s.command = func() *exec.Cmd {
-		cmd := exec.Command(program, "--data-dir", data, "--secure-port", strconv.Itoa(FreePort(t)))
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		return cmd
+		return exec.Command(program, "--data-dir", data, "--secure-port", strconv.Itoa(FreePort(t)))
 	}
 	s.Start(t)
 	testbed.Until(t, "the API server to be ready", func() error {
-		if s.ended() {
+		if s.Ended() {
 			t.Fatalf("the API server ended:\n%s", s.Log())
 		}
 		return s.Ready(t.Context())
 	})
-	cfg := rest.CopyConfig(s.Config)
-	cfg.WarningHandler, cfg.Timeout = nil, 0
-	if err := rest.LoadTLSFiles(cfg); err != nil {
-		t.Fatal(err)
-	}
-	return cfg
+	return s
 }

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -28,24 +29,14 @@ type Process struct {
 }
 
 // Start runs a command in the background. Unless it has ended by then, Stop ends
-// it when the test does; its log is shown if the test fails.
+// it when the test does; its log is shown if the test fails. The kernel kills it
+// when this process ends before.
 func Start(t testing.TB, cmd *exec.Cmd) *Process {
 	t.Helper()
-	p := &Process{cmd: cmd, t: t, log: filepath.Join(t.TempDir(), "log"), done: make(chan struct{})}
-	// A file and no pipe: nothing waits for grandchildren that hold it open.
-	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	p, err := Begin(t, filepath.Join(t.TempDir(), "log"), cmd)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer log.Close()
-	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		p.err = cmd.Wait()
-		close(p.done)
-	}()
 	t.Cleanup(func() {
 		p.Stop()
 		if t.Failed() {
@@ -53,6 +44,58 @@ func Start(t testing.TB, cmd *exec.Cmd) *Process {
 		}
 	})
 	return p
+}
+
+// Begin is Start with a file for the log, for a goroutine that must not fail the test. The caller calls End.
+func Begin(t testing.TB, file string, cmd *exec.Cmd) (*Process, error) {
+	p := &Process{cmd: cmd, t: t, log: file, done: make(chan struct{})}
+	// A file and no pipe: nothing waits for grandchildren that hold it open.
+	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd.Stdout, cmd.Stderr = log, log
+	wait, err := Launch(cmd)
+	if err != nil {
+		return nil, err
+	}
+	go func() {
+		p.err = wait()
+		close(p.done)
+	}()
+	return p, nil
+}
+
+// Launch starts a command that the kernel kills when this process ends. wait, which must
+// be called, and once, is Cmd.Wait.
+//
+// The kernel sends the signal when the thread ends that started the command
+// (PR_SET_PDEATHSIG(2const)), and threads end with their namespaces in the middle of a
+// test. So one thread starts the command, waits for it, and does nothing else.
+func Launch(cmd *exec.Cmd) (wait func() error, err error) {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	started, asked, ended := make(chan error), make(chan struct{}), make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			<-asked
+			ended <- cmd.Wait()
+		}
+	}()
+	if err := <-started; err != nil {
+		return nil, err
+	}
+	return func() error {
+		close(asked)
+		return <-ended
+	}, nil
 }
 
 // String is the command line.
@@ -121,13 +164,31 @@ func (p *Process) Wait() error {
 // nothing to a process that has ended.
 func (p *Process) Stop() {
 	p.t.Helper()
-	if p.ended() {
+	if p.Ended() {
 		return
 	}
 	p.Signal(syscall.SIGTERM)
 	if err := p.Wait(); err != nil {
 		p.t.Errorf("%s ended with %v after SIGTERM", p, err)
 	}
+}
+
+// End ends the process by SIGTERM, or by SIGKILL if it has not ended after Patience, whatever its exit code
+// is then. It does not fail the test.
+func (p *Process) End() {
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+	select {
+	case <-p.done:
+	case <-time.After(testbed.Patience):
+		_ = p.cmd.Process.Kill()
+		<-p.done
+	}
+}
+
+// Code is the exit code of a process that has ended; -1 if a signal ended it.
+func (p *Process) Code() int {
+	<-p.done
+	return p.cmd.ProcessState.ExitCode()
 }
 
 // Kill ends the process by SIGKILL, if it still runs.
@@ -146,7 +207,7 @@ func (p *Process) Says(pattern string) []string {
 	want := regexp.MustCompile(pattern)
 	var found []string
 	testbed.Until(p.t, fmt.Sprintf("%s to print %q", p, pattern), func() error {
-		ended := p.ended()
+		ended := p.Ended()
 		log := p.Log()
 		if found = want.FindStringSubmatch(log); found != nil {
 			return nil
@@ -159,7 +220,8 @@ func (p *Process) Says(pattern string) []string {
 	return found
 }
 
-func (p *Process) ended() bool {
+// Ended reports whether the process has ended.
+func (p *Process) Ended() bool {
 	select {
 	case <-p.done:
 		return true

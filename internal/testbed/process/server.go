@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"syscall"
 	"testing"
 	"time"
 
@@ -46,9 +45,6 @@ func NewServer(on *testbed.Host, program, dir string, flags ...string) *Server {
 	s.command = func() (cmd *exec.Cmd) {
 		if on == nil {
 			cmd = exec.Command(program, args...)
-			// It ends with this process, whatever ends that. Not so where there are
-			// namespaces: a thread that ends there would be taken for the parent.
-			cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		} else {
 			cmd = on.Command(context.Background(), program, args...)
 		}

@@ -14,13 +14,13 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // UnitDir is where the manager looks for units, and DropInDir where an administrator's
@@ -95,25 +95,14 @@ func Boot(t testing.TB, services map[string]string) *Manager {
 	cmd := exec.Command("sh", "-c", boot, "sh", group)
 	cmd.Env = append(os.Environ(), "SYSTEMD_UNIT_PATH="+UnitDir+":"+DropInDir, "container=fairlead-test")
 	cmd.Stdout, cmd.Stderr = &log, &log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = testbed.Patience // a process that keeps the log open would hold up the test's end
-	// The kernel sends the signal when the thread that started the process ends, and here threads end with their namespaces.
-	started, ended := make(chan error, 1), make(chan struct{})
-	go func() {
-		runtime.LockOSThread()
-		defer close(ended)
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			_ = cmd.Wait()
-		}
-	}()
-	if err := <-started; err != nil {
+	wait, err := process.Launch(cmd)
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill() // the namespace ends with it
-		<-ended
+		_ = wait()             // by the signal
 		if t.Failed() {
 			t.Logf("systemd's log:\n%s", log.String())
 		}

@@ -11,7 +11,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead/fairlead/internal/apiclient"
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/migrate"
 	"github.com/fairlead/fairlead/internal/migrate/nodecheck"
@@ -79,7 +81,12 @@ func (c *command) addWalk(cmd *cobra.Command) *cobra.Command {
 }
 
 func (c *command) walk(ctx context.Context) (*walk.Walk, error) {
-	client, _, err := c.client.Client()
+	cfg, _, err := c.client.Load()
+	if err != nil {
+		return nil, err
+	}
+	// A client with a limit would refuse the last request of a step before its deadline, and that would hide what the step waits for.
+	client, err := kubernetes.NewForConfig(apiclient.Tuned(cfg, "fairlead-migrate/"+base.Version))
 	if err != nil {
 		return nil, err
 	}

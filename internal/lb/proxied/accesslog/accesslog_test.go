@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/logship"
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // An interval has its file, which the next process goes on with; there is an end to how much they are.
@@ -204,6 +205,7 @@ func TestSlowOutput(t *testing.T) {
 	dropped := int(a.DroppedLines()) //nolint:gosec // a few
 	close(w.may)
 	a.Close()
+	testbed.Receive(t, "the end of the output", a.output.done) // for which Close does not always wait
 	got := strings.Split(strings.TrimSuffix(w.got.String(), "\n"), "\n")
 	if dropped < 99 || len(got)+dropped != lines || strings.Count(w.got.String(), e.json()) != len(got) {
 		t.Errorf("%d lines, %d dropped, of %d", len(got), dropped, lines)

@@ -16,6 +16,8 @@ import (
 	"log/slog"
 	"math/big"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -25,6 +27,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/fairlead/fairlead/internal/testbed"
 )
@@ -180,6 +185,26 @@ func Certificate(t testing.TB, name string) (c tls.Certificate, certPEM, keyPEM 
 		t.Fatal(err)
 	}
 	return c, certPEM, keyPEM
+}
+
+// Pool returns the certificates of a file's content.
+func Pool(text []byte) *x509.CertPool {
+	p := x509.NewCertPool()
+	p.AppendCertsFromPEM(text)
+	return p
+}
+
+// Metrics returns what a collector shows, as text. A series that is there twice fails the test.
+func Metrics(t testing.TB, c prometheus.Collector) string {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(c)
+	answer := httptest.NewRecorder()
+	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	if answer.Code != http.StatusOK {
+		t.Fatal(answer.Body)
+	}
+	return answer.Body.String()
 }
 
 // Lines returns the lines of all files in a directory, in the order of their names.

@@ -104,7 +104,7 @@ func TestEjection(t *testing.T) {
 	})
 }
 
-// How many Pods are left out is a matter of the share and of the panic threshold; with off none is.
+// The share and the panic threshold bound how many Pods are left out. With off, no Pod is.
 func TestHowManyAreEjected(t *testing.T) {
 	for _, c := range []struct {
 		eject        dialect.Eject
@@ -207,7 +207,7 @@ func TestTrialEndsWithSetting(t *testing.T) {
 	})
 }
 
-// What checks find goes before what clients met; a Pod that nobody tries is forgotten; one that leaves has no entry.
+// What checks find replaces what clients found. The entry of a Pod ends when no client tries the Pod for some time, or when it leaves.
 func TestAbsences(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, addrs := poolOf(t, dialect.RoundRobin, 4)
@@ -231,7 +231,7 @@ func TestAbsences(t *testing.T) {
 		p.Failed(p.members[1], errRefused)
 		time.Sleep(ejectFor + mostEject + time.Second)
 		if list := p.absences.List(); len(list) != 0 {
-			t.Errorf("nobody tries it: %+v", list)
+			t.Errorf("no client has tried it for some time, and it is listed: %+v", list)
 		}
 		p.Failed(p.members[2], errRefused)
 		if p.Set(Options{Balance: dialect.RoundRobin}, addrs[:2], 0); len(p.absences.List()) != 0 {

@@ -1,31 +1,20 @@
 package traffic
 
 import (
-	"net/http"
-	"net/http/httptest"
 	"net/netip"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
-
+	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // shown returns the metrics as text, a line each.
 func shown(t *testing.T, b *Book, states ...State) string {
 	t.Helper()
-	registry := prometheus.NewPedanticRegistry() // refuses a series that is there twice
-	registry.MustRegister(Collector{Book: b, States: func() []State { return states }})
-	answer := httptest.NewRecorder()
-	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-	if answer.Code != http.StatusOK {
-		t.Fatal(answer.Body)
-	}
-	return answer.Body.String()
+	return lbtest.Metrics(t, Collector{Book: b, States: func() []State { return states }})
 }
 
 func name(n string) svc.Name { return svc.Name{Namespace: "default", Name: n} }

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -39,21 +40,20 @@ func TestClientCertificates(t *testing.T) {
 	server, _, _ := lbtest.Certificate(t, "web.example")
 	good, goodPEM, _ := lbtest.Certificate(t, "alice")
 	bad, badPEM, _ := lbtest.Certificate(t, "alice")
-	pool := func(text []byte) *x509.CertPool {
-		p := x509.NewCertPool()
-		p.AppendCertsFromPEM(text)
-		return p
-	}
 	for _, second := range []bool{false, true} {
 		for _, auth := range []string{"require", "optional"} {
-			r := newRig(t, map[string]string{
-				lbProtocol: "https", "fairlead.dev/lb-tls-secrets": "web", "fairlead.dev/lb-client-ca": "secret/ca", lbClientAuth: auth,
-				"fairlead.dev/lb-underscore-headers": "keep",
-			})
-			r.service.Certificates, r.service.ClientRoots = []tls.Certificate{server}, pool(goodPEM)
-			pod := r.Web(r.subjects())
-			r.set(pod)
-			ask := func(client *http.Client) string {
+			started := func() (*rig, netip.AddrPort) {
+				r := newRig(t, map[string]string{
+					lbProtocol: "https", "fairlead.dev/lb-tls-secrets": "web", "fairlead.dev/lb-client-ca": "secret/ca", lbClientAuth: auth,
+					"fairlead.dev/lb-underscore-headers": "keep",
+				})
+				r.service.Certificates, r.service.ClientRoots = []tls.Certificate{server}, lbtest.Pool(goodPEM)
+				pod := r.Web(r.subjects())
+				r.set(pod)
+				return r, pod
+			}
+			r, pod := started()
+			ask := func(r *rig, client *http.Client) string {
 				q, err := http.NewRequest(http.MethodGet, "https://"+r.At.String()+"/", nil)
 				r.Must(err)
 				q.Header.Set("X-Client-Subject", "CN=admin")
@@ -63,10 +63,13 @@ func TestClientCertificates(t *testing.T) {
 					return "none"
 				}
 				defer answer.Body.Close()
+				if want := map[bool]int{false: 1, true: 2}[second]; answer.ProtoMajor != want {
+					t.Errorf("the answer is of %s, want HTTP/%d", answer.Proto, want)
+				}
 				text, _ := io.ReadAll(answer.Body)
 				return fmt.Sprintf("%d %s", answer.StatusCode, text)
 			}
-			with := func(certs ...tls.Certificate) *http.Client {
+			with := func(r *rig, certs ...tls.Certificate) *http.Client {
 				c := r.Client()
 				c.Transport.(*http.Transport).ForceAttemptHTTP2 = second
 				c.Transport.(*http.Transport).TLSClientConfig = &tls.Config{InsecureSkipVerify: true, //nolint:gosec // of this test
@@ -88,21 +91,23 @@ func TestClientCertificates(t *testing.T) {
 				t.Errorf("HTTP/2 %t, %s: plain text counts as a missing certificate: %s", second, auth, text)
 			}
 			if none == "none" {
-				ask(with())
+				ask(r, with(r))
 				r.shows(rejected + "some")
 			}
-			kept := with(good)
+			kept := with(r, good)
+			other, _ := started() // which has counted nothing
 			for what, c := range map[string]struct{ got, want string }{
-				"none": {ask(with()), none}, "right": {ask(kept), "200 X-Client-Subject=[CN=alice] "}, "wrong": {ask(with(bad)), "none"},
+				"none": {ask(r, with(r)), none}, "right": {ask(r, kept), "200 X-Client-Subject=[CN=alice] "},
+				"wrong": {ask(other, with(other, bad)), "none"},
 			} {
 				if c.got != c.want {
 					t.Errorf("HTTP/2 %t, %s, %s: %q, want %q", second, auth, what, c.got, c.want)
 				}
 			}
-			r.shows(rejected + "some")
-			r.service.ClientRoots = pool(badPEM)
+			other.shows(rejected + "some")
+			r.service.ClientRoots = lbtest.Pool(badPEM)
 			r.set(pod)
-			if got := ask(kept); !strings.HasPrefix(got, "421 ") && got != "none" {
+			if got := ask(r, kept); !strings.HasPrefix(got, "421 ") && got != "none" {
 				t.Errorf("HTTP/2 %t, %s: a kept connection goes on although another authority counts: %q", second, auth, got)
 			}
 		}
@@ -180,14 +185,14 @@ func TestLimitsOfAClient(t *testing.T) {
 	}
 	r.shows(`fairlead_lb_rejected_total{namespace="default",reason="client-limit",service="web"} some`)
 	_ = b.Close()
-	for deadline := time.Now().Add(lbtest.Patience); ; {
-		if got := ask(from("127.0.0.1")); got != "" { // the place is free
-			break
+	testbed.Until(t, "the place of a connection that has ended", func() error {
+		c := from("127.0.0.1")
+		defer c.Close()
+		if ask(c) == "" {
+			return errors.New("it is taken")
 		}
-		if time.Now().After(deadline) {
-			t.Fatal("the place of a connection that has ended stays taken")
-		}
-	}
+		return nil
+	})
 }
 
 // A request has the identifiers that the Service asks for: the client's if they are well, else new ones. Names with _ stay if

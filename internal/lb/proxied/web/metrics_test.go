@@ -1,65 +1,44 @@
 package web
 
 import (
+	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // metrics returns the metrics of the Server as text.
 func (r *rig) metrics() string {
 	r.Helper()
-	registry := prometheus.NewPedanticRegistry()
-	registry.MustRegister(r.server.Collector())
-	answer := httptest.NewRecorder()
-	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-	return answer.Body.String()
+	return lbtest.Metrics(r, r.server.Collector())
 }
 
 // shows waits until the metrics have all of these lines. "some" stands for more than 0.
 func (r *rig) shows(lines ...string) {
 	r.Helper()
-	text := ""
-	for deadline := time.Now().Add(lbtest.Patience); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		text = r.metrics()
-		missing := ""
+	testbed.Until(r, "metrics", func() error {
+		text := r.metrics()
 		for _, l := range lines {
-			if some, is := strings.CutSuffix(l, " some"); is {
-				if !strings.Contains(text, some) || strings.Contains(text, some+" 0\n") {
-					missing = l
-				}
-			} else if !strings.Contains(text, l+"\n") {
-				missing = l
+			some, is := strings.CutSuffix(l, " some")
+			if is && (!strings.Contains(text, some) || strings.Contains(text, some+" 0\n")) || !is && !strings.Contains(text, l+"\n") {
+				return fmt.Errorf("no %q in %s", l, text)
 			}
 		}
-		if missing == "" {
-			return
-		}
-	}
-	r.Errorf("not all of %q in %s", lines, text)
+		return nil
+	})
 }
 
 // What clients ask for is counted by HTTP/1.1 and HTTP/2 alike: requests by class, bytes, retries, failures and Pods that
 // are left out. Requests that no Pod gets count for the Service only.
 func TestRequestsAreCounted(t *testing.T) {
 	const of = `namespace="default",service="web"`
-	for name, transport := range map[string]func(*http.Transport){
-		"HTTP/1.1": func(*http.Transport) {},
-		"HTTP/2": func(t *http.Transport) {
-			t.Protocols = new(http.Protocols)
-			t.Protocols.SetUnencryptedHTTP2(true)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
+	for _, version := range []int{1, 2} {
+		t.Run(fmt.Sprint("HTTP/", version), func(t *testing.T) {
 			r := newRig(t, map[string]string{lbProtocol: "http", "fairlead.dev/lb-eject": "errors=2"})
 			pod := r.Web(func(w http.ResponseWriter, q *http.Request) {
 				switch q.URL.Path {
@@ -73,8 +52,7 @@ func TestRequestsAreCounted(t *testing.T) {
 			})
 			gone := r.Free()
 			r.set(pod, gone)
-			client := r.Client()
-			transport(client.Transport.(*http.Transport))
+			client := r.clientOf(version)
 			for _, path := range []string{"/", "/missing", "/", "/cut", "/cut"} {
 				answer, err := client.Post("http://"+r.At.String()+path, "text/plain", strings.NewReader("12345"))
 				r.Must(err)

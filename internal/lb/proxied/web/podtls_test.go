@@ -40,12 +40,7 @@ func TestPodsAreVerified(t *testing.T) {
 	pod, podPEM, _ := lbtest.Certificate(t, "web.default.svc")
 	_, otherPEM, _ := lbtest.Certificate(t, "web.default.svc")
 	client, clientPEM, _ := lbtest.Certificate(t, "lb")
-	roots := func(text []byte) *x509.CertPool {
-		p := x509.NewCertPool()
-		p.AppendCertsFromPEM(text)
-		return p
-	}
-	asking := &tls.Config{Certificates: []tls.Certificate{pod}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: roots(clientPEM)}
+	asking := &tls.Config{Certificates: []tls.Certificate{pod}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: lbtest.Pool(clientPEM)}
 	for _, c := range []struct {
 		what   string
 		roots  *x509.CertPool
@@ -54,12 +49,12 @@ func TestPodsAreVerified(t *testing.T) {
 		asking bool
 		works  bool
 	}{
-		{"the right authority and name", roots(podPEM), "", nil, false, true},
+		{"the right authority and name", lbtest.Pool(podPEM), "", nil, false, true},
 		{"no authority", nil, "", nil, false, true},
-		{"another authority", roots(otherPEM), "", nil, false, false},
-		{"another name", roots(podPEM), "other.default.svc", nil, false, false},
-		{"a certificate for the Pod", roots(podPEM), "web.default.svc", &client, true, true},
-		{"no certificate for the Pod", roots(podPEM), "", nil, true, false},
+		{"another authority", lbtest.Pool(otherPEM), "", nil, false, false},
+		{"another name", lbtest.Pool(podPEM), "other.default.svc", nil, false, false},
+		{"a certificate for the Pod", lbtest.Pool(podPEM), "web.default.svc", &client, true, true},
+		{"no certificate for the Pod", lbtest.Pool(podPEM), "", nil, true, false},
 	} {
 		for protocol, backend := range map[string]string{"http": "https", "tcp": "tls"} {
 			r := newRig(t, map[string]string{lbProtocol: protocol, lbBackend: backend})
@@ -89,8 +84,7 @@ func TestPodsAreVerified(t *testing.T) {
 func TestHTTP2ToPodsWithTLS(t *testing.T) {
 	cert, certPEM, _ := lbtest.Certificate(t, "web.default.svc")
 	r := newRig(t, map[string]string{lbProtocol: "https", lbBackend: "https", dialect.LBTLSSecrets: "a"})
-	r.service.Certificates, r.service.PodRoots = []tls.Certificate{cert}, x509.NewCertPool()
-	r.service.PodRoots.AppendCertsFromPEM(certPEM)
+	r.service.Certificates, r.service.PodRoots = []tls.Certificate{cert}, lbtest.Pool(certPEM)
 	r.set(r.secureWeb(&tls.Config{Certificates: []tls.Certificate{cert}}))
 	trust := &tls.Config{RootCAs: r.service.PodRoots, ServerName: "web.default.svc"}
 	for _, second := range []bool{false, true} {

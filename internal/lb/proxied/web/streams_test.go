@@ -2,6 +2,7 @@ package web
 
 import (
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -24,7 +25,9 @@ import (
 
 // streamFront is the objects of a Gateway with one port, as text.
 type streamFront struct {
+	allowed   string // allowedListeners of the Gateway with a comma, "" for the default
 	listeners string
+	sets      map[svc.Name]*gwv1.ListenerSet
 	http      string // HTTPRoute, "" without one
 	streams   []*gateway.Stream
 	grants    map[svc.Name]*gwv1.ReferenceGrant
@@ -37,12 +40,13 @@ type streamFront struct {
 func (r *rig) serve(s *streamFront) {
 	r.Helper()
 	g := &gwv1.Gateway{}
-	r.Must(yaml.UnmarshalStrict([]byte("metadata: {name: g, namespace: default}\nspec: {gatewayClassName: fairlead, listeners: ["+
+	r.Must(yaml.UnmarshalStrict([]byte("metadata: {name: g, namespace: default}\nspec: {gatewayClassName: fairlead, "+s.allowed+"listeners: ["+
 		strings.ReplaceAll(s.listeners, "PORT", fmt.Sprint(r.At.Port()))+"]}"), g))
 	n, cert := svc.NameOf(g), svc.Name{Namespace: "default", Name: "c"}
 	o := &gateway.Objects{
 		Gateways: map[svc.Name]*gwv1.Gateway{n: g}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Services: map[svc.Name]*gateway.Service{},
 		Secrets: map[svc.Name]gateway.Secret{cert: {}}, Grants: s.grants, Streams: map[gateway.StreamKey]*gateway.Stream{},
+		Sets: s.sets,
 	}
 	if s.http != "" {
 		route := &gwv1.HTTPRoute{}
@@ -172,45 +176,143 @@ func TestNamedStreams(t *testing.T) {
 	}
 }
 
-// A connection, and a client of UDP, goes to the backend of the port's route. When the ReferenceGrant for it goes, so do the
-// connections that use it.
+// granted is a front with one route, which leads to Service other/db as a ReferenceGrant allows.
+func (r *rig) granted(kind, tlsMode string) *streamFront {
+	r.Helper()
+	route := "metadata: {name: r, namespace: default}\nspec: {parentRefs: [{name: g}], rules: " +
+		"[{backendRefs: [{namespace: other, name: db, port: 80}]}]}"
+	f := &streamFront{listeners: "{name: l, port: PORT, protocol: " + kind + "}", udp: kind == "UDP", cert: &tls.Certificate{}}
+	switch kind {
+	case "TCP":
+		f.streams = []*gateway.Stream{streamOf(r, gateway.StreamOfTCP, route)}
+	case "UDP":
+		f.streams = []*gateway.Stream{streamOf(r, gateway.StreamOfUDP, route)}
+	case "TLS":
+		route = strings.Replace(route, "spec: {", "spec: {hostnames: [db.example.com], ", 1)
+		f.streams = []*gateway.Stream{streamOf(r, gateway.StreamOfTLS, route)}
+		f.listeners = "{name: l, port: PORT, protocol: TLS, tls: {mode: " + tlsMode + ", certificateRefs: [{name: c}]}}"
+	}
+	grant := &gwv1.ReferenceGrant{}
+	r.Must(yaml.UnmarshalStrict([]byte("metadata: {name: g, namespace: other}\nspec: {from: [{group: gateway.networking.k8s.io, kind: "+
+		kind+"Route, namespace: default}], to: [{group: \"\", kind: Service}]}"), grant))
+	f.grants = map[svc.Name]*gwv1.ReferenceGrant{svc.NameOf(grant): grant}
+	return f
+}
+
+// A connection goes to the backend of the port's route. When the ReferenceGrant for it goes, so do the connections that use it.
 func TestStreamsEndWithTheirGrant(t *testing.T) {
-	for _, udp := range []bool{false, true} {
-		r := newRig(t, map[string]string{lbProtocol: "http"})
-		db := svc.Name{Namespace: "other", Name: "db"}
-		f := &streamFront{udp: udp, services: map[svc.Name]netip.AddrPort{db: r.Pod(lbtest.Named("db"))}, cert: &tls.Certificate{}}
-		network, kind, text := "tcp", "TCP", "metadata: {name: r, namespace: default}\nspec: {parentRefs: [{name: g}], rules: "+
-			"[{backendRefs: [{namespace: other, name: db, port: 80}]}]}"
-		if udp {
-			network, kind = "udp", "UDP"
-			f.services[db] = r.Echo("db")
-			f.streams = []*gateway.Stream{streamOf(r, gateway.StreamOfUDP, text)}
-		} else {
-			f.streams = []*gateway.Stream{streamOf(r, gateway.StreamOfTCP, text)}
+	for _, c := range []struct{ kind, tlsMode string }{{"TCP", ""}, {"TLS", "Passthrough"}, {"TLS", "Terminate"}} {
+		t.Run(c.kind+c.tlsMode, func(t *testing.T) {
+			r := newRig(t, map[string]string{lbProtocol: "http"})
+			f := r.granted(c.kind, c.tlsMode)
+			cert, _, _ := lbtest.Certificate(t, "db.example.com")
+			ended := make(chan struct{}, 1)
+			pod := r.Pod(func(conn net.Conn) {
+				if c.tlsMode == "Passthrough" {
+					conn = tls.Server(conn, &tls.Config{Certificates: []tls.Certificate{cert}})
+				}
+				lbtest.Named("db")(conn)
+				ended <- struct{}{}
+			})
+			f.cert, f.services = &cert, map[svc.Name]netip.AddrPort{{Namespace: "other", Name: "db"}: pod}
+			r.serve(f)
+			conn := r.Dial()
+			if c.kind == "TLS" {
+				conn = tls.Client(conn, &tls.Config{ServerName: "db.example.com", InsecureSkipVerify: true}) //nolint:gosec // of this test
+			}
+			if got, err := lbtest.Say(conn, "x"); got != "db x\n" {
+				t.Fatalf("%q, %v", got, err)
+			}
+			f.grants = nil
+			r.serve(f)
+			testbed.Receive(t, "the end of the connection at the Pod", ended)
+			if got, err := lbtest.Say(conn, "y"); err == nil {
+				t.Errorf("the grant has gone, and the backend answers %q", got)
+			}
+		})
+	}
+}
+
+// A client of UDP goes to the backend of the port's route. When the ReferenceGrant for it goes, the backend gets nothing more.
+func TestDatagramsEndWithTheirGrant(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http"})
+	f := r.granted("UDP", "")
+	pod, err := net.ListenPacket("udp", "127.0.0.1:0")
+	r.Must(err)
+	t.Cleanup(func() { _ = pod.Close() })
+	seen := make(chan string, 100)
+	go func() {
+		buf := make([]byte, 100)
+		for {
+			n, from, err := pod.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			seen <- string(buf[:n])
+			_, _ = pod.WriteTo(buf[:n], from)
 		}
-		f.listeners = "{name: l, port: PORT, protocol: " + kind + "}"
-		grant := &gwv1.ReferenceGrant{}
-		r.Must(yaml.UnmarshalStrict([]byte("metadata: {name: g, namespace: other}\nspec: {from: [{group: gateway.networking.k8s.io, kind: "+
-			kind+"Route, namespace: default}], to: [{group: \"\", kind: Service}]}"), grant))
-		f.grants = map[svc.Name]*gwv1.ReferenceGrant{svc.NameOf(grant): grant}
+	}()
+	at := pod.LocalAddr().String()
+	f.services = map[svc.Name]netip.AddrPort{{Namespace: "other", Name: "db"}: netip.MustParseAddrPort(at)}
+	r.serve(f)
+	c, err := net.Dial("udp", r.At.String())
+	r.Must(err)
+	defer c.Close()
+	r.Asks(c, "with the grant")
+	f.grants = nil
+	r.serve(f)
+	testbed.Until(t, "a datagram to be dropped", func() error {
+		_, _ = c.Write([]byte("without it"))
+		if !strings.Contains(r.Logged.String(), "dropped a datagram, for which there is no route") {
+			return errors.New("none is")
+		}
+		return nil
+	})
+	direct, err := net.Dial("udp", at)
+	r.Must(err)
+	defer direct.Close()
+	_, err = direct.Write([]byte("the last one"))
+	r.Must(err)
+	for got := ""; got != "the last one"; {
+		if got = testbed.Receive(t, "the last datagram at the Pod", seen); got == "without it" {
+			t.Fatal("the grant has gone, and the backend gets a datagram")
+		}
+	}
+}
+
+// When the Gateway no longer allows a ListenerSet, its port is closed. A connection goes on for the time to drain, as one does whose route
+// has gone: at once it ends only where the Service does not drain.
+func TestConnectionsOfAListenerSetThatIsNoLongerAllowed(t *testing.T) {
+	for _, draining := range []string{"true", "false"} {
+		r := newRig(t, map[string]string{lbProtocol: "http", "fairlead.dev/lb-draining": draining})
+		set := &gwv1.ListenerSet{}
+		r.Must(yaml.UnmarshalStrict([]byte("metadata: {name: s, namespace: default}\nspec: {parentRef: {name: g}, listeners: "+
+			"[{name: l, port: "+fmt.Sprint(r.At.Port())+", protocol: TCP}]}"), set))
+		ended := make(chan struct{}, 1)
+		f := &streamFront{
+			allowed: "allowedListeners: {namespaces: {from: Same}}, ", sets: map[svc.Name]*gwv1.ListenerSet{svc.NameOf(set): set},
+			cert: &tls.Certificate{},
+			streams: []*gateway.Stream{streamOf(r, gateway.StreamOfTCP, "metadata: {name: r, namespace: default}\nspec: "+
+				"{parentRefs: [{kind: ListenerSet, name: s}], rules: [{backendRefs: [{name: db, port: 80}]}]}")},
+			services: map[svc.Name]netip.AddrPort{{Namespace: "default", Name: "db"}: r.Pod(func(c net.Conn) {
+				lbtest.Named("db")(c)
+				ended <- struct{}{}
+			})},
+		}
 		r.serve(f)
-		c, err := net.Dial(network, r.At.String())
-		r.Must(err)
-		defer c.Close()
-		_ = c.SetDeadline(time.Now().Add(lbtest.Patience))
-		if got, err := lbtest.Say(c, "x"); err != nil || !strings.Contains(got, "x") {
-			t.Fatalf("%s: %q, %v", kind, got, err)
+		c := r.Dial()
+		if got, err := lbtest.Say(c, "x"); got != "db x\n" {
+			t.Fatalf("%q, %v", got, err)
 		}
-		f.grants = nil
+		f.allowed = ""
 		r.serve(f)
-		if udp {
-			_ = c.SetDeadline(time.Now().Add(200 * time.Millisecond))
+		if draining == "false" {
+			testbed.Receive(t, "the end of the connection at the Pod", ended)
+		} else if got, err := lbtest.Say(c, "y"); got != "db y\n" {
+			t.Errorf("an open connection has %q, %v", got, err)
 		}
-		if got, err := lbtest.Say(c, "y"); err == nil {
-			t.Errorf("%s: the grant has gone, and the backend answers %q", kind, got)
-		}
-		if u := r.server.Usage(); !udp && u.AtPods != 0 {
-			t.Errorf("%s: %+v", kind, u)
+		if c, err := net.Dial("tcp", r.At.String()); !testbed.Refused(err) {
+			t.Errorf("a new connection: %v, %v, want refused", c, err)
 		}
 	}
 }

@@ -76,8 +76,8 @@ func TestStalledUploads(t *testing.T) {
 	}
 }
 
-// Clients that cut off their uploads, or withhold the rest, cannot have a Pod ejected that waits for it; a Pod that ends the connection
-// of a request that it has is.
+// A client that cuts off its upload, or withholds the rest, does not cause the ejection of the Pod that waits for it. A Pod that closes
+// the connection before it answers a whole request is ejected.
 func TestUploadsDoNotEject(t *testing.T) {
 	r := newRig(t, map[string]string{lbProtocol: "http", "fairlead.dev/lb-eject": "errors=1", "fairlead.dev/lb-request-timeout": "1"})
 	asked := make(chan struct{}, 10)
