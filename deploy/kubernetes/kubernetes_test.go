@@ -420,6 +420,14 @@ func (r *rig) checkFronts() {
 
 // Every workload runs with as little as it can: no write access to its root, no further privilege, a seccomp profile.
 func TestManifestsAreConfined(t *testing.T) {
+	var chart struct{ AppVersion string }
+	file, err := os.ReadFile("../helm/fairlead/Chart.yaml")
+	if err == nil {
+		err = yaml.Unmarshal(file, &chart)
+	}
+	if err != nil || chart.AppVersion == "" {
+		t.Fatalf("the version of the chart: %q, %v", chart.AppVersion, err)
+	}
 	text := process.Output(t, exec.Command(process.Program("kubectl"), "kustomize", "."))
 	checked := 0
 	for _, document := range strings.Split(text, "\n---\n") {
@@ -444,8 +452,8 @@ func TestManifestsAreConfined(t *testing.T) {
 		if pod.PriorityClassName == "" || c.Resources.Requests.Memory().IsZero() {
 			t.Errorf("%s has no priority class or no requests", d.Name)
 		}
-		if c.Image != "fairlead/fairlead:0.1.0" {
-			t.Errorf("%s has the image %s", d.Name, c.Image)
+		if c.Image != "fairlead/fairlead:"+chart.AppVersion {
+			t.Errorf("%s has the image %s, and the chart the version %s", d.Name, c.Image, chart.AppVersion)
 		}
 	}
 	if checked < 3 {

@@ -32,7 +32,7 @@ func isAlibaba(key string) bool {
 const (
 	noClientCA  = "without " + lbPrefix + "client-ca, clients would need no certificate: the Service is not served"
 	noACLStatus = "with on, and no spec.loadBalancerSourceRanges, everybody could connect: the Service is not served"
-	noACL       = "everybody may connect whom spec.loadBalancerSourceRanges admits: write the list there"
+	noACL       = "every client that spec.loadBalancerSourceRanges admits may connect: write the list there"
 )
 
 // aclOf returns an annotation of Alibaba's access control lists, which do not exist here. It is never silent about who may

@@ -50,7 +50,7 @@ func questions() map[string]question {
 	return map[string]question{
 		svc.ExplainPath:  {[]string{"question", "from", "node", "protocol", "namespace", "probe"}, false, explain},
 		svc.HistoryPath:  {[]string{"service", "node", "since"}, false, history},
-		svc.StatusPath:   {[]string{"namespace", "service"}, false, statusOf},
+		svc.StatusPath:   {[]string{"namespace", "service", "services"}, false, statusOf},
 		svc.ServicesPath: {[]string{"namespace", "service"}, true, services},
 	}
 }
@@ -181,7 +181,18 @@ func statusOf(ctx context.Context, client kubernetes.Interface, p url.Values) (a
 	if p.Get("service") != "" && p.Get("namespace") == "" {
 		return nil, errors.New("service without namespace; want both")
 	}
-	return status.ReportOf(ctx, client, p.Get("namespace"), p.Get("service"))
+	list := true
+	if v := p.Get("services"); v != "" {
+		var err error
+		if list, err = strconv.ParseBool(v); err != nil {
+			return nil, fmt.Errorf("services is %q; want true or false", v)
+		}
+	}
+	r, err := status.ReportOf(ctx, client, p.Get("namespace"), p.Get("service"))
+	if err == nil && !list {
+		r.Services = []status.ServiceReport{}
+	}
+	return r, err
 }
 
 func services(ctx context.Context, client kubernetes.Interface, p url.Values) (any, error) {

@@ -108,6 +108,7 @@ func TestQuestionsRefuse(t *testing.T) {
 		svc.HistoryPath + "?service=web":                           "want NAMESPACE/NAME",
 		svc.HistoryPath + "?service=a/b&since=2h":                  "since is",
 		svc.StatusPath + "?service=web":                            "service without namespace",
+		svc.StatusPath + "?services=few":                           "services is",
 		svc.ServicesPath + "?service=web":                          "want NAMESPACE/NAME",
 		svc.ServicesPath + "?" + many:                              "at most 100",
 		svc.ServicesPath + "?%zz":                                  "cannot read the parameters",

@@ -188,6 +188,11 @@ func (c *cluster) page() {
 		return nil
 	})
 	b.shows(".detail", "What changed", "wrote spec", "by kubectl-client-side-apply")
+	b.shows(".detail", "asked at ")
+	c.kubectl("annotate", "service", "typo", "example.com/changed=yes")
+	b.shows(".detail", "; the Service has changed since")
+	b.do("eval", "[...document.querySelectorAll('.detail button')].find(e => e.innerText === 'Ask again').click()")
+	b.do("wait", "!document.querySelector('.detail').innerText.includes('has changed since')")
 	b.accessible("explain")
 	c.causes(b)
 
@@ -206,6 +211,11 @@ func (c *cluster) page() {
 	b.shows(".line li", "default/late", "wrote spec.selector", "by kubectl-patch")
 	b.shows(".line li", "default/late", "endpoint added", "by fairlead")
 	b.shows(".line li", "Hostile: <img src=x onerror=throw(1)>")
+	b.do("eval", "location.hash = '#/map/default/typo'")
+	b.shows(".detail .line li", "Hostile: <img src=x onerror=throw(1)>")
+	b.do("eval", "location.hash = '#/map/default/%'")
+	b.shows(".map", "default/late")
+	b.do("eval", "location.hash = '#/changes'")
 	b.accessible("changes")
 	c.manyServices(b)
 	c.seen(b)
@@ -233,6 +243,34 @@ func (c *cluster) loopback(b *browser) {
 	serving.Stop()
 }
 
+// loopbackOf is that page with the kubeconfig of a user whose rights end at a namespace, which the kubeconfig or a flag names.
+func (c *cluster) loopbackOf(b *browser, token string) {
+	c.t.Helper()
+	for namespace, shows := range map[string][]string{
+		"shop":    {".wrong li.bad", "shop/cart", "refused, NoEndpoint"},
+		"default": {"[role=alert]", "cannot list resource"},
+	} {
+		kubeconfig := filepath.Join(c.dir, "kubeconfig-"+namespace)
+		for _, args := range [][]string{
+			{"set-cluster", "c", "--server", c.api.Config.Host, "--insecure-skip-tls-verify"}, {"set-credentials", "u", "--token", token},
+			{"set-context", "c", "--cluster=c", "--user=u", "--namespace", namespace}, {"use-context", "c"},
+		} {
+			process.Output(c.t, c.on(c.server, process.Program("kubectl"), append([]string{"config", "--kubeconfig", kubeconfig}, args...)...))
+		}
+		serving := process.Start(c.t, c.fairlead(c.server, "ui", "--loopback", "--no-browser", "--kubeconfig", kubeconfig))
+		link := serving.Says(`http://127\.0\.0\.1:\d+/ui/#key=\w+&namespace=` + namespace)[0]
+		b.do("open", link)
+		b.shows(shows[0], shows[1:]...)
+		if namespace == "default" { // the key is kept: the user names the namespace
+			b.do("into", "#namespace", "text", "shop")
+			b.do("click", "button[type=submit]")
+			b.shows(".wrong li.bad", "shop/cart", "refused, NoEndpoint")
+		}
+		b.do("open", "about:blank")
+		serving.Stop()
+	}
+}
+
 // causes opens the explanations of Services that nodes must be asked about; the map then has what they say.
 func (c *cluster) causes(b *browser) {
 	c.t.Helper()
@@ -249,13 +287,52 @@ func (c *cluster) causes(b *browser) {
 	}
 }
 
+// keepsRows changes Services, slices, findings and the report at random, and compares the rows and numbers that the page has kept with
+// those that it makes of all Services.
+const keepsRows = `import('/ui/model.js').then((m) => {
+	const { state } = m;
+	let seed = 1;
+	const random = (n) => (seed = seed * 48271 % 2147483647) % n;
+	const key = () => 'many/s' + random(40);
+	const found = m.find('many 10.1.', true);
+	const take = () => JSON.stringify([[m.all, m.wrong, m.concerned, found].map((l) =>
+		l.list.map((r) => [r.key, r.rank, r.total, r.ready, r.lines])),
+		Object.entries(m.numbers.kinds).filter(([, n]) => n).sort(), m.numbers.endpoints, m.numbers.ready, m.numbers.lines]);
+	const like = state.services.get('many/s1');
+	const real = state.report;
+	let most = 0;
+	for (let i = 0; i < 2000; i++) {
+		const k = key();
+		const name = k.slice(5);
+		switch (random(6)) {
+		case 0: m.setService(k, null); break;
+		case 1: m.setService(k, { ...like, key: k, name, type: random(2) ? 'NodePort' : 'ClusterIP' }); break;
+		case 2: m.setSlice({ id: k, name, version: '1', service: random(5) ? k : key(), family: random(2) ? 'IPv4' : 'IPv6',
+			ports: [], writes: [],
+			endpoints: [0, 1, 2].slice(random(3)).map((e) => ({ address: '10.1.0.' + e, ready: !random(2), pod: '', node: '' })) }, false); break;
+		case 3: m.setSlice({ id: k, name, service: k }, true); break;
+		case 4: m.setFindings(random(2) ? [{ service: k, answer: random(2) ? 'refused' : 'sometimes', cause: 'NoEndpoint', text: '' }] : [],
+			[k]); break;
+		default: m.setReport({ ...real, problems: ['x', k], serviceProblems: [{ service: k, text: k }, { service: k, text: 'y' }] });
+		}
+		most = Math.max(most, found.list.length);
+		if (i % 100) continue;
+		const kept = take();
+		m.refreshAll();
+		if (take() !== kept) return 'change ' + i + ': kept ' + kept.slice(0, 2000) + ' made ' + take().slice(0, 2000);
+	}
+	m.setReport(real);
+	m.changed();
+	return [...state.slices.values()].some((l) => !l.size) ? 'a Service without slices is kept' : most ? '' : 'the search finds none';
+})`
+
 // manyServices puts 10,000 Services into the page: only the rows in sight are in the document, and a search finds one.
 func (c *cluster) manyServices(b *browser) {
 	c.t.Helper()
-	b.do("eval", `import('/ui/store.js').then(({ state, changed }) => {
+	b.do("eval", `import('/ui/model.js').then(({ setService, changed }) => {
 		for (let i = 0; i < 10000; i++) {
 			const key = 'many/s' + i;
-			state.services.set(key, { key, kind: 'Service', namespace: 'many', name: 's' + i, type: 'ClusterIP', ips: ['10.96.9.9'],
+			setService(key, { key, version: '1', kind: 'Service', namespace: 'many', name: 's' + i, type: 'ClusterIP', ips: ['10.96.9.9'],
 				external: [], alias: '', balancers: [], ports: [{ port: 80, protocol: 'TCP', node: 0, target: '80' }],
 				selector: '', policy: '', writes: [], text: '' });
 		}
@@ -267,6 +344,9 @@ func (c *cluster) manyServices(b *browser) {
 	b.shows(".row", "many/s9999")
 	if n := string(b.do("eval", "document.querySelectorAll('.row').length")); len(n) > 2 {
 		c.t.Errorf("%s rows are in the document", n)
+	}
+	if wrong := string(b.do("eval", keepsRows)); wrong != `""` {
+		c.t.Errorf("after changes of single Services the page has other rows than those that it makes of all: %s", wrong)
 	}
 	b.do("into", "#search", "text", "many/s7777")
 	b.shows("[role=status]", "1 of 10")
@@ -308,6 +388,7 @@ func (c *cluster) tenant(b *browser) {
 	c.kubectl("create", "-n", "shop", "rolebinding", "tenant", "--clusterrole=edit", "--serviceaccount=shop:tenant")
 	token := strings.TrimSpace(c.kubectl("create", "-n", "shop", "token", "tenant"))
 	b.do("open", "about:blank") // a change of the fragment loads nothing
+	c.loopbackOf(b, token)
 	b.do("open", c.api.Config.Host+"/ui/#/wrong")
 	b.login(token)
 	b.shows(".top", "namespace shop")
@@ -344,4 +425,6 @@ func (c *cluster) tenant(b *browser) {
 		strings.Contains(out, `"proof"`) || !strings.Contains(out, "NoEndpoint") {
 		c.t.Errorf("a tenant's explanation, which no node may answer: %v\n%s", err, out)
 	}
+	c.kubectl("delete", "-n", "shop", "serviceaccount", "tenant")
+	b.shows(".trouble", "the token has ended. Log out and in again")
 }

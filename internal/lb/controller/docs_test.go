@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"context"
 	"os"
 	"os/exec"
 	"regexp"
@@ -87,7 +86,7 @@ type errString string
 func (e errString) Error() string { return string(e) }
 
 // The objects of the document, which is to be read before such a Service is made (behaviour
-// 185), are accepted, and its roles are all that the controller needs.
+// 185), are accepted, and its roles and those of the manifest are all that the controller needs.
 func TestObjectsOfTheDocument(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -95,24 +94,16 @@ func TestObjectsOfTheDocument(t *testing.T) {
 	stop()
 	blocks := regexp.MustCompile("(?s)<!-- applied by internal/lb/controller/docs_test.go "+
 		"-->\n```yaml\n(.*?)```").FindAllStringSubmatch(document(t), -1)
-	if len(blocks) != 4 {
-		t.Fatalf("%d marked blocks, want 4", len(blocks))
+	if len(blocks) != 2 {
+		t.Fatalf("%d marked blocks, want 2", len(blocks))
 	}
-	client := dynamic.NewForConfigOrDie(r.config)
+	manifest, err := os.ReadFile("../../../deploy/kubernetes/lb.yaml")
+	r.must(err)
+	texts := strings.Split(string(manifest), "\n---\n")
 	for _, b := range blocks {
-		for _, text := range strings.Split(b[1], "---\n") {
-			o := &unstructured.Unstructured{}
-			r.must(yaml.Unmarshal([]byte(text), &o.Object))
-			gvk := o.GroupVersionKind()
-			resource := schema.GroupVersionResource{Group: gvk.Group, Version: gvk.Version, Resource: strings.ToLower(gvk.Kind) + "s"}
-			var api dynamic.ResourceInterface = client.Resource(resource)
-			if ns := o.GetNamespace(); ns != "" {
-				api = client.Resource(resource).Namespace(ns)
-			}
-			_, err := api.Create(context.Background(), o, metav1.CreateOptions{})
-			r.must(err)
-		}
+		texts = append(texts, strings.Split(b[1], "---\n")...)
 	}
+	applyAll(r, texts)
 	config := rest.CopyConfig(r.config)
 	config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:kube-system:fairlead-lb",
 		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated"}}
@@ -129,5 +120,26 @@ func TestObjectsOfTheDocument(t *testing.T) {
 		if allowed && err != nil || !allowed && !apierrors.IsForbidden(err) {
 			t.Errorf("Secrets with %q: %v; allowed %t", selector, err, allowed)
 		}
+	}
+}
+
+// applyAll creates objects, but no workloads.
+func applyAll(r *rig, texts []string) {
+	r.Helper()
+	client := dynamic.NewForConfigOrDie(r.config)
+	for _, text := range texts {
+		o := &unstructured.Unstructured{}
+		r.must(yaml.Unmarshal([]byte(text), &o.Object))
+		gvk := o.GroupVersionKind()
+		if gvk.Group == "apps" {
+			continue
+		}
+		resource := schema.GroupVersionResource{Group: gvk.Group, Version: gvk.Version, Resource: strings.ToLower(gvk.Kind) + "s"}
+		var api dynamic.ResourceInterface = client.Resource(resource)
+		if ns := o.GetNamespace(); ns != "" {
+			api = client.Resource(resource).Namespace(ns)
+		}
+		_, err := api.Create(r.Context(), o, metav1.CreateOptions{})
+		r.must(err)
 	}
 }

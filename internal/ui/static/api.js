@@ -10,6 +10,16 @@ export class Failure extends Error {
   constructor(code, message) { super(message); this.code = code; }
 }
 
+const patience = 60e3; // ms for an answer
+const watchFor = [240, 300]; // s after which the server ends a watch
+const watchPatience = 330e3; // ms; a watch that has not ended then hangs
+
+// within aborts with signal, which may be missing, and after a time.
+const within = (ms, signal) => (signal ? AbortSignal.any([signal, AbortSignal.timeout(ms)]) : AbortSignal.timeout(ms));
+
+// reason is an error in words: browsers differ in theirs for one that timed out.
+const reason = (e) => (e.name === 'TimeoutError' ? 'no answer in time' : e.message);
+
 async function request(path, signal) {
   const headers = { Accept: 'application/json' };
   if (token) headers.Authorization = 'Bearer ' + token;
@@ -23,14 +33,16 @@ async function request(path, signal) {
 
 const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 
-// ask gets JSON, and its text. A server that is busy with this user's questions is asked again.
-export async function ask(path, params = []) {
+// ask gets JSON, and its text, until signal aborts. A server that is busy with this user's questions is asked again.
+export async function ask(path, params = [], signal = undefined) {
   const query = new URLSearchParams(params).toString();
+  const until = within(patience, signal);
   for (let tries = 0; ; tries++) {
     try {
-      const text = await (await request(query ? path + '?' + query : path)).text();
+      const text = await (await request(query ? path + '?' + query : path, until)).text();
       return { value: JSON.parse(text), text };
     } catch (e) {
+      if (e.name === 'TimeoutError') throw new Error(reason(e));
       if (e.code !== 429 || tries === 10) throw e;
       await pause(500 + 1000 * Math.random());
     }
@@ -50,7 +62,8 @@ export async function follow(path, on, signal) {
         let more = '';
         let at = '';
         do {
-          const page = await (await request(`${path}?limit=${pageSize}&continue=${encodeURIComponent(more)}`, signal)).json();
+          const page = await (await request(`${path}?limit=${pageSize}&continue=${encodeURIComponent(more)}`,
+            within(patience, signal))).json();
           items.push(...page.items);
           more = page.metadata.continue || '';
           at = page.metadata.resourceVersion;
@@ -65,7 +78,7 @@ export async function follow(path, on, signal) {
       if (signal.aborted) return;
       if (e.code === 403 || e.code === 401) { on.state(e.message, e.code); return; }
       if (e.code === 410) { version = ''; continue; }
-      on.state('the server does not answer: ' + e.message);
+      on.state('the server does not answer: ' + reason(e));
       wait = Math.min(30000, wait * 2 || 500);
       await pause(wait * (0.5 + Math.random()));
     }
@@ -74,8 +87,8 @@ export async function follow(path, on, signal) {
 
 // watch reads one watch to its end, and returns the version to go on from.
 async function watch(path, version, on, signal) {
-  const query = `watch=1&allowWatchBookmarks=true&timeoutSeconds=${240 + Math.floor(60 * Math.random())}`;
-  const answer = await request(`${path}?${query}&resourceVersion=${version}`, signal);
+  const query = `watch=1&allowWatchBookmarks=true&timeoutSeconds=${watchFor[0] + Math.floor((watchFor[1] - watchFor[0]) * Math.random())}`;
+  const answer = await request(`${path}?${query}&resourceVersion=${version}`, within(watchPatience, signal));
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = '';
   for (;;) {

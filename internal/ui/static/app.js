@@ -1,7 +1,8 @@
 // The page: log in, then three views and the explanation of one Service beside them.
 import { html, render, useState, useEffect } from './preact-htm.js';
 import { ask, setToken } from './api.js';
-import { state, begin, subscribe } from './store.js';
+import { state, subscribe } from './model.js';
+import { begin } from './store.js';
 import { Overview } from './overview.js';
 import { Map_ } from './map.js';
 import { Changes } from './changes.js';
@@ -33,14 +34,21 @@ async function login(token, namespace) {
       } catch { /* the first answer says more */ }
     }
     setToken('');
-    if (e.code === 401) throw new Error('the server does not accept this token, and the browser has sent no client certificate that it accepts');
+    if (e.code === 401) {
+      throw new Error('the server does not accept this token, and the browser has sent no client certificate that it accepts: ' + e.message);
+    }
     if (e.code === 403 && !namespace) throw new Error('this user may not read the Services of all namespaces: name one. ' + e.message);
     throw e;
   }
 }
 
-function Login({ enter }) {
-  const [trouble, setTrouble] = useState('');
+// whenEnded says what to do when the server no longer accepts the user: of a token, and of the link of 'fairlead ui'.
+const whenEnded = ['the server no longer accepts this login: the token has ended. Log out and in again',
+  "the server no longer accepts the credentials of the kubeconfig, or 'fairlead ui' has ended: start it again"];
+
+// Login asks for a token and a namespace; with the secret of a link only for the namespace.
+function Login({ enter, secret, namespace, failed }) {
+  const [trouble, setTrouble] = useState(failed);
   const [busy, setBusy] = useState(false);
   const submit = async (e) => {
     e.preventDefault();
@@ -48,20 +56,22 @@ function Login({ enter }) {
     setBusy(true);
     setTrouble('');
     try {
-      enter(await login(form.get('token').trim(), form.get('namespace').trim()));
+      enter(await login(secret || form.get('token').trim(), form.get('namespace').trim()));
     } catch (x) {
       setTrouble(x.message);
       setBusy(false);
     }
   };
   return html`<main class="login"><h1>fairlead</h1>
-    <p>Log in with a bearer token, or without one if the browser has a client certificate of the cluster. The page shows what the rights
-      of that user allow.</p>
+    ${secret ? html`<p>The page shows what the rights of the kubeconfig allow.</p>`
+    : html`<p>Log in with a bearer token, or without one if the browser has a client certificate of the cluster. The page shows what the
+      rights of that user allow.</p>`}
     <form onSubmit=${submit}>
-      <label>Token <input name="token" id="token" type="password" autocomplete="off" spellcheck="false" /></label>
-      <p class="quiet"><code>kubectl create token NAME</code> prints one. It stays in the memory of this page.</p>
-      <label>Namespace <input name="namespace" id="namespace" autocomplete="off" spellcheck="false" placeholder="all" /></label>
-      <button type="submit" disabled=${busy}>Log in</button>
+      ${secret ? '' : html`<label>Token <input name="token" id="token" type="password" autocomplete="off" spellcheck="false" /></label>
+      <p class="quiet"><code>kubectl create token NAME</code> prints one. It stays in the memory of this page.</p>`}
+      <label>Namespace <input name="namespace" id="namespace" autocomplete="off" spellcheck="false" placeholder="all"
+        defaultValue=${namespace} /></label>
+      <button type="submit" disabled=${busy}>${secret ? 'Try again' : 'Log in'}</button>
       <p role="alert" class="trouble">${trouble}</p>
     </form></main>`;
 }
@@ -69,10 +79,12 @@ function Login({ enter }) {
 // place reads the view and the Service from the address: #/VIEW or #/VIEW/NAMESPACE/NAME.
 function place() {
   const [, view, namespace, name] = location.hash.split('/');
-  return { view: views.some(([v]) => v === view) ? view : 'wrong', of: namespace && name ? decodeURIComponent(namespace + '/' + name) : '' };
+  let of = '';
+  try { of = namespace && name ? decodeURIComponent(namespace + '/' + name) : ''; } catch { /* no text in UTF-8, so no name */ }
+  return { view: views.some(([v]) => v === view) ? view : 'wrong', of };
 }
 
-function Shell() {
+function Shell({ secret }) {
   const [, again] = useState(0);
   const [at, setAt] = useState(place());
   useEffect(() => {
@@ -90,7 +102,7 @@ function Shell() {
   return html`<header class="top"><h1>fairlead</h1>
     <nav aria-label="Views">${views.map(([v, title]) => html`<a key=${v} href=${'#/' + v} aria-current=${v === at.view ? 'page' : null}>${title}</a>`)}</nav>
     <span class="quiet">${state.namespace ? 'namespace ' + state.namespace : 'all namespaces'}</span>
-    <button onClick=${() => { history.replaceState(null, '', location.pathname); location.reload(); }}>Log out</button></header>
+    ${secret ? '' : html`<button onClick=${() => { history.replaceState(null, '', location.pathname); location.reload(); }}>Log out</button>`}</header>
     ${trouble.length ? html`<p class="trouble bar" role="status">${trouble.join(' · ')}</p>` : ''}
     <div class=${'body' + (at.of ? ' split' : '')}><main tabindex="-1">
       ${at.view === 'wrong' ? html`<${Overview} open=${open} />` : ''}
@@ -99,21 +111,26 @@ function Shell() {
     </main>${at.of ? html`<${Detail} of=${at.of} close=${close} />` : ''}</div>`;
 }
 
-function App() {
-  const [inside, setInside] = useState(false);
-  return inside ? html`<${Shell} />` : html`<${Login} enter=${(namespace) => { begin(namespace); setInside(true); }} />`;
+function App({ secret, namespace, failed, logged }) {
+  const [inside, setInside] = useState(logged);
+  const enter = (of) => { begin(of, whenEnded[secret ? 1 : 0]); setInside(true); };
+  useEffect(() => { if (logged) enter(namespace); }, []);
+  return inside ? html`<${Shell} secret=${secret} />` : html`<${Login} enter=${enter} secret=${secret} namespace=${namespace} failed=${failed} />`;
 }
 
-// 'fairlead ui' opens the page with a key in the fragment, which no server sees; it does not stay in the history.
+// 'fairlead ui' opens the page with a fragment, which no server sees: a key, which does not stay in the history, and a namespace.
 async function start() {
-  const root = document.getElementById('app');
-  const key = /^#key=([A-Z2-7]+)$/.exec(location.hash);
-  if (!key) { render(html`<${App} />`, root); return; }
-  history.replaceState(null, '', location.pathname);
-  try {
-    begin(await login(key[1], ''));
-    render(html`<${Shell} />`, root);
-  } catch { render(html`<${App} />`, root); }
+  const link = new URLSearchParams(location.hash.slice(1));
+  const secret = link.get('key') || '';
+  let namespace = link.get('namespace') || '';
+  let failed = '';
+  if (secret || namespace) history.replaceState(null, '', location.pathname);
+  if (secret) {
+    try {
+      namespace = await login(secret, namespace);
+    } catch (e) { failed = e.message; }
+  }
+  render(html`<${App} secret=${secret} namespace=${namespace} failed=${failed} logged=${!!secret && !failed} />`, document.getElementById('app'));
 }
 
 start();

@@ -1,8 +1,9 @@
 // What changed within the last hour: writes of objects with their writer, endpoints, Events, and what nodes had.
 import { html, useState, useEffect } from './preact-htm.js';
-import { state, readEvents, history, hour } from './store.js';
+import { state } from './model.js';
+import { readEvents, history, hour } from './store.js';
 
-const clock = (t) => new Date(t).toLocaleTimeString([], { hour12: false });
+export const clock = (t) => new Date(t).toLocaleTimeString([], { hour12: false });
 
 function Line({ c, open }) {
   return html`<li class=${c.bad ? 'bad' : ''}><time datetime=${new Date(c.at).toISOString()}>${clock(c.at)}</time>
@@ -19,6 +20,7 @@ function difference(before, after) {
 }
 
 const maxShown = 300;
+const again = 10000; // ms between the end of one read and the next
 
 // Changes is the time line of one Service, or of everything.
 export function Changes({ of, open }) {
@@ -27,27 +29,33 @@ export function Changes({ of, open }) {
   const [trouble, setTrouble] = useState({}); // of the Events and of the nodes: each is cleared by its own success
   const [search, setSearch] = useState('');
   useEffect(() => {
-    let gone = false;
-    const say = (what, text) => { if (!gone) setTrouble((t) => ({ ...t, [what]: text })); };
-    const read = () => {
-      if (document.hidden) return;
-      readEvents().then(({ list, more }) => {
-        if (gone) return;
+    const gone = new AbortController();
+    let timer = 0;
+    const say = (what, text) => { if (!gone.signal.aborted) setTrouble((t) => ({ ...t, [what]: text })); };
+    const readNodes = async () => {
+      try {
+        const { value } = await history(of, gone.signal);
+        setNodes(value.changes.map((c) => ({ at: Date.parse(c.time), service: of, kind: 'node ' + c.node, who: '',
+          what: difference(c.before || '', c.after || '').join('; ') })));
+        const left = value.notAsked ? [value.notAsked + ' more nodes were not asked'] : [];
+        say('nodes', [...(value.problems || []), ...left].join('; '));
+      } catch (e) { say('nodes', 'cannot read what nodes had: ' + e.message); }
+    };
+    const readAll = async () => {
+      try {
+        const { list, more } = await readEvents(of, gone.signal);
         setEvents(list);
         say('events', more ? `there are more than ${list.length} Events of the last hour: some are not shown` : '');
-      }, (e) => say('events', 'cannot read Events: ' + e.message));
-      if (of) {
-        history(of).then(({ value }) => {
-          if (gone) return;
-          setNodes(value.changes.map((c) => ({ at: Date.parse(c.time), service: of, kind: 'node ' + c.node, who: '',
-            what: difference(c.before || '', c.after || '').join('; ') })));
-          say('nodes', (value.problems || []).join('; '));
-        }, (e) => say('nodes', 'cannot read what nodes had: ' + e.message));
-      }
+      } catch (e) { say('events', 'cannot read Events: ' + e.message); }
     };
+    const read = async () => {
+      if (!document.hidden) await Promise.all([readAll(), of ? readNodes() : null]);
+      if (!gone.signal.aborted) timer = setTimeout(read, again);
+    };
+    setEvents([]);
+    setNodes([]);
     read();
-    const timer = setInterval(read, 10000);
-    return () => { gone = true; clearInterval(timer); };
+    return () => { gone.abort(); clearTimeout(timer); };
   }, [of]);
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);
   const now = Date.now();

@@ -1,9 +1,8 @@
 // One Service: what becomes of a connection to it, node by node, as 'fairlead explain' says it; and what changed.
 import { html, useState, useEffect, useRef } from './preact-htm.js';
-import { state, judge, explain } from './store.js';
-import { Changes } from './changes.js';
-
-const levelOf = (answer) => ({ answers: 'good', sometimes: 'warn', 'not a Service': 'none' }[answer] || 'bad');
+import { state, levelOf, rowFor, stampOf } from './model.js';
+import { explain } from './store.js';
+import { Changes, clock } from './changes.js';
 
 const Lines = ({ list }) => html`<ul class="lines">${(list || []).map((l, i) => html`<li key=${i}>${l.text} <span class="source">[${l.source}]</span></li>`)}</ul>`;
 
@@ -40,18 +39,25 @@ export function Detail({ of, close }) {
   const [trouble, setTrouble] = useState('');
   const [busy, setBusy] = useState(false);
   const head = useRef(null);
-  const asked = useRef(0);
+  const asked = useRef(null); // the question that is being asked, to abort it
+  const known = () => (state.judged ? stampOf(of) : ''); // before that, the lists may not be there
   const put = (e) => {
     if (e) e.preventDefault();
-    const turn = ++asked.current;
+    if (asked.current) asked.current.abort();
+    const question = new AbortController();
+    asked.current = question;
+    const at = Date.now();
+    const stamp = known();
+    const answered = (a) => setAnswer({ ...a, at, stamp: stamp || known() });
     setBusy(true);
     setTrouble('');
-    explain(of, from.trim(), node).then((a) => { if (turn === asked.current) { setAnswer(a); setBusy(false); } },
-      (x) => { if (turn === asked.current) { setTrouble(x.message); setBusy(false); } });
+    explain(of, from.trim(), node, question.signal).then((a) => { if (!question.signal.aborted) { answered(a); setBusy(false); } },
+      (x) => { if (!question.signal.aborted) { setTrouble(x.message); setBusy(false); } });
   };
-  useEffect(() => { setAnswer(null); put(); head.current.focus(); return () => { asked.current++; }; }, [of]);
-  const s = state.services.get(of);
-  const j = s ? judge(s) : { level: 'none', answer: 'there is no such Service', cause: '', why: '' };
+  useEffect(() => { setAnswer(null); put(); head.current.focus(); return () => asked.current.abort(); }, [of]);
+  const row = rowFor(of);
+  const j = row ? row.j : { level: 'none', answer: 'there is no such Service', cause: '', why: '' };
+  const old = answer && !busy && answer.stamp && answer.stamp !== stampOf(of);
   return html`<aside class="detail" aria-label=${'Service ' + of} onKeyDown=${(e) => { if (e.key === 'Escape') close(); }}>
     <header><h2 tabindex="-1" ref=${head}>${of}</h2><button onClick=${close} aria-label="close the explanation">Close</button></header>
     <p class=${'headline ' + j.level}><b>${j.answer}${j.cause ? ', ' + j.cause : ''}</b>${j.why ? ': ' + j.why : ''}</p>
@@ -64,7 +70,9 @@ export function Detail({ of, close }) {
     <div aria-live="polite" aria-busy=${busy}>
       ${trouble ? html`<p class="trouble">${trouble}</p>` : ''}
       ${busy ? html`<p class="quiet">asking the nodes …</p>` : ''}
-      ${answer ? html`${answer.value.verdicts.map((v, i) => html`<${Verdict} key=${v.node} v=${v} first=${i === 0} />`)}
+      ${answer ? html`<p class=${old ? 'trouble' : 'quiet'}>asked at ${clock(answer.at)}${old ? '; the Service has changed since' : ''}
+        ${old ? html` <button onClick=${put}>Ask again</button>` : ''}</p>
+        ${answer.value.verdicts.map((v, i) => html`<${Verdict} key=${v.node} v=${v} first=${i === 0} />`)}
         ${answer.value.notAsked ? html`<p>${answer.value.notAsked} more nodes were not asked: choose one.</p>` : ''}
         <details><summary>as JSON</summary><pre id="explain-json" tabindex="0">${answer.text}</pre></details>` : ''}
     </div>

@@ -1,28 +1,10 @@
 // The map: who asks by which address, the Service, and the endpoints that may answer; a row for each Service. Only the rows
 // in sight are in the document.
 import { html, useState, useEffect, useMemo, useRef } from './preact-htm.js';
-import { state, judge, endpointsOf, levels } from './store.js';
+import { state, endpointsOf, find } from './model.js';
 
 const rowHeight = 64; // px, as style.css has it
 const spare = 6; // rows beyond the edges
-
-// rowsFor are the Services that match a search, the ones with the worst state first.
-function rowsFor(search, only) {
-  const words = search.toLowerCase().split(/\s+/).filter(Boolean);
-  const out = [];
-  for (const s of state.services.values()) {
-    const j = judge(s);
-    if (only && j.level !== 'bad' && j.level !== 'warn') continue;
-    if (words.length) {
-      const text = [s.key, s.type, s.selector, j.answer, j.cause, ...s.ips, ...s.balancers, ...s.external,
-        ...s.ports.flatMap((p) => [p.port, p.node || ''])].join(' ').toLowerCase();
-      if (!words.every((w) => text.includes(w) || endpointsOf(s.key).some((e) => (e.pod + ' ' + e.address + ' ' + e.node).includes(w)))) continue;
-    }
-    out.push([levels.indexOf(j.level), s, j]);
-  }
-  out.sort((a, b) => b[0] - a[0] || (a[1].key < b[1].key ? -1 : 1));
-  return out;
-}
 
 function ways(s) {
   const ports = s.ports.map((p) => p.port + (p.protocol === 'TCP' ? '' : '/' + p.protocol)).join(', ');
@@ -74,7 +56,7 @@ export function Map_({ open, selected }) {
     measure.observe(box.current);
     return () => measure.disconnect();
   }, []);
-  const rows = useMemo(() => rowsFor(search, only), [search, only, state.version]); // not for each step of scrolling
+  const rows = useMemo(() => find(search, only), [search, only]).list;
   const from = Math.max(0, Math.floor(top / rowHeight) - spare);
   const to = Math.min(rows.length, Math.ceil((top + height) / rowHeight) + spare);
   const keys = (e) => {
@@ -103,7 +85,7 @@ export function Map_({ open, selected }) {
         <div role="columnheader" class="out">endpoints</div></div></div>
       <div role="rowgroup" class="box" ref=${box} tabindex="0" aria-label="list of Services" onScroll=${(e) => setTop(e.target.scrollTop)} onKeyDown=${keys}>
         <div role="presentation" class="all" style=${{ height: rows.length * rowHeight + 'px' }}>
-          ${rows.slice(from, to).map(([, s, j], i) => html`<${Row} key=${s.key} s=${s} j=${j} index=${from + i} open=${open} selected=${s.key === selected} />`)}
+          ${rows.slice(from, to).map(({ s, j }, i) => html`<${Row} key=${s.key} s=${s} j=${j} index=${from + i} open=${open} selected=${s.key === selected} />`)}
         </div>
       </div>
     </div>

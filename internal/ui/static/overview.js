@@ -1,65 +1,76 @@
 // The first view: what is wrong and what to do, and the state of nodes, addresses and certificates.
-import { html } from './preact-htm.js';
-import { state, judge } from './store.js';
+import { html, useMemo } from './preact-htm.js';
+import { state, wrong, concerned, numbers } from './model.js';
 
 const day = 86400e3;
 
-function wrong() {
-  const out = [];
-  for (const s of state.services.values()) {
-    const j = judge(s);
-    if (j.cause) out.push([s, j]);
-  }
-  return out.sort((a, b) => (a[1].level < b[1].level ? -1 : a[1].level > b[1].level ? 1 : a[0].key < b[0].key ? -1 : 1));
+const maxShown = 50;
+const maxLines = 100;
+const maxConcerns = 5; // lines about one Service
+
+const More = ({ n, where }) => (n > 0 ? html`<li>${n} more${where}</li>` : '');
+
+// A Service with a cause, and what the report says about it.
+function Cause({ row: { key, j, lines }, open }) {
+  return html`<li class=${j.level}><button class="link" onClick=${() => open(key)}>${key}</button>${' '}
+    <span class=${'answer ' + j.level}>${j.answer}, ${j.cause}</span>
+    <div>${j.why} <span class="source">[${j.source}]</span></div>${j.remedy ? html`<div class="remedy"><b>What to do:</b> ${j.remedy}</div>` : ''}
+    ${lines.length ? html`<ul class="lines">${lines.slice(0, maxConcerns).map((l) => html`<li key=${l}>${l}</li>`)}
+      <${More} n=${lines.length - maxConcerns} where="" /></ul>` : ''}</li>`;
 }
 
-const maxShown = 50;
+// linesShown are lines of the report about what has no cause: nodes, Pods, and the concerned Services.
+function linesShown() {
+  const out = state.others.slice(0, maxLines);
+  for (const row of concerned.list) {
+    if (out.length >= maxLines) break;
+    out.push(...row.lines);
+  }
+  return out.slice(0, maxLines);
+}
 
 function Wrong({ open }) {
-  const list = wrong();
-  const named = new Set(list.map(([s]) => s.key));
-  // A Service that is above with its cause is not repeated.
-  const lines = state.problems.filter((l) => { const m = /^service ([^\s:]+)/.exec(l); return !m || !named.has(m[1]); });
-  const blind = [...state.trouble.values()];
-  if (!list.length && !lines.length) {
-    if (!state.judged || !state.report || blind.length) return html`<p role="status" class="headline wait">${
-      blind.length ? 'not everything can be seen' : 'looking …'}</p>`;
+  const causes = wrong.list.length;
+  const others = state.others.length + numbers.lines;
+  const blind = state.trouble.size;
+  if (!causes && !others) {
+    if (!state.judged || !state.report || blind) return html`<p role="status" class="headline wait">${
+      blind ? 'not everything can be seen' : 'looking …'}</p>`;
     return html`<p role="status" class="headline good">nothing is wrong</p>`;
   }
-  return html`<p role="status" class="headline bad">${list.length} Service${list.length === 1 ? '' : 's'} with a cause, ${lines.length} other problem${lines.length === 1 ? '' : 's'}</p>
-    <ul class="wrong">${list.slice(0, maxShown).map(([s, j]) => html`<li key=${s.key} class=${j.level}>
-      <button class="link" onClick=${() => open(s.key)}>${s.key}</button> <span class=${'answer ' + j.level}>${j.answer}, ${j.cause}</span>
-      <div>${j.why} <span class="source">[${j.source}]</span></div>${j.remedy ? html`<div class="remedy"><b>What to do:</b> ${j.remedy}</div>` : ''}</li>`)}
-      ${list.length > maxShown ? html`<li>${list.length - maxShown} more: see the map</li>` : ''}
-      ${lines.slice(0, 2 * maxShown).map((l) => html`<li key=${l} class="warn">${l}</li>`)}</ul>`;
+  return html`<p role="status" class="headline bad">${causes} Service${causes === 1 ? '' : 's'} with a cause, ${others} other problem${others === 1 ? '' : 's'}</p>
+    <ul class="wrong">${wrong.list.slice(0, maxShown).map((row) => html`<${Cause} key=${row.key} row=${row} open=${open} />`)}
+      <${More} n=${causes - maxShown} where=": see the map" />
+      ${linesShown().map((l) => html`<li key=${l} class="warn">${l}</li>`)}
+      <${More} n=${others - maxLines} where=": 'fairlead status' has them" /></ul>`;
 }
 
+const maxNodes = 200;
+
 function Nodes() {
-  const report = new Map(((state.report || {}).nodes || []).map((n) => [n.name, n]));
-  const all = [...state.nodes.values()].sort((a, b) => a.ready - b.ready || (a.name < b.name ? -1 : 1));
+  const [all, report] = useMemo(() => [[...state.nodes.values()].sort((a, b) => a.ready - b.ready || (a.name < b.name ? -1 : 1)),
+    new Map(((state.report || {}).nodes || []).map((n) => [n.name, n]))], [state.nodesVersion]);
   if (!all.length) return html`<p class="quiet">${state.nodesHidden ? 'you may not read Nodes' : 'no node has joined'}</p>`;
   return html`<div class="wide" tabindex="0" role="region" aria-label="Nodes"><table><caption class="unseen">Nodes</caption>
     <thead><tr><th>node</th><th>ready</th><th>address</th><th>Pods</th><th>mode</th><th>service ports</th><th>programmed</th></tr></thead>
-    <tbody>${all.slice(0, 200).map((n) => {
+    <tbody>${all.slice(0, maxNodes).map((n) => {
     const r = report.get(n.name);
     const p = r && r.programmed;
     return html`<tr key=${n.name}><td>${n.name}</td><td class=${n.ready ? 'good' : 'bad'}>${n.ready ? 'yes' : 'no: ' + n.why}</td>
       <td>${n.addresses.join(', ')}</td><td>${r ? r.pods : '-'}</td><td>${p ? p.mode : '-'}</td><td>${p ? p.servicePorts : '-'}</td>
       <td class=${p && !p.programmed ? 'bad' : ''}>${p ? (p.programmed ? 'yes' : 'no: ' + p.reason) : 'unknown'}</td></tr>`;
-  })}</tbody></table></div>`;
+  })}${all.length > maxNodes ? html`<tr><td colspan="7">${all.length - maxNodes} more</td></tr>` : ''}</tbody></table></div>`;
 }
 
 function Numbers() {
-  let ready = 0;
-  let endpoints = 0;
-  const kinds = {};
-  for (const s of state.services.values()) kinds[s.type] = (kinds[s.type] || 0) + 1;
-  for (const of of state.slices.values()) for (const s of of.values()) for (const e of s.endpoints) { endpoints++; if (e.ready) ready++; }
+  const readyNodes = useMemo(() => [...state.nodes.values()].filter((n) => n.ready).length, [state.nodesVersion]);
+  const { endpoints, ready } = numbers;
+  const kinds = Object.entries(numbers.kinds).filter(([, n]) => n > 0);
   const lb = (state.report || {}).loadBalancers;
   return html`<dl class="numbers">
-    <div><dt>Services</dt><dd>${state.services.size}</dd><dd class="quiet">${Object.entries(kinds).map(([k, n]) => n + ' ' + k).join(', ')}</dd></div>
+    <div><dt>Services</dt><dd>${state.services.size}</dd><dd class="quiet">${kinds.map(([k, n]) => n + ' ' + k).join(', ')}</dd></div>
     <div><dt>endpoints</dt><dd>${endpoints}</dd><dd class="quiet">${ready} ready</dd></div>
-    <div><dt>nodes</dt><dd>${state.nodes.size}</dd><dd class="quiet">${[...state.nodes.values()].filter((n) => n.ready).length} ready</dd></div>
+    <div><dt>nodes</dt><dd>${state.nodes.size}</dd><dd class="quiet">${readyNodes} ready</dd></div>
     ${lb ? html`<div><dt>load balancer addresses</dt><dd>${lb.addresses}</dd><dd class="quiet">${lb.pools} pools, ${lb.pending} pending</dd></div>` : ''}</dl>`;
 }
 

@@ -1,42 +1,9 @@
-// What the page knows: objects from watches, cut down to what is shown, and the server's judgement of them. Views subscribe
-// and are told a few times a second at most.
+// Where the page's knowledge is from: watches of objects, cut down to what is shown, and the server's judgement of them.
 import { ask, follow } from './api.js';
-
-export const state = {
-  namespace: '', // the only one that is shown, or empty for all
-  services: new Map(), // by NAMESPACE/NAME
-  slices: new Map(), // by the key of the Service, then by the name of the slice
-  nodes: new Map(),
-  nodesHidden: false, // the user may not read them
-  findings: new Map(), // the Services that do not answer, by their key
-  explained: new Map(), // the worst verdict of an explanation, for a while or until the Service changes
-  problems: [], // lines of the report
-  concerns: new Map(), // lines about a Service, by its key
-  report: null, // as 'fairlead status -o json' has it
-  certificates: null,
-  changes: [], // the newest first
-  judged: false, // the findings of all Services are there
-  trouble: new Map(), // what could not be read, by kind
-  version: 0, // grows with each change of what is here
-};
+import { state, changed, setServices, setService, setSlices, setSlice, setFindings, setReport, setExplained } from './model.js';
 
 const maxChanges = 1000;
 export const hour = 3600e3;
-const explainedFor = 120e3; // ms for which an explanation counts more than the server's judgement
-const listeners = new Set();
-let frame = 0;
-
-export function subscribe(f) {
-  listeners.add(f);
-  return () => listeners.delete(f);
-}
-
-const together = 60; // ms for which changes are gathered
-
-export function changed() {
-  state.version++;
-  frame ||= setTimeout(() => requestAnimationFrame(() => { frame = 0; for (const f of listeners) f(); }), together);
-}
 
 const keyOf = (o) => o.metadata.namespace + '/' + o.metadata.name;
 
@@ -66,7 +33,7 @@ function fieldNames(fields) {
 function serviceOf(o) {
   const s = o.spec;
   return {
-    key: keyOf(o), kind: 'Service', namespace: o.metadata.namespace, name: o.metadata.name, type: s.type, created: o.metadata.creationTimestamp,
+    key: keyOf(o), version: o.metadata.resourceVersion, kind: 'Service', namespace: o.metadata.namespace, name: o.metadata.name, type: s.type, created: o.metadata.creationTimestamp,
     ips: (s.clusterIPs || []).filter(Boolean), external: s.externalIPs || [], alias: s.externalName || '',
     balancers: ((o.status.loadBalancer || {}).ingress || []).map((i) => i.ip || i.hostname),
     ports: (s.ports || []).map((p) => ({ port: p.port, protocol: p.protocol, node: p.nodePort || 0, target: String(p.targetPort ?? p.port) })),
@@ -78,44 +45,14 @@ function serviceOf(o) {
 
 function sliceOf(o) {
   return {
-    name: o.metadata.name, service: o.metadata.namespace + '/' + (o.metadata.labels || {})['kubernetes.io/service-name'],
+    id: keyOf(o), name: o.metadata.name, version: o.metadata.resourceVersion,
+    service: o.metadata.namespace + '/' + ((o.metadata.labels || {})['kubernetes.io/service-name'] || ''),
     family: o.addressType, ports: (o.ports || []).map((p) => p.port), writes: writes(o),
     endpoints: (o.endpoints || []).map((e) => ({
       address: e.addresses[0], ready: (e.conditions || {}).ready !== false, leaving: !!(e.conditions || {}).terminating,
       node: e.nodeName || '', pod: e.targetRef && e.targetRef.kind === 'Pod' ? e.targetRef.name : '',
     })),
   };
-}
-
-// endpointsOf are the endpoints of a Service in the family that has more of them.
-export function endpointsOf(key) {
-  const by = new Map();
-  for (const s of (state.slices.get(key) || new Map()).values()) by.set(s.family, (by.get(s.family) || []).concat(s.endpoints));
-  return [...by.values()].sort((a, b) => b.length - a.length)[0] || [];
-}
-
-// Severity of what is shown of a Service, the worst last.
-export const levels = ['good', 'none', 'wait', 'warn', 'bad'];
-
-const answerLevel = { answers: 'good', sometimes: 'warn', 'not a Service': 'none' };
-
-// judge returns the state of a Service: its level, the answer and cause in the words of 'fairlead explain', and why.
-export function judge(s) {
-  let asked = state.explained.get(s.key);
-  if (asked && Date.now() - asked.at > explainedFor) {
-    state.explained.delete(s.key);
-    asked = null;
-  }
-  const found = asked || state.findings.get(s.key);
-  const lines = state.concerns.get(s.key) || [];
-  if (found && found.answer !== 'answers') {
-    return { level: answerLevel[found.answer] || 'bad', answer: found.answer, cause: found.cause || '', why: found.text, source: found.source,
-      remedy: found.remedy };
-  }
-  if (s.type === 'ExternalName') return { level: 'none', answer: 'alias', cause: '', why: 'its name is an alias of ' + s.alias };
-  if (!state.judged) return { level: 'wait', answer: 'not judged yet', cause: '', why: '' };
-  if (lines.length) return { level: 'warn', answer: 'look at this', cause: '', why: lines[0] };
-  return { level: 'good', answer: 'answers', cause: '', why: '' };
 }
 
 // Changes.
@@ -165,6 +102,8 @@ function noteDifference(before, after) {
 
 // The server's judgement.
 
+let ended = ''; // what to do when the server no longer accepts who asks
+let out = false; // it does not
 const dirty = new Set();
 const listed = new Set(); // the kinds that have been listed
 let judging = false;
@@ -174,9 +113,19 @@ let lastAll = 0;
 let waiting = 0;
 
 function touch(key) {
-  state.explained.delete(key);
   dirty.add(key);
   setTimeout(turn, 0);
+}
+
+// fail shows what could not be read, and why. After a 401 nothing else counts, and nothing more is asked.
+function fail(kind, text, code) {
+  if (code === 401) {
+    out = true;
+    state.trouble.clear();
+    state.trouble.set('login', ended);
+  } else if (!out) {
+    state.trouble.set(kind, text);
+  }
 }
 
 const maxAsked = 100;
@@ -187,7 +136,7 @@ const place = () => (state.namespace ? [['namespace', state.namespace]] : []);
 // turn asks for the Services that changed, one question at a time and not faster than minPause; for all of them it asks so
 // seldom that this takes a tenth of the time.
 async function turn() {
-  if (judging || listed.size < 2) return;
+  if (out || judging || listed.size < 2) return;
   const whole = (all || dirty.size > 3 * maxAsked) && Date.now() >= nextAll;
   if (!whole && !dirty.size) {
     if (all) waiting ||= setTimeout(() => { waiting = 0; turn(); }, nextAll - Date.now());
@@ -205,17 +154,12 @@ async function turn() {
   let rest = minPause;
   try {
     const { value } = await ask('/fairlead/services', whole ? place() : names.map((n) => ['service', n]));
-    if (whole) {
-      state.findings.clear();
-      state.judged = true;
-      lastAll = Date.now();
-    }
-    for (const n of names) state.findings.delete(n);
-    for (const f of value) state.findings.set(f.service, f);
+    if (whole) lastAll = Date.now();
+    setFindings(value, whole ? null : names);
     state.trouble.delete('judgement');
     wantReport = true;
   } catch (e) {
-    state.trouble.set('judgement', 'cannot judge the Services: ' + e.message);
+    fail('judgement', 'cannot judge the Services: ' + e.message, e.code);
     if (whole) all = true; else for (const n of names) dirty.add(n);
     rest = 5000;
   }
@@ -230,29 +174,19 @@ let reportAfter = 0;
 let mayReport = true;
 let mayCertificates = true;
 
-// aboutService finds the Service that a line of the report is about.
-const aboutService = /(?:^|: )service ([^\s:]+\/[^\s:]+)/;
-
 async function readReport() {
   try {
-    const { value } = await ask('/fairlead/status', place());
-    state.report = value;
-    state.problems = value.problems;
-    state.concerns.clear();
-    for (const line of value.problems) {
-      const [, key] = aboutService.exec(line) || [];
-      if (key) state.concerns.set(key, (state.concerns.get(key) || []).concat(line));
-    }
+    setReport((await ask('/fairlead/status', [...place(), ['services', 'false']])).value);
     state.trouble.delete('report');
     wantReport = false;
   } catch (e) {
-    state.trouble.set('report', 'cannot get the report: ' + e.message);
+    fail('report', 'cannot get the report: ' + e.message, e.code);
     mayReport = e.code !== 403; // a right that is given later counts from the next load of the page
   }
 }
 
 async function report() {
-  if (reporting || document.hidden || Date.now() < reportAfter || !(mayReport || mayCertificates)) return;
+  if (out || reporting || document.hidden || Date.now() < reportAfter || !(mayReport || mayCertificates)) return;
   reporting = true;
   const begin = performance.now();
   if (mayReport) await readReport();
@@ -277,19 +211,21 @@ function tick() {
   if (!document.hidden && Date.now() - lastAll > allEvery && !judging) { all = true; turn(); }
 }
 
-// begin follows what the user may read, until the page is closed.
-export function begin(namespace) {
+// begin follows what the user may read, until the page is closed. whenEnded says what to do when the server no longer accepts
+// the user.
+export function begin(namespace, whenEnded) {
   state.namespace = namespace;
+  ended = whenEnded;
   const signal = new AbortController().signal;
   const at = (group, kind) => group + (namespace && kind !== 'nodes' ? '/namespaces/' + namespace : '') + '/' + kind;
-  const say = (kind) => (text) => {
-    if (text) state.trouble.set(kind, `${kind}: ${text}`); else state.trouble.delete(kind);
+  const say = (kind) => (text, code) => {
+    if (text) fail(kind, `${kind}: ${text}`, code); else state.trouble.delete(kind);
     changed();
   };
   follow(at('/api/v1', 'services'), {
     state: say('Services'),
     reset(items) {
-      state.services = new Map(items.map(serviceOf).map((s) => [s.key, s]));
+      setServices(items.map(serviceOf));
       for (const s of state.services.values()) noteWrites(s, s.key, 'Service');
       listed.add('services');
       all = true;
@@ -299,7 +235,7 @@ export function begin(namespace) {
     one(type, o) {
       const s = serviceOf(o);
       const was = state.services.get(s.key);
-      if (type === 'DELETED') { state.services.delete(s.key); state.findings.delete(s.key); } else state.services.set(s.key, s);
+      setService(s.key, type === 'DELETED' ? null : s);
       const last = lastWrite(was, s);
       if (type !== 'MODIFIED' || !was || was.text !== s.text) {
         const what = { ADDED: 'created', DELETED: 'deleted' }[type] || 'wrote ' + ((last && last.fields) || 'it');
@@ -312,8 +248,7 @@ export function begin(namespace) {
   follow(at('/apis/discovery.k8s.io/v1', 'endpointslices'), {
     state: say('EndpointSlices'),
     reset(items) {
-      state.slices = new Map();
-      for (const s of items.map(sliceOf)) put(s);
+      setSlices(items.map(sliceOf));
       listed.add('slices');
       all = true;
       turn();
@@ -321,23 +256,32 @@ export function begin(namespace) {
     },
     one(type, o) {
       const s = sliceOf(o);
-      const was = (state.slices.get(s.service) || new Map()).get(s.name);
-      if (type === 'DELETED') (state.slices.get(s.service) || new Map()).delete(s.name); else put(s);
-      noteDifference(was, type === 'DELETED' ? null : s);
-      touch(s.service);
+      const { before, keys } = setSlice(s, type === 'DELETED');
+      if (keys.length > 1) { // the label names another Service
+        noteDifference(before, null);
+        noteDifference(null, s);
+      } else {
+        noteDifference(before, type === 'DELETED' ? null : s);
+      }
+      keys.forEach(touch);
       changed();
     },
   }, signal);
   follow('/api/v1/nodes', {
     state(text, code) {
       state.nodesHidden = code === 403;
-      say('Nodes')(code === 403 && namespace ? '' : text); // the user of one namespace need not see them
+      say('Nodes')(code === 403 && namespace ? '' : text, code); // the user of one namespace need not see them
     },
-    reset(items) { state.nodes = new Map(items.map((n) => [n.metadata.name, nodeOf(n)])); changed(); },
+    reset(items) {
+      state.nodes = new Map(items.map((n) => [n.metadata.name, nodeOf(n)]));
+      state.nodesVersion++;
+      changed();
+    },
     one(type, o) {
       const n = nodeOf(o);
       const was = state.nodes.get(n.name);
       if (type === 'DELETED') state.nodes.delete(n.name); else state.nodes.set(n.name, n);
+      state.nodesVersion++;
       if (!was || was.ready !== n.ready || type === 'DELETED') {
         note({ at: Date.now(), service: '', kind: 'Node', who: n.name, what: type === 'DELETED' ? 'removed' : n.ready ? 'is Ready' : 'is not Ready' });
         all = true;
@@ -352,11 +296,6 @@ export function begin(namespace) {
   document.addEventListener('visibilitychange', tick);
 }
 
-function put(s) {
-  if (!state.slices.has(s.service)) state.slices.set(s.service, new Map());
-  state.slices.get(s.service).set(s.name, s);
-}
-
 function nodeOf(o) {
   const ready = (o.status.conditions || []).find((c) => c.type === 'Ready');
   return { name: o.metadata.name, ready: !!ready && ready.status === 'True', why: ready ? ready.message || ready.reason || '' : '',
@@ -366,14 +305,16 @@ function nodeOf(o) {
 const eventsAtOnce = 500;
 const maxEvents = 2000;
 
-// readEvents returns the Events of the last hour, which are read when they are looked at, and whether there are more of them:
-// the API gives them by their names, not by their times.
-export async function readEvents() {
-  const path = state.namespace ? `/api/v1/namespaces/${state.namespace}/events` : '/api/v1/events';
+// readEvents returns the Events of the last hour about one Service, or about everything if of is empty, which are read when they
+// are looked at, and whether there are more of them: the API gives them by their names, not by their times.
+export async function readEvents(of, signal) {
+  const [at, name] = of ? of.split('/') : [state.namespace];
+  const path = at ? `/api/v1/namespaces/${at}/events` : '/api/v1/events';
+  const about = name ? [['fieldSelector', 'involvedObject.kind=Service,involvedObject.name=' + name]] : [];
   const items = [];
   let more = '';
   do {
-    const { value } = await ask(path, [['limit', String(eventsAtOnce)], ['continue', more]]);
+    const { value } = await ask(path, [...about, ['limit', String(eventsAtOnce)], ['continue', more]], signal);
     items.push(...value.items);
     more = value.metadata.continue || '';
   } while (more && items.length < maxEvents);
@@ -387,22 +328,16 @@ export async function readEvents() {
 }
 
 // explain asks as 'fairlead explain SERVICE -o json' does, and keeps the answer for the map.
-export async function explain(key, from, node) {
-  const params = [['question', key]];
-  const [namespace] = key.split('/');
+export async function explain(key, from, node, signal) {
+  const params = [['question', key], ['namespace', key.split('/')[0]]];
   if (from) params.push(['from', from]);
-  if (from || namespace) params.push(['namespace', namespace]);
   if (node) params.push(['node', node]);
-  const answer = await ask('/fairlead/explain', params);
-  const worst = answer.value.verdicts[0];
-  if (!from && !node && worst) {
-    const at = (worst.frontends || []).find((f) => f.answer === worst.answer && f.cause === worst.cause);
-    const lines = ((at && at.lines) || worst.lines || []);
-    const last = lines[lines.length - 1] || { text: '', source: '' };
-    state.explained.set(key, { at: Date.now(), answer: worst.answer, cause: worst.cause, ...last, remedy: worst.remedy || '' });
+  const answer = await ask('/fairlead/explain', params, signal);
+  if (!from && !node && answer.value.finding) {
+    setExplained(key, answer.value.finding);
     changed();
   }
   return answer;
 }
 
-export const history = (key) => ask('/fairlead/history', [['service', key]]);
+export const history = (key, signal) => ask('/fairlead/history', [['service', key]], signal);

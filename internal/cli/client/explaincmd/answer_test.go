@@ -149,17 +149,25 @@ func TestUserOfOneNamespace(t *testing.T) {
 			t.Errorf("%s: %+v, %v", question, r, err)
 			continue
 		}
+		if f := r.Finding; f == nil || f.Answer != want.answer || f.Cause != want.cause || f.Text == "" {
+			t.Errorf("%s: the finding is %+v", question, f)
+		}
 		v := r.Verdicts[0]
 		if v.Node != want.node || v.Answer != want.answer || v.Cause != want.cause || !strings.Contains(v.Lines[0].Text, want.problem) {
 			t.Errorf("%s: %+v", question, v)
 		}
 		var out bytes.Buffer
-		if err := r.print(&out); err != nil || want.node == "" && !strings.Contains(out.String(), " on any node: ") {
+		if err := r.print(&out); err != nil || want.node == "" && !strings.Contains(out.String(), " on any node: ") ||
+			want.node == "" != strings.Contains(out.String(), "--node") {
 			t.Errorf("%s: %v\n%s", question, err, &out)
 		}
 	}
 	past, err := Past(t.Context(), client, svc.Name{Namespace: "shop", Name: "cart"}, "", time.Hour)
 	if err != nil || len(past.Changes) > 0 || len(past.Problems) != 1 || past.Problems[0] != noNodes {
 		t.Errorf("the history: %+v, %v", past, err)
+	}
+	var out bytes.Buffer
+	if err := past.print(&out); err != nil || !strings.Contains(out.String(), noNodes+": "+nameOne) {
+		t.Errorf("%v\n%s", err, &out)
 	}
 }

@@ -32,6 +32,8 @@ type Report struct {
 	Question string `json:"question"`
 	// Verdicts has one for each node asked, the worst first.
 	Verdicts []*explain.Verdict `json:"verdicts"`
+	// Finding is the worst verdict in short, as Judge has it.
+	Finding *Finding `json:"finding,omitempty"`
 	// NotAsked is how many nodes were left out.
 	NotAsked int `json:"notAsked,omitempty"`
 }
@@ -177,6 +179,10 @@ func (a *Asked) report(ctx context.Context, client kubernetes.Interface, q *expl
 	}
 	_ = group.Wait()
 	slices.SortStableFunc(r.Verdicts, func(a, b *explain.Verdict) int { return explain.Worse(a.Answer, b.Answer) })
+	if len(r.Verdicts) > 0 {
+		f := findingOf(r.Verdicts[0])
+		r.Finding = &f
+	}
 	return r, nil
 }
 
@@ -188,7 +194,13 @@ const (
 )
 
 // noNodes is why no node was asked.
-const noNodes = "you may not read Nodes, or there are none: name one to ask with --node"
+const noNodes = "you may not read Nodes, or there are none"
+
+// Advice of the commands; the page has a list of nodes to choose from.
+const (
+	nameOne      = "name one to ask with --node"
+	notAskedText = "%d more nodes were not asked: " + nameOne + "\n"
+)
 
 // facts asks a node, or assumes what it must have.
 func (c *cluster) facts(ctx context.Context, client kubernetes.Interface, node string, q *explain.Question, probe bool) *explain.Facts {

@@ -31,6 +31,8 @@ type History struct {
 	Changes []nodeHistory `json:"changes"`
 	// Problems are of nodes that could not be asked.
 	Problems []string `json:"problems,omitempty"`
+	// NotAsked is how many nodes were left out.
+	NotAsked int `json:"notAsked,omitempty"`
 }
 
 type nodeHistory struct {
@@ -101,10 +103,7 @@ func Past(ctx context.Context, client kubernetes.Interface, service svc.Name, no
 	if err != nil {
 		return nil, err
 	}
-	r := &History{Service: service.String(), Since: time.Now().Add(-since).UTC(), Changes: []nodeHistory{}}
-	if left > 0 {
-		r.Problems = append(r.Problems, fmt.Sprintf("%d more nodes were not asked: name one with --node", left))
-	}
+	r := &History{Service: service.String(), Since: time.Now().Add(-since).UTC(), Changes: []nodeHistory{}, NotAsked: left}
 	for _, n := range nodes {
 		if n == "" {
 			r.Problems = append(r.Problems, noNodes)
@@ -138,7 +137,13 @@ func (r *History) print(out io.Writer) error {
 		printDifference(out, c.Before, c.After)
 	}
 	for _, p := range r.Problems {
+		if p == noNodes {
+			p += ": " + nameOne
+		}
 		fmt.Fprintln(out, "!", base.PlainLine(p))
+	}
+	if r.NotAsked > 0 {
+		fmt.Fprintf(out, "! "+notAskedText, r.NotAsked)
 	}
 	return nil
 }

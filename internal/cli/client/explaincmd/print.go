@@ -22,8 +22,11 @@ func (r *Report) print(out io.Writer) error {
 		}
 		fmt.Fprintf(out, "on node %s: %s\n", base.PlainLine(v.Node), headline(v))
 	}
+	if len(r.Verdicts) > 0 && r.Verdicts[0].Node == "" {
+		fmt.Fprintln(out, "\nno node was asked: "+nameOne)
+	}
 	if r.NotAsked > 0 {
-		fmt.Fprintf(out, "%d more nodes were not asked: name one with --node\n", r.NotAsked)
+		fmt.Fprintf(out, notAskedText, r.NotAsked)
 	}
 	return nil
 }

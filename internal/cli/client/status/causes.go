@@ -119,7 +119,7 @@ func (r *Report) judgeEndpoints(services []corev1.Service, all []discoveryv1.End
 			}
 		}
 		if n := len(unready); n > 0 && n < len(total) {
-			r.problem("service %s: %d of %d endpoints are not ready: %s", name, n, len(total), some(unready))
+			r.serviceProblem(name, "service %s: %d of %d endpoints are not ready: %s", name, n, len(total), some(unready))
 		}
 		if len(on) > 0 {
 			r.judgeLocal(s, name, on)
@@ -184,7 +184,8 @@ func (r *Report) judgeLocal(s *corev1.Service, name string, on map[string]bool) 
 		}
 	}
 	if len(without) > 0 {
-		r.problem("service %s: %s is Local, and there is no ready endpoint on %s: connections %s are dropped", name, what, some(without), from)
+		r.serviceProblem(name, "service %s: %s is Local, and there is no ready endpoint on %s: connections %s are dropped", name, what,
+			some(without), from)
 	}
 }
 
@@ -238,7 +239,8 @@ func (r *Report) judgeWarnings(services []corev1.Service, w warnings, now time.T
 		if e == nil || slices.ContainsFunc(r.Problems, func(p string) bool { return strings.Contains(p, base.PlainLine(e.Message)) }) {
 			continue
 		}
-		r.problem("service %s/%s: %s: %s (%s ago)", s.Namespace, s.Name, e.Reason, e.Message, now.Sub(lastSeen(e)).Round(time.Second))
+		name := s.Namespace + "/" + s.Name
+		r.serviceProblem(name, "service %s: %s: %s (%s ago)", name, e.Reason, e.Message, now.Sub(lastSeen(e)).Round(time.Second))
 	}
 }
 

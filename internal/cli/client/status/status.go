@@ -48,6 +48,8 @@ type Report struct {
 	// Problems is everything that is wrong, a line each; empty when all is
 	// well.
 	Problems []string `json:"problems"`
+	// ServiceProblems are the problems that are about one Service.
+	ServiceProblems []serviceProblem `json:"serviceProblems,omitempty"`
 	// Endpoints belong to the one Service of the question.
 	Endpoints []endpointReport `json:"endpoints,omitempty"`
 
@@ -67,6 +69,12 @@ type nodeReport struct {
 	// Programmed is the status of the node's proxy, nil when its agent does not
 	// answer or may not be asked.
 	Programmed *proxy.Status `json:"programmed"`
+}
+
+// serviceProblem is a line of Problems, and the Service that it is about, NAMESPACE/NAME.
+type serviceProblem struct {
+	Service string `json:"service"`
+	Text    string `json:"text"`
 }
 
 // ServiceReport is the state of a Service.
@@ -262,8 +270,8 @@ func (r *Report) probe(ctx context.Context, p *prober, nodes []corev1.Node, all 
 		chosen = share(all)
 	}
 	r.NotProbed = len(all) - len(chosen)
-	for _, text := range p.problems(ctx, chosen) {
-		r.problem("%s", text)
+	for _, found := range p.problems(ctx, chosen) {
+		r.serviceProblem(found.Service, "%s", found.Text)
 	}
 }
 

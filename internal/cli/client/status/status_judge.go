@@ -36,6 +36,12 @@ func (r *Report) problem(format string, args ...any) {
 	r.Problems = append(r.Problems, base.PlainLine(fmt.Sprintf(format, args...)))
 }
 
+// serviceProblem adds a problem that is about one Service, NAMESPACE/NAME.
+func (r *Report) serviceProblem(name, format string, args ...any) {
+	r.problem(format, args...)
+	r.ServiceProblems = append(r.ServiceProblems, serviceProblem{name, r.Problems[len(r.Problems)-1]})
+}
+
 // judgeNodes adds what is wrong with nodes, in their own words where they have some.
 func (r *Report) judgeNodes(nodes []corev1.Node) {
 	if len(r.Nodes) == 0 {
@@ -55,7 +61,7 @@ func (r *Report) judgeNodes(nodes []corev1.Node) {
 			}
 			for _, p := range s.Problems {
 				if r.scope.has(p.Service) {
-					r.problem("node %s: service %s: %s", n.Name, p.Service, p.Message)
+					r.serviceProblem(p.Service, "node %s: service %s: %s", n.Name, p.Service, p.Message)
 				}
 			}
 		}
@@ -107,7 +113,7 @@ func (r *Report) judgeServices(services []corev1.Service, pods *podIndex) {
 			if e := r.warnings.of("Service", s, time.Time{}); e != nil {
 				why = e.Message
 			}
-			r.problem("service %s has no load balancer address: %s", name, why)
+			r.serviceProblem(name, "service %s has no load balancer address: %s", name, why)
 		}
 		if len(s.Spec.Selector) == 0 {
 			if counts.Total == 0 {
@@ -120,7 +126,7 @@ func (r *Report) judgeServices(services []corev1.Service, pods *podIndex) {
 			if hint := pods.unmatched(s.Namespace, s.Spec.Selector); hint != "" {
 				why = hint
 			}
-			r.problem("service %s has no ready endpoint: connections are refused (%s)", name, why)
+			r.serviceProblem(name, "service %s has no ready endpoint: connections are refused (%s)", name, why)
 		}
 		r.judgePorts(s, name, pods)
 	}
@@ -135,7 +141,8 @@ func (r *Report) judgeProgrammed(now time.Time) {
 			continue
 		}
 		if now.Sub(c.LastTransitionTime.Time) > pendingGrace {
-			r.problem("service %s/%s is not programmed on every node: %s", s.Namespace, s.Name, cmp.Or(c.Message, c.Reason))
+			name := s.Namespace + "/" + s.Name
+			r.serviceProblem(name, "service %s is not programmed on every node: %s", name, cmp.Or(c.Message, c.Reason))
 		}
 	}
 }
@@ -146,10 +153,10 @@ func (r *Report) judgeEmpty(s *corev1.Service, name string) {
 	case s.Labels[gateway.FrontLabel] != "": // its routes name the endpoints
 	case len(r.Nodes) == 0 && s.Namespace == metav1.NamespaceSystem: // kube-dns: the missing nodes are named
 	case name == "default/kubernetes":
-		r.problem("service %s has no endpoints: Pods cannot reach the API; "+
+		r.serviceProblem(name, "service %s has no endpoints: Pods cannot reach the API; "+
 			"start the server with an address that they reach, --bind-address 127.0.0.1,ADDRESS", name)
 	default:
-		r.problem("service %s has no selector and no endpoints: connections are refused until it gets one or the other", name)
+		r.serviceProblem(name, "service %s has no selector and no endpoints: connections are refused until it gets one or the other", name)
 	}
 }
 
@@ -167,7 +174,7 @@ func (r *Report) judgePorts(s *corev1.Service, name string, pods *podIndex) {
 		}
 		declared, found := map[string]bool{}, false
 		if other := otherProtocol(matching, port, target); other != "" {
-			r.problem("service %s: port %d/%s leads to port %s, which its Pods have for %s", name, port.Port,
+			r.serviceProblem(name, "service %s: port %d/%s leads to port %s, which its Pods have for %s", name, port.Port,
 				cmp.Or(port.Protocol, corev1.ProtocolTCP), target.String(), other)
 			continue
 		}
@@ -183,7 +190,7 @@ func (r *Report) judgePorts(s *corev1.Service, name string, pods *podIndex) {
 		if len(declared) > 0 {
 			known = "they have " + strings.Join(slices.Sorted(maps.Keys(declared)), ", ")
 		}
-		r.problem("service %s: port %d leads to port %s, which none of its Pods has (%s)", name, port.Port, target.String(), known)
+		r.serviceProblem(name, "service %s: port %d leads to port %s, which none of its Pods has (%s)", name, port.Port, target.String(), known)
 	}
 }
 

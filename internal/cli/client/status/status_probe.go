@@ -159,8 +159,8 @@ func share(targets []target) []target {
 }
 
 // problems connects to targets and returns a line for each that does not answer.
-func (p *prober) problems(ctx context.Context, targets []target) []string {
-	found := make([]string, len(targets))
+func (p *prober) problems(ctx context.Context, targets []target) []serviceProblem {
+	found := make([]serviceProblem, len(targets))
 	var group errgroup.Group
 	group.SetLimit(probeAtOnce)
 	for i, t := range targets {
@@ -177,10 +177,11 @@ func (p *prober) problems(ctx context.Context, targets []target) []string {
 			} else if errors.As(err, &op) {
 				why = op.Err.Error()
 			}
-			found[i] = fmt.Sprintf("service %s: its endpoint %s, written by hand, does not answer this machine: %s", t.service, t.at, why)
+			found[i] = serviceProblem{t.service,
+				fmt.Sprintf("service %s: its endpoint %s, written by hand, does not answer this machine: %s", t.service, t.at, why)}
 			return nil
 		})
 	}
 	_ = group.Wait() // a connection that cannot be closed was there
-	return slices.DeleteFunc(found, func(s string) bool { return s == "" })
+	return slices.DeleteFunc(found, func(p serviceProblem) bool { return p.Text == "" })
 }

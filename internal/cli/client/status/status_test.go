@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/proxy"
 )
 
 // service is a Service of namespace default with port 80 to a target.
@@ -241,6 +242,25 @@ func TestStatusShowsANodesOwnMessage(t *testing.T) {
 	}
 }
 
+// Programs and the page find out which Service a problem is about, also where a node names it.
+func TestProblemsOfServices(t *testing.T) {
+	web := service("web", intstr.FromInt32(80), "app=web")
+	n := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Status: corev1.NodeStatus{
+		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+	}}
+	r := &Report{Nodes: nodeReports([]corev1.Node{n}, nil, ""), Services: serviceReports([]corev1.Service{web}, nil)}
+	r.Nodes[0].Programmed = &proxy.Status{Problems: []proxy.Problem{{Service: "default/other", Message: "rejected"}}}
+	r.judgeNodes([]corev1.Node{n})
+	r.judgeServices([]corev1.Service{web}, newPodIndex(nil, true))
+	want := []serviceProblem{
+		{"default/other", "node n1: service default/other: rejected"},
+		{"default/web", "service default/web has no ready endpoint: connections are refused (no Pod has app=web)"},
+	}
+	if !slices.Equal(r.ServiceProblems, want) || !slices.Contains(r.Problems, want[0].Text) || !slices.Contains(r.Problems, want[1].Text) {
+		t.Errorf("got %q\nof %q\nwant %q", r.ServiceProblems, r.Problems, want)
+	}
+}
+
 // Endpoints that were written by hand are asked, in reach and bounded in number, time
 // and at once.
 func TestStatusProbesEndpointsWrittenByHand(t *testing.T) {
@@ -319,7 +339,7 @@ func testProbesAreBounded(t *testing.T) {
 		t.Errorf("%d problems, %d connections, %d at once", len(got), dialled.Load(), most.Load())
 	}
 	want := "service default/hand: its endpoint 10.0.1.128:80, written by hand, does not answer this machine: no answer within 1s"
-	if !slices.Contains(got, want) {
+	if !slices.Contains(got, serviceProblem{"default/hand", want}) {
 		t.Errorf("%q is not among %q …", want, got[:min(3, len(got))])
 	}
 }

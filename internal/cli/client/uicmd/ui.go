@@ -9,6 +9,7 @@ import (
 	"html"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +20,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/cli/base"
@@ -52,35 +56,69 @@ certificate that the browser has; the page shows what the rights of that user al
 
 With --loopback, and for any other Kubernetes API, this command serves the page itself, on
 loopback and until it is stopped, with the rights of the kubeconfig. The link that it prints
-has a key: who has the link, has these rights to read.`,
+has a key: who has the link, has these rights to read. A user who may not read the Services
+of all namespaces sees the namespace of the kubeconfig.`,
 		Example: `  fairlead ui
   fairlead ui --loopback
+  fairlead ui --loopback --namespace shop
   fairlead ui --kubeconfig ~/.kube/config --port 8001 --no-browser`,
 		Args: base.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg, _, err := f.Load()
+			cfg, namespace, err := f.Load()
 			if err != nil {
 				return err
 			}
 			if !f.loopback {
-				url, err := served(cmd.Context(), cfg)
+				at, err := served(cmd.Context(), cfg)
 				if err != nil {
 					return err
 				}
-				if url != "" {
-					fmt.Fprintf(g.Out, "%s\nlog in with a bearer token ('kubectl create token NAME'), or use 'fairlead ui --loopback'\n", url)
-					return f.open(url)
+				if at != "" {
+					at += fragment("namespace", f.Namespace)
+					fmt.Fprintf(g.Out, "%s\nlog in with a bearer token ('kubectl create token NAME'), or use 'fairlead ui --loopback'\n", at)
+					return f.open(at)
 				}
 			}
-			return f.serve(cmd.Context(), g, cfg)
+			if f.Namespace == "" && readsAll(cmd.Context(), cfg) {
+				namespace = ""
+			}
+			return f.serve(cmd.Context(), g, cfg, namespace)
 		},
 	}
 	f.Add(cmd)
+	cmd.Flags().StringVarP(&f.Namespace, "namespace", "n", "",
+		"show only this namespace (default: all, or the kubeconfig's if the user may not read all)")
 	cmd.Flags().BoolVar(&f.loopback, "loopback", false,
 		"serve the page on loopback with the rights of the kubeconfig, also for a server of fairlead")
 	cmd.Flags().Uint16Var(&f.port, "port", 0, "port on loopback (default: a free one)")
 	cmd.Flags().BoolVar(&f.noBrowser, "no-browser", false, "do not start a browser")
 	return cmd
+}
+
+// fragment returns the part of a URL that no server sees, with the values that are not empty.
+func fragment(pairs ...string) string {
+	values := url.Values{}
+	for i := 0; i < len(pairs); i += 2 {
+		if pairs[i+1] != "" {
+			values.Set(pairs[i], pairs[i+1])
+		}
+	}
+	if len(values) == 0 {
+		return ""
+	}
+	return "#" + values.Encode()
+}
+
+// readsAll reports whether the user may read the Services of all namespaces; also true if the API does not tell: the page then does.
+func readsAll(ctx context.Context, cfg *rest.Config) bool {
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	_, err = client.CoreV1().Services("").List(ctx, metav1.ListOptions{Limit: 1})
+	return !apierrors.IsForbidden(err)
 }
 
 // served returns the URL at which the API server itself serves the page, "" if it does not.
@@ -95,8 +133,8 @@ func served(ctx context.Context, cfg *rest.Config) (string, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	url := target.JoinPath(ui.Path).String()
-	r, err := http.NewRequestWithContext(ctx, http.MethodHead, url+"/app.js", nil)
+	at := target.JoinPath(ui.Path).String()
+	r, err := http.NewRequestWithContext(ctx, http.MethodHead, at+"/app.js", nil)
 	if err != nil {
 		return "", err
 	}
@@ -108,11 +146,11 @@ func served(ctx context.Context, cfg *rest.Config) (string, error) {
 	if answer.StatusCode != http.StatusOK || !strings.HasPrefix(answer.Header.Get("Content-Type"), "text/javascript") {
 		return "", nil
 	}
-	return url, nil
+	return at, nil
 }
 
-// serve serves the page on loopback until ctx ends.
-func (f *uiFlags) serve(ctx context.Context, g *base.Global, cfg *rest.Config) error {
+// serve serves the page on loopback until ctx ends, of a namespace or if that is empty of all.
+func (f *uiFlags) serve(ctx context.Context, g *base.Global, cfg *rest.Config, namespace string) error {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(f.port))))
 	if err != nil {
 		return fmt.Errorf("cannot serve the page: %w", err)
@@ -127,7 +165,7 @@ func (f *uiFlags) serve(ctx context.Context, g *base.Global, cfg *rest.Config) e
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: headerTimeout, BaseContext: func(net.Listener) context.Context { return ctx }}
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(listener) }()
-	link := "http://127.0.0.1:" + port + ui.Path + "/#key=" + secret
+	link := "http://127.0.0.1:" + port + ui.Path + "/" + fragment("key", secret, "namespace", namespace)
 	fmt.Fprintf(g.Out, "%s\nthis link has the rights of the kubeconfig; stop with Ctrl-C\n", link)
 	remove, err := f.openSecretly(link)
 	defer remove()
@@ -172,12 +210,12 @@ func (f *uiFlags) openSecretly(link string) (remove func(), err error) {
 }
 
 // open starts the browser, which outlives this command.
-func (f *uiFlags) open(url string) error {
+func (f *uiFlags) open(link string) error {
 	program := browser()
 	if f.noBrowser || len(program) == 0 {
 		return nil
 	}
-	cmd := exec.Command(program[0], append(program[1:], url)...)
+	cmd := exec.Command(program[0], append(program[1:], link)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C ends this command, not the browser
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("cannot start the browser %s: %w; --no-browser only prints the URL", program[0], err)
