@@ -55,7 +55,7 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 	}
 	w := rule.Pick(rand.Uint64())
 	if w == nil || !w.Valid {
-		return reply(http.StatusInternalServerError)
+		return reply(rule.Refusal())
 	}
 	to := o.targets[gateway.Target{Backend: w.Backend, Timeout: rule.Timeout}]
 	if to == nil {
