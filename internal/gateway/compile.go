@@ -77,13 +77,13 @@ func (b *ruleCompiler) fail(format string, args ...any) {
 // compile adds the matches of the rule to the route. It reports whether all of the rule is served.
 func (b *ruleCompiler) compile(index int) bool {
 	rule := &Rule{Index: index, Route: b.route.from.age()}
-	rule.Filters, rule.Redirect = b.filters(b.spec.Filters, ".filters", true)
+	b.timeouts(rule)
+	rule.Filters, rule.Redirect = b.filters(rule, b.spec.Filters, ".filters", true)
 	for i := range b.spec.Filters {
 		if f := &b.spec.Filters[i]; f.Type == gwv1.HTTPRouteFilterCORS && f.CORS != nil {
 			rule.CORS = b.cors(f.CORS, fmt.Sprintf(".filters[%d].cors", i))
 		}
 	}
-	b.timeouts(rule)
 	if b.spec.Retry != nil {
 		b.fail(".retry is not served")
 	}
@@ -226,7 +226,7 @@ func (b *ruleCompiler) backend(rule *Rule, i int) {
 	ref, at := &b.spec.BackendRefs[i], fmt.Sprintf(".backendRefs[%d]", i)
 	w := Weighted{Weight: uint32(max(0, valueOf(ref.Weight, 1)))} //nolint:gosec // the definition of the kind bounds it
 	var redirect *Redirect
-	if w.Filters, redirect = b.filters(ref.Filters, at+".filters", false); redirect != nil {
+	if w.Filters, redirect = b.filters(rule, ref.Filters, at+".filters", false); redirect != nil {
 		b.fail("%s.filters: a redirect has no backend", at)
 	}
 	w.Backend, w.Valid = b.resolve(&ref.BackendObjectReference, at)
@@ -301,8 +301,8 @@ func backendProtocol(app string) (p BackendProtocol, ok bool) {
 	return HTTP1, true
 }
 
-// filters reads filters. redirects reports whether a redirect may be among them.
-func (b *ruleCompiler) filters(specs []gwv1.HTTPRouteFilter, at string, rules bool) (f Filters, redirect *Redirect) {
+// filters reads the filters of a rule, or of one of its backends, which cannot have all of them.
+func (b *ruleCompiler) filters(rule *Rule, specs []gwv1.HTTPRouteFilter, at string, rules bool) (f Filters, redirect *Redirect) {
 	for i := range specs {
 		spec, at := &specs[i], fmt.Sprintf("%s[%d]", at, i)
 		switch {
@@ -313,6 +313,11 @@ func (b *ruleCompiler) filters(specs []gwv1.HTTPRouteFilter, at string, rules bo
 		case spec.Type == gwv1.HTTPRouteFilterRequestRedirect && spec.RequestRedirect != nil && rules:
 			redirect = b.redirect(spec.RequestRedirect, at+".requestRedirect")
 		case spec.Type == gwv1.HTTPRouteFilterCORS && spec.CORS != nil && rules: // see compile
+		case spec.Type == gwv1.HTTPRouteFilterRequestMirror && spec.RequestMirror != nil:
+			if m, ok := b.mirror(spec.RequestMirror, at+".requestMirror"); ok {
+				b.route.targets = append(b.route.targets, rule.Mirror(&m))
+				f.Mirrors = append(f.Mirrors, m)
+			}
 		case spec.Type == gwv1.HTTPRouteFilterURLRewrite && spec.URLRewrite != nil && rules:
 			f.Rewrite = Rewrite{
 				Host: strings.ToLower(string(valueOf(spec.URLRewrite.Hostname, ""))),

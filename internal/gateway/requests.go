@@ -80,10 +80,19 @@ func (r requests) services() (out []svc.Name) {
 	add := func(ref *gwv1.BackendObjectReference) {
 		out = append(out, svc.Name{Namespace: string(valueOf(ref.Namespace, namespace)), Name: string(ref.Name)})
 	}
+	mirrors := func(filters []gwv1.HTTPRouteFilter) {
+		for i := range filters {
+			if m := filters[i].RequestMirror; m != nil {
+				add(&m.BackendRef)
+			}
+		}
+	}
 	rules := r.rules()
 	for i := range rules {
+		mirrors(rules[i].Filters)
 		for j := range rules[i].BackendRefs {
 			add(&rules[i].BackendRefs[j].BackendObjectReference)
+			mirrors(rules[i].BackendRefs[j].Filters)
 		}
 	}
 	return out

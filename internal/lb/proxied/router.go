@@ -75,6 +75,13 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 		r.Fields = modify(r.Fields, m)
 	}
 	out := Route{To: to}
+	for _, list := range [...][]gateway.Mirror{rule.Filters.Mirrors, w.Filters.Mirrors} {
+		for i := range list {
+			if m := o.targets[rule.Mirror(&list[i])]; m != nil && list[i].Takes(rand.Uint64()) {
+				out.Mirrors = append(out.Mirrors, m)
+			}
+		}
+	}
 	if !rule.Filters.Response.Empty() || !w.Filters.Response.Empty() || rule.CORS != nil {
 		out.Edit = func(answer *http1.Response) {
 			answer.Fields = modify(answer.Fields, &w.Filters.Response)
