@@ -78,8 +78,9 @@ spec:
 
 // A mirror whose Service comes later is there then: the route is compiled again.
 func TestMirrorAppears(t *testing.T) {
-	o := objects(t, plainGateway+grpcRoute("r", "  rules: [{filters: [{type: RequestMirror, requestMirror: {backendRef: {name: b, port: 80}}}], "+
-		"backendRefs: [{name: a, port: 80}]}]")+service("a"))
+	o := objects(t, plainGateway+grpcRoute("r", `  rules:
+  - filters: [{type: RequestMirror, requestMirror: {backendRef: {name: b, port: 80}}}]
+    backendRefs: [{name: a, port: 80}]`)+service("a"))
 	name := svc.Name{Namespace: "default", Name: "g"}
 	f := BuildGateway(o, name, nil)
 	if got := grpcStatus(f, "ResolvedRefs"); !strings.HasPrefix(got, "False BackendNotFound rules[0].filters[0].requestMirror.backendRef: ") {

@@ -156,6 +156,6 @@ func (c *compiledStream) status(p *gwv1.ParentReference, reason gwv1.RouteCondit
 	}
 }
 
-// StreamParents returns the statuses of a GRPCRoute, or of a route of connections or of datagrams, for the references that name the Gateway or one
-// of its ListenerSets.
+// StreamParents returns the statuses of a GRPCRoute, or of a route of connections or of datagrams, for the references that name
+// the Gateway or one of its ListenerSets.
 func (f *Front) StreamParents(key StreamKey) []gwv1.RouteParentStatus { return f.streams[key] }

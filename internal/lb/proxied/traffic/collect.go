@@ -59,8 +59,8 @@ type Collector struct {
 
 // Describe implements prometheus.Collector.
 func (c Collector) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{requests, duration, bytes, opened, connections, retries, rejected, mirrored, endpoints, certificate, answers,
-		waited, inUse, failed, ejects} {
+	for _, d := range []*prometheus.Desc{requests, duration, bytes, opened, connections, retries, rejected, mirrored, endpoints, certificate,
+		answers, waited, inUse, failed, ejects} {
 		to <- d
 	}
 }

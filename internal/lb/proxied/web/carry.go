@@ -70,7 +70,7 @@ func (x *exchange) carry() bool {
 		x.cookies = cookies(x.req)
 	}
 	if len(route.Mirrors) > 0 {
-		x.copied = x.mirror(route.Mirrors)
+		x.copied = copyOf(x, route.Mirrors)
 		defer x.copied.drop()
 	}
 	err := x.try()
@@ -87,12 +87,13 @@ func (x *exchange) try() (err error) {
 		x.copied.add(whole)
 		x.copied.send()
 	}
-	return x.deliver(whole, x.client.source().done() && len(whole) == 0 && x.req.Idempotent())
+	r := reaching{x: x, t: transportOf(x.to)}
+	return r.deliver(whole, x.client.source().done() && len(whole) == 0 && x.req.Idempotent())
 }
 
 // deliver has a Pod answer, and another one while no byte of the request was sent. simple reports whether it may be sent again.
-func (x *exchange) deliver(whole []byte, simple bool) (err error) {
-	r := reaching{x: x, t: transportOf(x.to)}
+func (r *reaching) deliver(whole []byte, simple bool) (err error) {
+	x := r.x
 	defer r.end()
 	for {
 		b, m, err := r.reach()
@@ -215,7 +216,8 @@ func (x *exchange) beginUpload(b pod) {
 	}
 	up := &upload{exchange: x, done: make(chan struct{})}
 	x.upload = up
-	up.pump = pump{to: b, from: x.client.source(), trailers: x.req.Announced || x.second, timeout: x.limit(), bytes: &x.received, of: up, copied: x.copied}
+	up.pump = pump{to: b, from: x.client.source(), trailers: x.req.Announced || x.second, timeout: x.limit(), bytes: &x.received, of: up}
+	up.copied = x.copied
 	up.err = panics.Err // if there is one
 	x.engine.host.Run(func() {
 		defer close(up.done)

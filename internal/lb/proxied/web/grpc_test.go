@@ -3,6 +3,7 @@ package web
 import (
 	"context"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -25,7 +26,7 @@ import (
 func (r *rig) front(pods map[string]netip.AddrPort, routes ...string) {
 	r.Helper()
 	g := &gwv1.Gateway{}
-	r.Must(yaml.UnmarshalStrict([]byte("metadata: {name: g, namespace: default}\nspec: {gatewayClassName: fairlead, listeners: ["+
+	r.Must(yaml.UnmarshalStrict([]byte("metadata: {name: shop, namespace: default}\nspec: {gatewayClassName: fairlead, listeners: ["+
 		"{name: l, port: "+portOf(r.At)+", protocol: HTTP}]}"), g))
 	o := &gateway.Objects{
 		Gateways: map[svc.Name]*gwv1.Gateway{svc.NameOf(g): g}, Routes: map[svc.Name]*gwv1.HTTPRoute{},
@@ -96,6 +97,21 @@ func (r *rig) grpcPod(name string) netip.AddrPort {
 	return netip.MustParseAddrPort(l.Addr().String())
 }
 
+// exampleOf returns the example of docs/gateway.md.
+func exampleOf(t *testing.T) string {
+	t.Helper()
+	page, err := os.ReadFile("../../../../docs/gateway.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, found := strings.Cut(string(page), "<!-- run by internal/lb/proxied/web/grpc_test.go -->\n```yaml\n")
+	text, _, closed := strings.Cut(rest, "```")
+	if !found || !closed {
+		t.Fatal("docs/gateway.md has no example of gRPC")
+	}
+	return strings.Replace(text, "{name: rpc}", "{name: rpc, namespace: default}", 1)
+}
+
 // Calls of a client of gRPC go where a GRPCRoute leads each of them, with fields, trailers and streams; what it does not lead
 // anywhere is UNIMPLEMENTED to the client, and what has no backend UNAVAILABLE.
 func TestCallsAreRouted(t *testing.T) {
@@ -105,7 +121,7 @@ func TestCallsAreRouted(t *testing.T) {
 kind: GRPCRoute
 metadata: {name: r, namespace: default}
 spec:
-  parentRefs: [{name: g}]
+  parentRefs: [{name: shop}]
   rules:
   - matches: [{method: {service: grpc.health.v1.Health, method: Check}}]
     filters: [{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: x-set, value: by rule}]}}]
@@ -156,10 +172,23 @@ spec:
 	if n != 4 || status.Code(err) != codes.Aborted {
 		t.Errorf("a stream: %d messages, %v", n-1, err)
 	}
+	r.front(map[string]netip.AddrPort{"web": pods["b"], "cart": pods["a"], "cart-next": pods["a"]}, exampleOf(t))
+	if got := check(""); got != "Unimplemented|||" {
+		t.Errorf("the example, for another host: %s", got)
+	}
+	named, err := grpc.NewClient("passthrough:///"+r.At.String(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("rpc.example.com"))
+	r.Must(err)
+	defer named.Close()
+	head := metadata.MD{}
+	_, err = grpc_health_v1.NewHealthClient(named).Check(ctx, &grpc_health_v1.HealthCheckRequest{}, grpc.Header(&head))
+	if err != nil || strings.Join(head.Get("pod"), "") != "b" {
+		t.Errorf("the example: %v, from Pod %v", err, head.Get("pod"))
+	}
 	r.front(map[string]netip.AddrPort{"a": r.Free()}, `
 kind: GRPCRoute
 metadata: {name: r, namespace: default}
-spec: {parentRefs: [{name: g}], rules: [{backendRefs: [{name: a, port: 80}]}]}`)
+spec: {parentRefs: [{name: shop}], rules: [{backendRefs: [{name: a, port: 80}]}]}`)
 	if got := check(""); got != "Unavailable|||" {
 		t.Errorf("without a Pod: %s", got)
 	}

@@ -39,8 +39,8 @@ type mirrored struct {
 	body []byte
 }
 
-// mirror begins to copy the request as its own Pod gets it.
-func (x *exchange) mirror(to []*proxied.Config) *mirrored {
+// copyOf begins to copy a request as its own Pod gets it.
+func copyOf(x *exchange, to []*proxied.Config) *mirrored {
 	c := &mirrored{x: x, req: x.req.Clone()}
 	for _, t := range to {
 		n := &transportOf(t).mirrors.now
@@ -120,7 +120,8 @@ func (m *mirror) run(to *proxied.Config, body []byte) {
 	defer timer.Stop()
 	stop := context.AfterFunc(m.engine.host.Context(), m.drain)
 	defer stop()
-	err := m.deliver(body, false)
+	r := reaching{x: &m.exchange, t: transportOf(to)}
+	err := r.deliver(body, false)
 	if err == nil || m.podStatus != 0 && errors.Is(err, errEnough) {
 		result = traffic.MirrorAnswered
 		count.failed.Store(false)

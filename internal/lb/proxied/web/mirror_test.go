@@ -21,7 +21,7 @@ func mirroring(t *testing.T, a, b netip.AddrPort, r *rig) {
 	r.front(map[string]netip.AddrPort{"a": a, "b": b}, `
 metadata: {name: r, namespace: default}
 spec:
-  parentRefs: [{name: g}]
+  parentRefs: [{name: shop}]
   rules:
   - filters:
     - {type: RequestMirror, requestMirror: {backendRef: {name: b, port: 80}}}
@@ -55,8 +55,8 @@ func TestMirrorGetsCopies(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		return fmt.Sprint(q.Method, " ", q.Host, q.RequestURI, " ", q.Header.Get("X-Set"), " ", q.Header.Get("X-Forwarded-For") != "", " ", len(body),
-			" ", strings.Trim(string(body), "x"))
+		return fmt.Sprint(q.Method, " ", q.Host, q.RequestURI, " ", q.Header.Get("X-Set"), " ", q.Header.Get("X-Forwarded-For") != "",
+			" ", len(body), " ", strings.Trim(string(body), "x"))
 	}
 	copies := make(chan string, 10)
 	pod := r.Web(func(w http.ResponseWriter, q *http.Request) { _, _ = io.WriteString(w, text(q)) })
