@@ -16,7 +16,7 @@ import (
 
 // compiled is a route as a table has it. Its rules do not depend on the Gateways that it attaches to.
 type compiled struct {
-	object  *gwv1.HTTPRoute
+	from    requests
 	hosts   []string // "" for all
 	matches []*match
 	// invalid is the first invalid field of the rules, and wholly reports whether all rules are invalid. A rule that is invalid answers
@@ -33,23 +33,28 @@ type compiled struct {
 }
 
 // compileRoute reads the rules of a route. admitted reports whether a listener takes it.
-func compileRoute(o *Objects, r *gwv1.HTTPRoute, admitted bool) *compiled {
-	c := &compiled{object: r, reason: gwv1.RouteReasonResolvedRefs, skipped: !admitted}
-	for _, h := range r.Spec.Hostnames {
-		c.hosts = append(c.hosts, strings.ToLower(string(h)))
-	}
-	if len(c.hosts) == 0 {
-		c.hosts = []string{""}
-	}
-	valid := 0
-	for i := range r.Spec.Rules {
-		b := &ruleCompiler{objects: o, route: c, at: fmt.Sprintf("rules[%d]", i), spec: &r.Spec.Rules[i]}
+func compileRoute(o *Objects, r requests, admitted bool) *compiled {
+	c := &compiled{from: r, reason: gwv1.RouteReasonResolvedRefs, skipped: !admitted, hosts: hostsOf(r.hostnames())}
+	valid, rules := 0, r.rules()
+	for i := range rules {
+		b := &ruleCompiler{objects: o, route: c, at: fmt.Sprintf("rules[%d]", i), spec: &rules[i]}
 		if b.compile(i) {
 			valid++
 		}
 	}
-	c.wholly = valid == 0 && len(r.Spec.Rules) > 0
+	c.wholly = valid == 0 && len(rules) > 0
 	return c
+}
+
+// hostsOf returns the patterns of a route, "" for all.
+func hostsOf(names []gwv1.Hostname) (out []string) {
+	for _, h := range names {
+		out = append(out, strings.ToLower(string(h)))
+	}
+	if len(out) == 0 {
+		out = append(out, "")
+	}
+	return out
 }
 
 // ruleCompiler reads a rule.
@@ -71,15 +76,14 @@ func (b *ruleCompiler) fail(format string, args ...any) {
 
 // compile adds the matches of the rule to the route. It reports whether all of the rule is served.
 func (b *ruleCompiler) compile(index int) bool {
-	object := b.route.object
-	rule := &Rule{Index: index, Route: RouteKey{Kind: kindHTTPRoute, Created: object.CreationTimestamp.Time, Name: svc.NameOf(object)}}
-	rule.Filters, rule.Redirect = b.filters(b.spec.Filters, ".filters", true)
+	rule := &Rule{Index: index, Route: b.route.from.age()}
+	b.timeouts(rule)
+	rule.Filters, rule.Redirect = b.filters(rule, b.spec.Filters, ".filters", true)
 	for i := range b.spec.Filters {
 		if f := &b.spec.Filters[i]; f.Type == gwv1.HTTPRouteFilterCORS && f.CORS != nil {
 			rule.CORS = b.cors(f.CORS, fmt.Sprintf(".filters[%d].cors", i))
 		}
 	}
-	b.timeouts(rule)
 	if b.spec.Retry != nil {
 		b.fail(".retry is not served")
 	}
@@ -89,7 +93,7 @@ func (b *ruleCompiler) compile(index int) bool {
 	for i := range b.spec.BackendRefs {
 		b.backend(rule, i)
 	}
-	matches := b.matches(rule)
+	matches := b.matchesOf(rule, index)
 	if b.invalid { // no request may pass without what the rule asks for
 		rule.Filters, rule.Redirect, rule.CORS, rule.Backends, rule.total = Filters{}, nil, nil, nil, 0
 	}
@@ -116,6 +120,14 @@ func (b *ruleCompiler) timeouts(rule *Rule) {
 	if v := read("backendRequest", t.BackendRequest); v > 0 && (rule.Timeout == 0 || v < rule.Timeout) {
 		rule.Timeout = v
 	}
+}
+
+// matchesOf returns the matches of the rule, of the kind of its route.
+func (b *ruleCompiler) matchesOf(rule *Rule, index int) []*match {
+	if r := b.route.from.grpc; r != nil {
+		return b.calls(rule, r.Spec.Rules[index].Matches)
+	}
+	return b.matches(rule)
 }
 
 // matches returns the matches of the rule.
@@ -214,7 +226,7 @@ func (b *ruleCompiler) backend(rule *Rule, i int) {
 	ref, at := &b.spec.BackendRefs[i], fmt.Sprintf(".backendRefs[%d]", i)
 	w := Weighted{Weight: uint32(max(0, valueOf(ref.Weight, 1)))} //nolint:gosec // the definition of the kind bounds it
 	var redirect *Redirect
-	if w.Filters, redirect = b.filters(ref.Filters, at+".filters", false); redirect != nil {
+	if w.Filters, redirect = b.filters(rule, ref.Filters, at+".filters", false); redirect != nil {
 		b.fail("%s.filters: a redirect has no backend", at)
 	}
 	w.Backend, w.Valid = b.resolve(&ref.BackendObjectReference, at)
@@ -227,15 +239,15 @@ func (b *ruleCompiler) backend(rule *Rule, i int) {
 
 // resolve returns the backend that a reference leads to.
 func (b *ruleCompiler) resolve(ref *gwv1.BackendObjectReference, at string) (out Backend, ok bool) {
-	out, reason, wrong := b.objects.resolve(kindHTTPRoute, b.route.object.Namespace, ref, HTTP1)
+	out, reason, wrong := b.objects.resolve(b.route.from.kind(), b.route.from.name().Namespace, ref, b.route.from.protocol())
 	if wrong != "" && b.route.unresolved == "" {
 		b.route.reason, b.route.unresolved = reason, b.at+at+": "+wrong
 	}
 	return out, wrong == ""
 }
 
-// resolve returns the backend that a reference of a route leads to, or why there is none. protocol is HTTP1 for requests, whose
-// protocol the port of the Service decides.
+// resolve returns the backend that a reference of a route leads to, or why there is none. protocol is HTTP1 for an HTTPRoute, where
+// the port of the Service decides, and H2C for a GRPCRoute.
 func (o *Objects) resolve(kind gwv1.Kind, namespace string, ref *gwv1.BackendObjectReference, protocol BackendProtocol) (
 	out Backend, reason gwv1.RouteConditionReason, wrong string,
 ) {
@@ -266,9 +278,12 @@ func (o *Objects) resolve(kind gwv1.Kind, namespace string, ref *gwv1.BackendObj
 		}
 		return miss(gwv1.RouteReasonBackendNotFound, "Service %s has no port %d of %s", name, *ref.Port, transport)
 	}
-	if protocol == HTTP1 {
-		var ok bool
-		if protocol, ok = backendProtocol(port.Protocol); !ok {
+	if protocol == HTTP1 || protocol == H2C {
+		of, ok := backendProtocol(port.Protocol)
+		if of == H2C {
+			protocol = H2C
+		}
+		if !ok || protocol == H2C && port.Protocol == "kubernetes.io/ws" {
 			return miss(gwv1.RouteReasonUnsupportedProtocol, "Service %s: appProtocol %.100s is not served", name, port.Protocol)
 		}
 	}
@@ -286,8 +301,8 @@ func backendProtocol(app string) (p BackendProtocol, ok bool) {
 	return HTTP1, true
 }
 
-// filters reads filters. redirects reports whether a redirect may be among them.
-func (b *ruleCompiler) filters(specs []gwv1.HTTPRouteFilter, at string, rules bool) (f Filters, redirect *Redirect) {
+// filters reads the filters of a rule, or of one of its backends, which cannot have all of them.
+func (b *ruleCompiler) filters(rule *Rule, specs []gwv1.HTTPRouteFilter, at string, rules bool) (f Filters, redirect *Redirect) {
 	for i := range specs {
 		spec, at := &specs[i], fmt.Sprintf("%s[%d]", at, i)
 		switch {
@@ -298,6 +313,11 @@ func (b *ruleCompiler) filters(specs []gwv1.HTTPRouteFilter, at string, rules bo
 		case spec.Type == gwv1.HTTPRouteFilterRequestRedirect && spec.RequestRedirect != nil && rules:
 			redirect = b.redirect(spec.RequestRedirect, at+".requestRedirect")
 		case spec.Type == gwv1.HTTPRouteFilterCORS && spec.CORS != nil && rules: // see compile
+		case spec.Type == gwv1.HTTPRouteFilterRequestMirror && spec.RequestMirror != nil:
+			if m, ok := b.mirror(spec.RequestMirror, at+".requestMirror"); ok {
+				b.route.targets = append(b.route.targets, rule.Mirror(&m))
+				f.Mirrors = append(f.Mirrors, m)
+			}
 		case spec.Type == gwv1.HTTPRouteFilterURLRewrite && spec.URLRewrite != nil && rules:
 			f.Rewrite = Rewrite{
 				Host: strings.ToLower(string(valueOf(spec.URLRewrite.Hostname, ""))),

@@ -22,7 +22,9 @@ func SupportedFeatures() (out []gwv1.SupportedFeature) {
 		features.SupportHTTPRouteParentRefPort, features.SupportHTTPRouteBackendProtocolH2C,
 		features.SupportHTTPRouteBackendProtocolWebSocket, features.SupportHTTPRouteNamedRouteRule, features.SupportHTTPRouteCORS,
 		features.SupportHTTPRoute303RedirectStatusCode, features.SupportHTTPRoute307RedirectStatusCode,
-		features.SupportHTTPRoute308RedirectStatusCode,
+		features.SupportHTTPRoute308RedirectStatusCode, features.SupportHTTPRouteRequestMirror,
+		features.SupportHTTPRouteRequestMultipleMirrors, features.SupportHTTPRouteRequestPercentageMirror,
+		features.SupportGRPCRoute, features.SupportGRPCRouteNamedRouteRule,
 	} {
 		out = append(out, gwv1.SupportedFeature{Name: gwv1.FeatureName(f)})
 	}

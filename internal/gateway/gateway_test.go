@@ -326,11 +326,14 @@ func TestRegexPrograms(t *testing.T) {
 		rules = append(rules, fmt.Sprintf("a {path: {type: RegularExpression, value: '/%d(?:.?){450}'}}", i))
 	}
 	f := builtFrom(t, plainGateway+service("a")+route("r", "", rules...)+route("foo/r", "", rules...))
-	if c := f.cache[svc.Name{Namespace: "default", Name: "r"}]; len(c.matches) != 11 || !strings.Contains(c.invalid, "too complex together") {
+	cached := func(namespace string) *cachedRoute {
+		return f.cache[StreamKey{kindHTTPRoute, svc.Name{Namespace: namespace, Name: "r"}}]
+	}
+	if c := cached("default"); len(c.matches) != 11 || !strings.Contains(c.invalid, "too complex together") {
 		t.Errorf("%d expressions: %s", len(c.matches), c.invalid)
 	}
 	// No listener takes routes of another namespace: nothing is compiled for them, and nodes do not follow their backends.
-	if c := f.cache[svc.Name{Namespace: "foo", Name: "r"}]; c.program != 0 || len(f.Targets) != 1 {
+	if c := cached("foo"); c.program != 0 || len(f.Targets) != 1 {
 		t.Errorf("a route that no listener takes: %d instructions, targets %v", c.program, f.Targets)
 	}
 }

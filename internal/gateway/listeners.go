@@ -25,17 +25,17 @@ type listener struct {
 	// accepted and resolved are the reasons of the conditions, and refused and unresolved what is wrong, "" if nothing is.
 	accepted, resolved  gwv1.ListenerConditionReason
 	refused, unresolved string
-	http                bool             // takes routes of HTTP
-	stream              gwv1.Kind        // the other kind of routes that it takes, "" if none
+	kinds               []gwv1.Kind      // of routes that it takes
 	streams             map[string]*Rule // by host
 	secrets             []svc.Name
 	attached            int32
 	rules               map[string][]*match // by host
+	taken               map[gwv1.Kind]*patterns
 }
 
 // serves reports whether the listener has a part in the table.
 func (l *listener) serves() bool {
-	return l.refused == "" && (l.http || l.stream != "") && (l.unresolved == "" || !l.tls())
+	return l.refused == "" && len(l.kinds) > 0 && (l.unresolved == "" || !l.tls())
 }
 
 // tls reports whether the listener has to have a certificate.
@@ -58,12 +58,7 @@ func (l *listener) mode() ListenerMode {
 }
 
 // takes reports whether routes of a kind attach to the listener.
-func (l *listener) takes(kind gwv1.Kind) bool {
-	if kind == kindHTTPRoute {
-		return l.http
-	}
-	return l.stream == kind
-}
+func (l *listener) takes(kind gwv1.Kind) bool { return slices.Contains(l.kinds, kind) }
 
 // newListeners reads the listeners of a Gateway.
 func newListeners(o *Objects, g *gwv1.Gateway, secrets *secretSet) (out []*listener) {
@@ -79,6 +74,7 @@ func newListener(o *Objects, g *gwv1.Gateway, set *gwv1.ListenerSet, spec *gwv1.
 	l := &listener{
 		spec: spec, set: set, in: g.Namespace, host: strings.ToLower(string(valueOf(spec.Hostname, ""))), accepted: gwv1.ListenerReasonAccepted,
 		resolved: gwv1.ListenerReasonResolvedRefs, rules: map[string][]*match{}, streams: map[string]*Rule{},
+		taken: map[gwv1.Kind]*patterns{},
 	}
 	if set != nil {
 		l.in = set.Namespace
@@ -136,17 +132,26 @@ func (l *listener) readProtocol() {
 	}
 }
 
-// kind returns the kind of routes for the protocol of the listener.
-func (l *listener) kind() gwv1.Kind {
+// served returns the kinds of routes for the protocol of the listener.
+func (l *listener) served() []gwv1.Kind {
 	switch l.spec.Protocol {
 	case gwv1.TLSProtocolType:
-		return KindTLSRoute
+		return []gwv1.Kind{KindTLSRoute}
 	case gwv1.TCPProtocolType:
-		return KindTCPRoute
+		return []gwv1.Kind{KindTCPRoute}
 	case gwv1.UDPProtocolType:
-		return KindUDPRoute
+		return []gwv1.Kind{KindUDPRoute}
 	}
-	return kindHTTPRoute
+	return []gwv1.Kind{kindHTTPRoute, KindGRPCRoute}
+}
+
+// either returns kinds as a message has them.
+func either(kinds []gwv1.Kind) string {
+	var out []string
+	for _, k := range kinds {
+		out = append(out, string(k))
+	}
+	return strings.Join(out, " or ")
 }
 
 // readKinds finds out which routes the listener takes.
@@ -154,22 +159,18 @@ func (l *listener) readKinds() {
 	if l.refused != "" {
 		return
 	}
-	kind := l.kind()
-	take := func() {
-		if l.http = kind == kindHTTPRoute; !l.http {
-			l.stream = kind
-		}
-	}
+	kinds := l.served()
 	if l.spec.AllowedRoutes == nil || len(l.spec.AllowedRoutes.Kinds) == 0 {
-		take()
+		l.kinds = kinds
 		return
 	}
 	for _, k := range l.spec.AllowedRoutes.Kinds {
-		if valueOf(k.Group, gwv1.GroupName) == gwv1.GroupName && k.Kind == kind {
-			take()
-		} else {
+		switch {
+		case valueOf(k.Group, gwv1.GroupName) != gwv1.GroupName || !slices.Contains(kinds, k.Kind):
 			l.miss(gwv1.ListenerReasonInvalidRouteKinds, "allowedRoutes.kinds: routes of kind %s are not served for %s; want %s",
-				k.Kind, l.spec.Protocol, kind)
+				k.Kind, l.spec.Protocol, either(kinds))
+		case !l.takes(k.Kind):
+			l.kinds = append(l.kinds, k.Kind)
 		}
 	}
 }
@@ -242,8 +243,8 @@ func (l *listener) takesFrom(o *Objects, namespace string) bool {
 // status returns the status of the listener. programmed is why the Gateway has no address, "" if it has one.
 func (l *listener) status(generation int64, unprogrammed string) gwv1.ListenerStatus {
 	kinds := []gwv1.RouteGroupKind{}
-	if l.http || l.stream != "" {
-		kinds = append(kinds, gwv1.RouteGroupKind{Group: new(gwv1.Group(gwv1.GroupName)), Kind: l.kind()})
+	for _, k := range l.kinds {
+		kinds = append(kinds, gwv1.RouteGroupKind{Group: new(gwv1.Group(gwv1.GroupName)), Kind: k})
 	}
 	conflict := gwv1.ListenerReasonNoConflicts
 	if l.conflict != "" {

@@ -70,6 +70,7 @@ type Objects struct {
 	// Gateways have a class of this controller.
 	Gateways map[svc.Name]*gwv1.Gateway
 	Routes   map[svc.Name]*gwv1.HTTPRoute
+	Calls    map[svc.Name]*gwv1.GRPCRoute
 	Grants   map[svc.Name]*gwv1.ReferenceGrant
 	// Namespaces are the labels of the namespaces.
 	Namespaces map[string]map[string]string

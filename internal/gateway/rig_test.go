@@ -22,6 +22,7 @@ func objects(t testing.TB, text string) *Objects {
 		Gateways: map[svc.Name]*gwv1.Gateway{}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Grants: map[svc.Name]*gwv1.ReferenceGrant{},
 		Namespaces: map[string]map[string]string{}, Services: map[svc.Name]*Service{}, Secrets: map[svc.Name]Secret{},
 		Ingresses: map[svc.Name]*networkingv1.Ingress{}, Streams: map[StreamKey]*Stream{}, Sets: map[svc.Name]*gwv1.ListenerSet{},
+		Calls: map[svc.Name]*gwv1.GRPCRoute{},
 	}
 	for doc := range strings.SplitSeq(text, "\n---\n") {
 		var kind metav1.TypeMeta
@@ -33,6 +34,8 @@ func objects(t testing.TB, text string) *Objects {
 			add(t, doc, o.Gateways)
 		case "HTTPRoute":
 			add(t, doc, o.Routes)
+		case "GRPCRoute":
+			add(t, doc, o.Calls)
 		case "TLSRoute":
 			addStream(t, doc, o, StreamOfTLS)
 		case "TCPRoute":

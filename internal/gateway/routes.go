@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
@@ -33,7 +34,7 @@ type Front struct {
 	streams    map[StreamKey][]gwv1.RouteParentStatus
 	// parents are the statuses of the routes that name the Gateway, one for each reference.
 	parents map[svc.Name][]gwv1.RouteParentStatus
-	cache   map[svc.Name]*cachedRoute
+	cache   map[StreamKey]*cachedRoute
 	refers  map[svc.Name]bool // Services that routes name
 }
 
@@ -50,7 +51,7 @@ func BuildGateway(o *Objects, name svc.Name, before *Front) *Front {
 	secrets := newSecretSet(o, maxGatewaySecrets)
 	f := &Front{
 		accepted: gwv1.GatewayReasonAccepted, generation: g.Generation, gateway: name, listeners: newListeners(o, g, secrets),
-		parents: map[svc.Name][]gwv1.RouteParentStatus{}, cache: map[svc.Name]*cachedRoute{},
+		parents: map[svc.Name][]gwv1.RouteParentStatus{}, cache: map[StreamKey]*cachedRoute{},
 		refers: map[svc.Name]bool{}, sets: map[svc.Name]*listenerSet{}, streams: map[StreamKey][]gwv1.RouteParentStatus{},
 		Revoked: map[Revocation]bool{},
 	}
@@ -76,19 +77,17 @@ func BuildGateway(o *Objects, name svc.Name, before *Front) *Front {
 	return f
 }
 
-// addRoutes adds the HTTPRoutes that name the Gateway.
+// addRoutes adds the HTTPRoutes and GRPCRoutes that name the Gateway.
 func (f *Front) addRoutes(o *Objects, before *Front, target func(Target)) {
-	for _, n := range slices.SortedFunc(maps.Keys(o.Routes), svc.Name.Compare) {
-		route := o.Routes[n]
-		if !f.isNamed(route.Spec.ParentRefs, n.Namespace) {
-			continue
-		}
+	for _, route := range f.requests(o) {
+		n := route.name()
 		admitted := slices.ContainsFunc(f.listeners, func(l *listener) bool {
-			return l.http && l.takesFrom(o, n.Namespace) &&
-				slices.ContainsFunc(route.Spec.ParentRefs, func(p gwv1.ParentReference) bool { return l.isOf(&p, n.Namespace, f.gateway) })
+			return l.takes(route.kind()) && l.takesFrom(o, n.Namespace) &&
+				slices.ContainsFunc(route.parents(), func(p gwv1.ParentReference) bool { return l.isOf(&p, n.Namespace, f.gateway) })
 		})
-		c := before.cache[n].or(o, route, admitted)
-		f.cache[n] = c
+		key := StreamKey{route.kind(), n}
+		c := before.cache[key].or(o, route, admitted)
+		f.cache[key] = c
 		for _, r := range c.refs {
 			f.refers[r.to] = true
 		}
@@ -154,22 +153,29 @@ func parentOf(namespace string, p *gwv1.ParentReference) svc.Name {
 
 // attach adds a route to the listeners that take it, and keeps its status.
 func (f *Front) attach(o *Objects, c *compiled) {
-	route := svc.NameOf(c.object)
+	route, kind := c.from.name(), c.from.kind()
 	attached := map[*listener]map[string]bool{}
-	for _, p := range c.object.Spec.ParentRefs {
+	for _, p := range c.from.parents() {
 		if !f.selects(&p, route.Namespace) {
 			continue
 		}
-		reason, message := f.attachBy(o, &p, subject{kindHTTPRoute, route.Namespace, c.hosts}, attached)
+		reason, message := f.attachBy(o, &p, subject{kind, route.Namespace, c.hosts}, attached)
 		if message == "" && c.wholly {
 			reason, message = gwv1.RouteReasonUnsupportedValue, c.invalid
 		}
-		f.parents[route] = append(f.parents[route], c.status(&p, reason, message))
+		if status := c.status(&p, reason, message); kind == KindGRPCRoute {
+			f.streams[StreamKey{kind, route}] = append(f.streams[StreamKey{kind, route}], status)
+		} else {
+			f.parents[route] = append(f.parents[route], status)
+		}
 	}
 	for l, hosts := range attached {
 		l.attached++
 		for h := range hosts {
 			l.rules[h] = append(l.rules[h], c.matches...)
+			if len(o.Calls) > 0 { // otherwise nothing asks
+				l.take(kind, h)
+			}
 		}
 	}
 }
@@ -186,6 +192,7 @@ func (f *Front) attachBy(o *Objects, p *gwv1.ParentReference, r subject, to map[
 	reason gwv1.RouteConditionReason, message string,
 ) {
 	named, allowed, matched := false, false, false
+	found := map[*listener][]string{}
 	for _, l := range f.listeners {
 		elsewhere := p.SectionName != nil && *p.SectionName != l.spec.Name || p.Port != nil && *p.Port != l.spec.Port
 		if elsewhere || !l.isOf(p, r.namespace, f.gateway) {
@@ -201,11 +208,10 @@ func (f *Front) attachBy(o *Objects, p *gwv1.ParentReference, r subject, to map[
 			if !ok {
 				continue
 			}
-			matched = true
-			if to[l] == nil {
-				to[l] = map[string]bool{}
+			if matched = true; l.isTaken(r.kind, host) {
+				return routeReasonHostnameConflict, "an older route of the other kind, of HTTPRoute and GRPCRoute, has a hostname of the route"
 			}
-			to[l][host] = true
+			found[l] = append(found[l], host)
 		}
 	}
 	switch {
@@ -216,12 +222,20 @@ func (f *Front) attachBy(o *Objects, p *gwv1.ParentReference, r subject, to map[
 	case !matched:
 		return gwv1.RouteReasonNoMatchingListenerHostname, "no listener has a hostname of the route"
 	}
+	for l, hosts := range found {
+		if to[l] == nil {
+			to[l] = map[string]bool{}
+		}
+		for _, h := range hosts {
+			to[l][h] = true
+		}
+	}
 	return gwv1.RouteReasonAccepted, ""
 }
 
 // status returns the status of a route for one of its parents.
 func (c *compiled) status(p *gwv1.ParentReference, reason gwv1.RouteConditionReason, message string) gwv1.RouteParentStatus {
-	generation := c.object.Generation
+	generation := c.from.object().GetGeneration()
 	s := gwv1.RouteParentStatus{
 		ParentRef: *p, ControllerName: ControllerName,
 		Conditions: []metav1.Condition{
@@ -231,7 +245,7 @@ func (c *compiled) status(p *gwv1.ParentReference, reason gwv1.RouteConditionRea
 	}
 	if c.invalid != "" && !c.wholly {
 		s.Conditions = append(s.Conditions, condition(gwv1.RouteConditionPartiallyInvalid, true, gwv1.RouteReasonUnsupportedValue, generation,
-			c.invalid+"; requests of such a rule are answered with 500"))
+			c.invalid+"; requests of such a rule are answered with "+strconv.Itoa(refusal(c.from.kind()))))
 	}
 	return s
 }
@@ -244,22 +258,15 @@ type reference struct {
 }
 
 // or returns the compiled route if it would be the same today, else it compiles the route.
-func (c *cachedRoute) or(o *Objects, r *gwv1.HTTPRoute, admitted bool) *cachedRoute {
-	if c != nil && c.skipped == !admitted && c.object.UID == r.UID && c.object.Generation == r.Generation && c.current(o) {
+func (c *cachedRoute) or(o *Objects, r requests, admitted bool) *cachedRoute {
+	if c != nil && c.skipped == !admitted && c.from.sameSpec(r) && c.current(o) {
 		return c
 	}
 	next := &cachedRoute{compiled: compileRoute(o, r, admitted)}
-	for i := range r.Spec.Rules {
-		for _, ref := range r.Spec.Rules[i].BackendRefs {
-			to := svc.Name{Namespace: string(valueOf(ref.Namespace, gwv1.Namespace(r.Namespace))), Name: string(ref.Name)}
-			next.refs = append(next.refs, reference{to, o.Services[to], o.permitted(grantFor(r), "Service", to)})
-		}
+	for _, to := range r.services() {
+		next.refs = append(next.refs, reference{to, o.Services[to], o.permitted(r.grant(), "Service", to)})
 	}
 	return next
-}
-
-func grantFor(r *gwv1.HTTPRoute) gwv1.ReferenceGrantFrom {
-	return grantFrom(kindHTTPRoute, r.Namespace)
 }
 
 func grantFrom(kind gwv1.Kind, namespace string) gwv1.ReferenceGrantFrom {
@@ -269,7 +276,7 @@ func grantFrom(kind gwv1.Kind, namespace string) gwv1.ReferenceGrantFrom {
 // current reports whether the references of a route lead where they did.
 func (c *cachedRoute) current(o *Objects) bool {
 	for _, ref := range c.refs {
-		if o.Services[ref.to] != ref.found || o.permitted(grantFor(c.object), "Service", ref.to) != ref.permitted {
+		if o.Services[ref.to] != ref.found || o.permitted(c.from.grant(), "Service", ref.to) != ref.permitted {
 			return false
 		}
 	}

@@ -112,7 +112,20 @@ func (r *Rule) Pick(random uint64) *Weighted {
 type Filters struct {
 	Request, Response Modifier
 	Rewrite           Rewrite
+	Mirrors           []Mirror
 }
+
+// Mirror is a backend that gets copies of a share of the requests. Its answers go nowhere.
+type Mirror struct {
+	Backend                Backend
+	numerator, denominator uint64
+}
+
+// Takes reports whether a request is one of the share. random is any number, each with the same probability.
+func (m *Mirror) Takes(random uint64) bool { return random%m.denominator < m.numerator }
+
+// Mirror returns where a mirror of a rule leads to.
+func (r *Rule) Mirror(m *Mirror) Target { return Target{Backend: m.Backend, Timeout: r.Timeout} }
 
 // Modifier changes header fields: it removes, then sets, then adds. Names are as they were written; they are compared
 // without regard to case.

@@ -75,17 +75,6 @@ func StreamOfUDP(r *gwv1.UDPRoute) *Stream {
 	return s
 }
 
-// hosts returns the patterns of a route, "" for all.
-func (s *Stream) hosts() (out []string) {
-	for _, h := range s.Hostnames {
-		out = append(out, strings.ToLower(string(h)))
-	}
-	if len(out) == 0 {
-		out = append(out, "")
-	}
-	return out
-}
-
 // addStreams adds the routes of connections and of datagrams that name the Gateway.
 func (f *Front) addStreams(o *Objects, target func(Target)) {
 	for _, key := range slices.SortedFunc(maps.Keys(o.Streams), StreamKey.compare) {
@@ -98,7 +87,7 @@ func (f *Front) addStreams(o *Objects, target func(Target)) {
 		for i := range s.Parents {
 			p := &s.Parents[i]
 			if f.selects(p, key.Namespace) {
-				reason, message := f.attachBy(o, p, subject{key.Kind, key.Namespace, s.hosts()}, attached)
+				reason, message := f.attachBy(o, p, subject{key.Kind, key.Namespace, hostsOf(s.Hostnames)}, attached)
 				f.streams[key] = append(f.streams[key], c.status(p, reason, message))
 			}
 		}
@@ -167,6 +156,6 @@ func (c *compiledStream) status(p *gwv1.ParentReference, reason gwv1.RouteCondit
 	}
 }
 
-// StreamParents returns the statuses of a route of connections or of datagrams for the references that name the Gateway or one
-// of its ListenerSets.
+// StreamParents returns the statuses of a GRPCRoute, or of a route of connections or of datagrams, for the references that name
+// the Gateway or one of its ListenerSets.
 func (f *Front) StreamParents(key StreamKey) []gwv1.RouteParentStatus { return f.streams[key] }

@@ -132,6 +132,7 @@ const (
 	regexMatch
 	prefixMatch
 	lastMatch // every path, after the others
+	callMatch // of a GRPCRoute: see callIndex
 )
 
 // match is one match of a rule.
@@ -144,6 +145,7 @@ type match struct {
 	headers []valueMatch
 	queries []valueMatch
 	order   int // of the match, within its rule
+	call    *call
 }
 
 // valueMatch is a match of a header field or of a parameter.
@@ -206,6 +208,7 @@ type paths struct {
 	regexes []*match
 	root    node
 	last    []*match
+	calls   callIndex
 	from    []*match // of which it was made, to be compared with
 }
 
@@ -227,6 +230,8 @@ func newPaths(matches []*match) *paths {
 		case prefixMatch:
 			n := p.root.at(m.path)
 			n.matches = append(n.matches, m)
+		case callMatch:
+			p.calls.add(m)
 		case lastMatch:
 			p.last = append(p.last, m)
 		}
@@ -265,7 +270,10 @@ func (p *paths) find(r *Request, path string) *match {
 	if m := p.root.find(r, path, path[1:]); m != nil {
 		return m
 	}
-	return first(p.last, r, path)
+	if m := first(p.last, r, path); m != nil {
+		return m
+	}
+	return p.calls.find(r, path)
 }
 
 // find returns the match of the longest prefix. rest is the part of the path below the node.

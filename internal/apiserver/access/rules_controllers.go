@@ -52,10 +52,10 @@ func serviceControllerRoles() []rbacv1.ClusterRole {
 			allow(verbsRead+" create", groupNetworking, "ingressclasses"),
 			allow(verbsRead, groupNetworking, "ingresses"),
 			allow("update", groupNetworking, "ingresses/status"),
-			allow(verbsRead, groupGateway, "gatewayclasses", "gateways", "httproutes", "referencegrants",
+			allow(verbsRead, groupGateway, "gatewayclasses", "gateways", "grpcroutes", "httproutes", "referencegrants",
 				"listenersets", "tcproutes", "tlsroutes", "udproutes"),
 			allow("create", groupGateway, "gatewayclasses"),
-			allow("update", groupGateway, "gatewayclasses/status", "gateways/status", "httproutes/status",
+			allow("update", groupGateway, "gatewayclasses/status", "gateways/status", "grpcroutes/status", "httproutes/status",
 				"listenersets/status", "tcproutes/status", "tlsroutes/status", "udproutes/status"),
 			// The definitions of the Gateway API; a request to create has no name to go by.
 			allow("create get update", groupExtensions, "customresourcedefinitions"),

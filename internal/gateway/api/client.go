@@ -27,6 +27,8 @@ type (
 	GatewayClient = gentype.ClientWithList[*gwv1.Gateway, *gwv1.GatewayList]
 	// RouteClient is one for HTTPRoutes.
 	RouteClient = gentype.ClientWithList[*gwv1.HTTPRoute, *gwv1.HTTPRouteList]
+	// CallClient is one for GRPCRoutes.
+	CallClient = gentype.ClientWithList[*gwv1.GRPCRoute, *gwv1.GRPCRouteList]
 	// GrantClient is one for ReferenceGrants.
 	GrantClient = gentype.ClientWithList[*gwv1.ReferenceGrant, *gwv1.ReferenceGrantList]
 	// TLSRouteClient is one for TLSRoutes.
@@ -74,6 +76,12 @@ func (c *Client) Gateways(namespace string) *GatewayClient {
 func (c *Client) Routes(namespace string) *RouteClient {
 	return gentype.NewClientWithList("httproutes", c.rest, c.codec, namespace,
 		func() *gwv1.HTTPRoute { return &gwv1.HTTPRoute{} }, func() *gwv1.HTTPRouteList { return &gwv1.HTTPRouteList{} })
+}
+
+// Calls returns the client of the GRPCRoutes of a namespace, or of all.
+func (c *Client) Calls(namespace string) *CallClient {
+	return gentype.NewClientWithList("grpcroutes", c.rest, c.codec, namespace,
+		func() *gwv1.GRPCRoute { return &gwv1.GRPCRoute{} }, func() *gwv1.GRPCRouteList { return &gwv1.GRPCRouteList{} })
 }
 
 // Grants returns the client of all ReferenceGrants.

@@ -203,6 +203,9 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 	for _, r := range s.Routes {
 		step(func(ctx context.Context) error { return c.writeRoute(ctx, r, s) })
 	}
+	for _, r := range s.Calls {
+		step(func(ctx context.Context) error { return c.writeCall(ctx, r, s) })
+	}
 	for _, r := range s.Streams {
 		step(func(ctx context.Context) error { return c.writeStream(ctx, r, s) })
 	}

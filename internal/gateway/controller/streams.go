@@ -42,6 +42,21 @@ func (c *controller) writeStream(ctx context.Context, r *gateway.Stream, s *watc
 	return err
 }
 
+// writeCall writes the parts of the status of a GRPCRoute that are ours, if they differ.
+func (c *controller) writeCall(ctx context.Context, r *gwv1.GRPCRoute, s *watch.State) error {
+	key := gateway.StreamKey{Kind: gateway.KindGRPCRoute, Name: svc.NameOf(r)}
+	want, differs := parentsOf(s, r.Namespace, r.Spec.ParentRefs, r.Status.Parents, func(f *gateway.Front) []gwv1.RouteParentStatus {
+		return f.StreamParents(key)
+	})
+	if !differs {
+		return nil
+	}
+	next := r.DeepCopy()
+	next.Status.Parents = want
+	_, err := c.api.Calls(r.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+	return err
+}
+
 // writeSet writes the status of a ListenerSet of one of our Gateways if it differs.
 func (c *controller) writeSet(ctx context.Context, set *gwv1.ListenerSet, want gwv1.ListenerSetStatus) error {
 	keepTimes(want.Conditions, set.Status.Conditions)

@@ -61,7 +61,7 @@ func New(o Options) *Watch {
 			Gateways: map[svc.Name]*gwv1.Gateway{}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Grants: map[svc.Name]*gwv1.ReferenceGrant{},
 			Namespaces: map[string]map[string]string{}, Services: map[svc.Name]*gateway.Service{}, Secrets: map[svc.Name]gateway.Secret{},
 			Ingresses: map[svc.Name]*networkingv1.Ingress{}, Streams: map[gateway.StreamKey]*gateway.Stream{},
-			Sets: map[svc.Name]*gwv1.ListenerSet{},
+			Sets: map[svc.Name]*gwv1.ListenerSet{}, Calls: map[svc.Name]*gwv1.GRPCRoute{},
 		},
 	}
 }
@@ -75,6 +75,7 @@ type State struct {
 	Gateways map[svc.Name]*gwv1.Gateway
 	Fronts   map[svc.Name]*gateway.Front
 	Routes   map[svc.Name]*gwv1.HTTPRoute
+	Calls    map[svc.Name]*gwv1.GRPCRoute
 	Streams  map[gateway.StreamKey]*gateway.Stream
 	Sets     map[svc.Name]*gwv1.ListenerSet
 	// Orphans are the ListenerSets whose Gateway does not exist.
@@ -102,6 +103,7 @@ func (w *Watch) Update(ctx context.Context, running *sync.WaitGroup) *State {
 		return svc.NameOf(a).Compare(svc.NameOf(b))
 	})
 	s.Gateways, s.Fronts, s.Routes = maps.Clone(w.objects.Gateways), maps.Clone(w.fronts), maps.Clone(w.objects.Routes)
+	s.Calls = maps.Clone(w.objects.Calls)
 	s.Streams, s.Sets = maps.Clone(w.objects.Streams), maps.Clone(w.objects.Sets)
 	for _, set := range s.Sets {
 		if n := gateway.ParentOf(set); n != (svc.Name{}) && w.gateways[n] == nil {
@@ -177,21 +179,30 @@ func (w *Watch) build() {
 	w.dirtyAll, w.dirtyIngress = false, false
 }
 
-// setRoute takes a route over, nil if it has gone. The Gateways that it names, or has named before, are built again.
+// setRoute takes an HTTPRoute over, nil if it has gone.
 func (w *Watch) setRoute(n svc.Name, r *gwv1.HTTPRoute) {
-	have := w.objects.Routes[n]
-	for _, o := range []*gwv1.HTTPRoute{have, r} {
+	replace(w, w.objects.Routes, n, r, func(r *gwv1.HTTPRoute) []gwv1.ParentReference { return r.Spec.ParentRefs })
+}
+
+// setCall takes a GRPCRoute over, nil if it has gone.
+func (w *Watch) setCall(n svc.Name, r *gwv1.GRPCRoute) {
+	replace(w, w.objects.Calls, n, r, func(r *gwv1.GRPCRoute) []gwv1.ParentReference { return r.Spec.ParentRefs })
+}
+
+// replace takes a route over, nil if it has gone. The Gateways that it names, or has named before, are built again.
+func replace[T any, P interface {
+	*T
+	metav1.Object
+}](w *Watch, all map[svc.Name]*T, n svc.Name, r P, parents func(*T) []gwv1.ParentReference) {
+	have := P(all[n])
+	for _, o := range []P{have, r} {
 		if o != nil && !sameSpec(have, r) {
-			for _, g := range gateway.ParentsOf(w.objects.Sets, n.Namespace, o.Spec.ParentRefs) {
+			for _, g := range gateway.ParentsOf(w.objects.Sets, n.Namespace, parents(o)) {
 				w.dirty[g] = true
 			}
 		}
 	}
-	if r == nil {
-		delete(w.objects.Routes, n)
-		return
-	}
-	w.objects.Routes[n] = r
+	set(all, n, (*T)(r))
 }
 
 // sameSpec reports whether only the status or the metadata of an object has changed, which fronts do not depend on.

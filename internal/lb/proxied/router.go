@@ -55,7 +55,7 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 	}
 	w := rule.Pick(rand.Uint64())
 	if w == nil || !w.Valid {
-		return reply(http.StatusInternalServerError)
+		return reply(rule.Refusal())
 	}
 	to := o.targets[gateway.Target{Backend: w.Backend, Timeout: rule.Timeout}]
 	if to == nil {
@@ -74,7 +74,7 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 	for _, m := range []*gateway.Modifier{&rule.Filters.Request, &w.Filters.Request} {
 		r.Fields = modify(r.Fields, m)
 	}
-	out := Route{To: to}
+	out := Route{To: to, Mirrors: o.mirrors(rule, w)}
 	if !rule.Filters.Response.Empty() || !w.Filters.Response.Empty() || rule.CORS != nil {
 		out.Edit = func(answer *http1.Response) {
 			answer.Fields = modify(answer.Fields, &w.Filters.Response)
@@ -83,6 +83,18 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 				answer.Fields = modify(answer.Fields, &m)
 			}
 			answer.Fields = modify(answer.Fields, &rule.Filters.Response)
+		}
+	}
+	return out
+}
+
+// mirrors returns what gets copies of a request.
+func (o *router) mirrors(rule *gateway.Rule, w *gateway.Weighted) (out []*Config) {
+	for _, list := range [...][]gateway.Mirror{rule.Filters.Mirrors, w.Filters.Mirrors} {
+		for i := range list {
+			if m := o.targets[rule.Mirror(&list[i])]; m != nil && list[i].Takes(rand.Uint64()) {
+				out = append(out, m)
+			}
 		}
 	}
 	return out

@@ -24,6 +24,16 @@ type Request struct {
 // Reset prepares for another request.
 func (r *Request) Reset() { *r = Request{head: r.head}; r.reset() }
 
+// Clone returns a copy that shares no bytes with r. It asks for no other protocol, and has no body until Length is set.
+func (r *Request) Clone() *Request {
+	c := &Request{Method: bytes.Clone(r.Method), Target: bytes.Clone(r.Target), Host: bytes.Clone(r.Host), Trailers: r.Trailers}
+	c.Minor = r.Minor
+	for _, f := range r.Fields {
+		c.Fields = append(c.Fields, Field{bytes.Clone(f.Name), bytes.Clone(f.Value), f.Kind})
+	}
+	return c
+}
+
 // Parse reads the head of a request at the beginning of b, which is the same as at the last call and what came since.
 // It returns how many bytes it has, 0 if it is not whole yet. What it finds is part of b.
 func (r *Request) Parse(b []byte) (int, error) {

@@ -37,6 +37,8 @@ var (
 	retries     = prometheus.NewDesc("fairlead_lb_retries_total", "Further attempts for a request or a connection.", ofService, nil)
 	rejected    = prometheus.NewDesc("fairlead_lb_rejected_total", "Connections and requests that got no Pod, by the reason.",
 		slices.Concat(ofService, []string{"reason"}), nil)
+	mirrored = prometheus.NewDesc("fairlead_lb_mirrored_requests_total", "Copies of requests for mirrors, by what became of them.",
+		slices.Concat(ofService, []string{"result"}), nil)
 	endpoints = prometheus.NewDesc("fairlead_lb_endpoints", "Endpoints that get new clients (healthy), fail checks, or are ejected.",
 		slices.Concat(ofService, []string{"state"}), nil)
 	certificate = prometheus.NewDesc("fairlead_lb_certificate_days", "Days until a certificate ends; negative after that.",
@@ -57,8 +59,8 @@ type Collector struct {
 
 // Describe implements prometheus.Collector.
 func (c Collector) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{requests, duration, bytes, opened, connections, retries, rejected, endpoints, certificate, answers,
-		waited, inUse, failed, ejects} {
+	for _, d := range []*prometheus.Desc{requests, duration, bytes, opened, connections, retries, rejected, mirrored, endpoints, certificate,
+		answers, waited, inUse, failed, ejects} {
 		to <- d
 	}
 }
@@ -149,6 +151,11 @@ func (to sink) service(s *Service) {
 	for r := range rejections {
 		if n := s.rejected[r].Load(); n > 0 {
 			to.count(rejected, float64(n), with(of, r.String())...)
+		}
+	}
+	for m := range mirrorings {
+		if n := s.mirrored[m].Load(); n > 0 {
+			to.count(mirrored, float64(n), with(of, m.String())...)
 		}
 	}
 	if !s.http.Load() {

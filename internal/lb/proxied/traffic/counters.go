@@ -109,6 +109,20 @@ func classOf(status int) int {
 //nolint:gochecknoglobals // constant
 var buckets = [...]float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
 
+// Mirroring is what became of a copy of a request.
+type Mirroring int
+
+// What can become of one.
+const (
+	MirrorAnswered Mirroring = iota
+	MirrorFailed             // no whole answer in time
+	MirrorDropped            // too many, or a body that is too long
+	mirrorings
+)
+
+// String returns the value of the label.
+func (m Mirroring) String() string { return [mirrorings]string{"answered", "failed", "dropped"}[m] }
+
 // Service has the counters of a Service. Its methods are safe for concurrent use.
 type Service struct {
 	book *Book
@@ -121,6 +135,7 @@ type Service struct {
 
 	opened, received, sent, retries atomic.Uint64
 	rejected                        [rejections]atomic.Uint64
+	mirrored                        [mirrorings]atomic.Uint64
 
 	// What follows is guarded by the book's mu.
 
@@ -156,6 +171,9 @@ func (s *Service) Carried(received, sent int64) {
 
 // Retried counts a further attempt for a request or a connection.
 func (s *Service) Retried() { s.retries.Add(1) }
+
+// Mirrored counts a copy of a request.
+func (s *Service) Mirrored(m Mirroring) { s.mirrored[m].Add(1) }
 
 // Rejected counts what got no Pod.
 func (s *Service) Rejected(why Rejection) { s.rejected[why].Add(1) }

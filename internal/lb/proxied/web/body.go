@@ -222,6 +222,7 @@ type pump struct {
 	timeout  time.Duration
 	bytes    *atomic.Int64 // of the body
 	of       pumping
+	copied   *mirrored   // gets what is carried; nil if nothing does
 	ended    atomic.Bool // all of the body was read
 	// abandoned is set before the source is woken, which ends the pump.
 	abandoned atomic.Bool
@@ -246,6 +247,7 @@ func (p *pump) run(poll time.Duration) error {
 		}
 		if len(data) > 0 {
 			p.bytes.Add(int64(len(data)))
+			p.copied.add(data)
 			if err := p.to.add(data, last); err != nil {
 				return fmt.Errorf("%w: %w", errSink, err)
 			}
@@ -299,7 +301,7 @@ func (p *pump) finish() error {
 func (p *pump) splice() (bool, error) {
 	from, is := p.from.(*wireSource)
 	to, too := p.to.(*wireSink)
-	if !is || !too || to.to.tcp == nil || from.from.tcp == nil {
+	if !is || !too || to.to.tcp == nil || from.from.tcp == nil || p.copied.wants() {
 		return false, nil
 	}
 	left, ok := from.body.Sized()

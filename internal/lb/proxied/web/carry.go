@@ -69,6 +69,10 @@ func (x *exchange) carry() bool {
 	if x.to.Sticky.Cookies() {
 		x.cookies = cookies(x.req)
 	}
+	if len(route.Mirrors) > 0 {
+		x.copied = copyOf(x, route.Mirrors)
+		defer x.copied.drop()
+	}
 	err := x.try()
 	x.leave()
 	stream.PutBuffer(x.body)
@@ -79,8 +83,17 @@ func (x *exchange) carry() bool {
 // try has a Pod answer, and another one while no byte of the request was sent.
 func (x *exchange) try() (err error) {
 	whole := x.prepare()
-	simple := x.client.source().done() && len(whole) == 0 && x.req.Idempotent()
+	if x.client.source().done() {
+		x.copied.add(whole)
+		x.copied.send()
+	}
 	r := reaching{x: x, t: transportOf(x.to)}
+	return r.deliver(whole, x.client.source().done() && len(whole) == 0 && x.req.Idempotent())
+}
+
+// deliver has a Pod answer, and another one while no byte of the request was sent. simple reports whether it may be sent again.
+func (r *reaching) deliver(whole []byte, simple bool) (err error) {
+	x := r.x
 	defer r.end()
 	for {
 		b, m, err := r.reach()
@@ -204,16 +217,19 @@ func (x *exchange) beginUpload(b pod) {
 	up := &upload{exchange: x, done: make(chan struct{})}
 	x.upload = up
 	up.pump = pump{to: b, from: x.client.source(), trailers: x.req.Announced || x.second, timeout: x.limit(), bytes: &x.received, of: up}
+	up.copied = x.copied
 	up.err = panics.Err // if there is one
 	x.engine.host.Run(func() {
 		defer close(up.done)
 		defer x.engine.host.Panics().Recover(x.config.Service, closer(b.abort))
 		up.err = up.run(pollInterval)
 		switch {
+		case up.err == nil:
+			up.copied.send()
 		case errors.Is(up.err, http1.ErrMalformed):
 			x.conn.malformed.Store(true)
 			b.abort()
-		case up.err != nil && !errors.Is(up.err, errSink): // the Pod may have answered before it has closed
+		case !errors.Is(up.err, errSink): // the Pod may have answered before it has closed
 			b.abort()
 		}
 	})

@@ -60,6 +60,7 @@ type exchange struct {
 	config *proxied.Config // of the listener
 	to     *proxied.Config // has the Pods: see proxied.Route
 	edit   func(*http1.Response)
+	copied *mirrored // nil unless there are mirrors
 	client client
 	second bool // the client speaks HTTP/2
 	req    *http1.Request
@@ -101,7 +102,7 @@ type exchange struct {
 
 // begin prepares for a request by a configuration.
 func (x *exchange) begin(c *proxied.Config) {
-	x.config, x.to, x.edit, x.upgrades = c, c, nil, x.req.Upgrades
+	x.config, x.to, x.edit, x.copied, x.upgrades = c, c, nil, nil, x.req.Upgrades
 	x.key, x.began, x.asked, x.answered = "", time.Now(), time.Time{}, time.Time{}
 	x.pod, x.podStatus, x.status = netip.AddrPort{}, 0, 0
 	x.hasInterim, x.answering, x.unread, x.reusable, x.upload, x.over = false, false, false, false, nil, false

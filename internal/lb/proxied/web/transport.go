@@ -42,6 +42,7 @@ type transport struct {
 	service   svc.Name
 	upstreams upstreams // of HTTP/1.1
 	muxes     muxes     // of HTTP/2
+	mirrors   mirrorCount
 }
 
 // isHTTP1 reports whether Pods are spoken to by HTTP/1.1.

@@ -1,0 +1,150 @@
+package gateway
+
+import (
+	"cmp"
+	"fmt"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+)
+
+// call is what a match of a GRPCRoute asks of the path of a request, which is /SERVICE/METHOD. An empty text is for every one.
+type call struct {
+	service, method           string
+	serviceRegex, methodRegex *regexp.Regexp // instead of the texts
+}
+
+// splitCall returns the service and the method that a path names. ok is false if it names none.
+func splitCall(path string) (service, method string, ok bool) {
+	service, method, ok = strings.Cut(path[1:], "/")
+	return service, method, ok && service != "" && method != "" && !strings.Contains(method, "/")
+}
+
+// takes reports whether the regular expressions are for a service and a method.
+func (c *call) takes(service, method string) bool {
+	return (c.serviceRegex == nil || len(service) <= maxInput && c.serviceRegex.MatchString(service)) &&
+		(c.methodRegex == nil || len(method) <= maxInput && c.methodRegex.MatchString(method))
+}
+
+// callIndex finds the match of a call without a look at all matches of a host. The zero value has none.
+type callIndex struct {
+	exact   map[[2]string][]*match // by service and method, "" for every one
+	regexes []*match
+}
+
+// add adds a match. They come in the order of compareMatches.
+func (x *callIndex) add(m *match) {
+	if m.call.serviceRegex != nil || m.call.methodRegex != nil {
+		x.regexes = append(x.regexes, m)
+		slices.SortStableFunc(x.regexes, compareCalls)
+		return
+	}
+	if x.exact == nil {
+		x.exact = map[[2]string][]*match{}
+	}
+	key := [2]string{m.call.service, m.call.method}
+	x.exact[key] = append(x.exact[key], m)
+}
+
+// compareCalls orders matches of calls by the precedence of the specification: more characters of the service, then more of the
+// method; then as compareMatches does, of which matches of calls use the header fields, the age and the place. What counts of a regular
+// expression are its own characters.
+func compareCalls(a, b *match) int {
+	return cmp.Or(
+		cmp.Compare(len(b.call.service), len(a.call.service)),
+		cmp.Compare(len(b.call.method), len(a.call.method)),
+		compareMatches(a, b),
+	)
+}
+
+// find returns the match with the highest precedence that is for a request.
+func (x *callIndex) find(r *Request, path string) (best *match) {
+	service, method, ok := splitCall(path)
+	if !ok {
+		return nil
+	}
+	keep := func(m *match) {
+		if m != nil && (best == nil || compareCalls(m, best) < 0) {
+			best = m
+		}
+	}
+	if len(x.exact) > 0 {
+		for _, key := range [...][2]string{{service, method}, {service, ""}, {"", method}, {"", ""}} {
+			keep(first(x.exact[key], r, path))
+		}
+	}
+	for _, m := range x.regexes {
+		if m.call.takes(service, method) && m.takes(r, path) {
+			keep(m)
+			break // those behind it have less
+		}
+	}
+	return best
+}
+
+// calls returns the matches of a rule of a GRPCRoute.
+func (b *ruleCompiler) calls(rule *Rule, specs []gwv1.GRPCRouteMatch) (out []*match) {
+	if len(specs) == 0 {
+		return []*match{{Rule: rule, kind: callMatch, call: &call{}}}
+	}
+	for i := range specs {
+		m := &match{Rule: rule, kind: callMatch, order: i, call: &call{}}
+		spec, at := &specs[i], fmt.Sprintf(".matches[%d]", i)
+		for j, h := range spec.Headers {
+			regex := valueOf(h.Type, gwv1.GRPCHeaderMatchExact) == gwv1.GRPCHeaderMatchRegularExpression
+			b.value(&m.headers, strings.ToLower(string(h.Name)), h.Value, regex, fmt.Sprintf("%s.headers[%d]", at, j))
+		}
+		if b.call(m.call, spec.Method, at+".method") {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// call reads the method of a match. It reports false for one that takes no call: nothing tells which one it is for.
+func (b *ruleCompiler) call(c *call, spec *gwv1.GRPCMethodMatch, at string) bool {
+	if spec == nil {
+		return true
+	}
+	c.service, c.method = valueOf(spec.Service, ""), valueOf(spec.Method, "")
+	if c.service == "" && c.method == "" {
+		b.fail("%s: service and method are both missing", at)
+		return false
+	}
+	switch valueOf(spec.Type, gwv1.GRPCMethodMatchExact) {
+	case gwv1.GRPCMethodMatchExact:
+		for _, name := range []string{c.service, c.method} {
+			if canonical, ok := CanonicalPath("/" + name); name != "" && (!ok || canonical != "/"+name || strings.Contains(name, "/")) {
+				b.fail("%s: %.100q is no name of a service or of a method", at, name)
+				return false
+			}
+		}
+	case gwv1.GRPCMethodMatchRegularExpression:
+		if c.service != "" {
+			c.serviceRegex = b.regex(c.service, at+".service")
+		}
+		if c.method != "" {
+			c.methodRegex = b.regex(c.method, at+".method")
+		}
+		return (c.service == "" || c.serviceRegex != nil) && (c.method == "" || c.methodRegex != nil)
+	default:
+		b.fail("%s.type: want Exact or RegularExpression", at)
+		return false
+	}
+	return true
+}
+
+// refusal is the status of an answer for a backend that a rule has not: clients of gRPC read 503 as UNAVAILABLE, which the
+// specification asks for, and 404 as UNIMPLEMENTED (https://github.com/grpc/grpc/blob/master/doc/http-grpc-status-mapping.md).
+func refusal(kind gwv1.Kind) int {
+	if kind == KindGRPCRoute {
+		return http.StatusServiceUnavailable
+	}
+	return http.StatusInternalServerError
+}
+
+// Refusal returns the status of an answer if Pick finds no valid backend.
+func (r *Rule) Refusal() int { return refusal(gwv1.Kind(r.Route.Kind)) }

@@ -1,0 +1,199 @@
+package gateway
+
+import (
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// KindGRPCRoute is the kind of the routes of gRPC.
+const KindGRPCRoute gwv1.Kind = "GRPCRoute"
+
+// routeReasonHostnameConflict is why a route is not accepted beside an older one of the other kind. The specification asks for
+// the condition and names no reason.
+const routeReasonHostnameConflict gwv1.RouteConditionReason = "HostnameConflict"
+
+// requests is an HTTPRoute or a GRPCRoute: one of them is set.
+type requests struct {
+	http *gwv1.HTTPRoute
+	grpc *gwv1.GRPCRoute
+}
+
+func (r requests) object() metav1.Object {
+	if r.grpc != nil {
+		return r.grpc
+	}
+	return r.http
+}
+
+func (r requests) kind() gwv1.Kind {
+	if r.grpc != nil {
+		return KindGRPCRoute
+	}
+	return kindHTTPRoute
+}
+
+func (r requests) name() svc.Name { return svc.NameOf(r.object()) }
+
+// age is what decides between routes that are alike.
+func (r requests) age() RouteKey {
+	return RouteKey{Kind: string(r.kind()), Created: r.object().GetCreationTimestamp().Time, Name: r.name()}
+}
+
+func (r requests) parents() []gwv1.ParentReference {
+	if r.grpc != nil {
+		return r.grpc.Spec.ParentRefs
+	}
+	return r.http.Spec.ParentRefs
+}
+
+func (r requests) hostnames() []gwv1.Hostname {
+	if r.grpc != nil {
+		return r.grpc.Spec.Hostnames
+	}
+	return r.http.Spec.Hostnames
+}
+
+// protocol is the one of backends whose port names none.
+func (r requests) protocol() BackendProtocol {
+	if r.grpc != nil {
+		return H2C
+	}
+	return HTTP1
+}
+
+// sameSpec reports whether two are the same but for status and metadata.
+func (r requests) sameSpec(o requests) bool {
+	a, b := r.object(), o.object()
+	return a.GetUID() == b.GetUID() && a.GetGeneration() == b.GetGeneration()
+}
+
+func (r requests) grant() gwv1.ReferenceGrantFrom { return grantFrom(r.kind(), r.name().Namespace) }
+
+// services returns the Services that the rules name.
+func (r requests) services() (out []svc.Name) {
+	namespace := gwv1.Namespace(r.name().Namespace)
+	add := func(ref *gwv1.BackendObjectReference) {
+		out = append(out, svc.Name{Namespace: string(valueOf(ref.Namespace, namespace)), Name: string(ref.Name)})
+	}
+	mirrors := func(filters []gwv1.HTTPRouteFilter) {
+		for i := range filters {
+			if m := filters[i].RequestMirror; m != nil {
+				add(&m.BackendRef)
+			}
+		}
+	}
+	rules := r.rules()
+	for i := range rules {
+		mirrors(rules[i].Filters)
+		for j := range rules[i].BackendRefs {
+			add(&rules[i].BackendRefs[j].BackendObjectReference)
+			mirrors(rules[i].BackendRefs[j].Filters)
+		}
+	}
+	return out
+}
+
+// rules returns the rules, of a GRPCRoute without their matches: filters and backends have the same form, and the same fields.
+func (r requests) rules() []gwv1.HTTPRouteRule {
+	if r.grpc == nil {
+		return r.http.Spec.Rules
+	}
+	out := make([]gwv1.HTTPRouteRule, len(r.grpc.Spec.Rules))
+	for i := range out {
+		from := &r.grpc.Spec.Rules[i]
+		out[i] = gwv1.HTTPRouteRule{Name: from.Name, Filters: httpFilters(from.Filters), SessionPersistence: from.SessionPersistence}
+		for _, b := range from.BackendRefs {
+			out[i].BackendRefs = append(out[i].BackendRefs, gwv1.HTTPBackendRef{BackendRef: b.BackendRef, Filters: httpFilters(b.Filters)})
+		}
+	}
+	return out
+}
+
+func httpFilters(from []gwv1.GRPCRouteFilter) (out []gwv1.HTTPRouteFilter) {
+	for i := range from {
+		f := &from[i]
+		out = append(out, gwv1.HTTPRouteFilter{
+			Type: gwv1.HTTPRouteFilterType(f.Type), RequestHeaderModifier: f.RequestHeaderModifier,
+			ResponseHeaderModifier: f.ResponseHeaderModifier, RequestMirror: f.RequestMirror, ExtensionRef: f.ExtensionRef,
+		})
+	}
+	return out
+}
+
+// requests returns the HTTPRoutes and GRPCRoutes that name the Gateway: the older ones first, which decides if both kinds want
+// a hostname.
+func (f *Front) requests(o *Objects) (out []requests) {
+	for n, r := range o.Routes {
+		if f.isNamed(r.Spec.ParentRefs, n.Namespace) {
+			out = append(out, requests{http: r})
+		}
+	}
+	for n, r := range o.Calls {
+		if f.isNamed(r.Spec.ParentRefs, n.Namespace) {
+			out = append(out, requests{grpc: r})
+		}
+	}
+	slices.SortFunc(out, func(a, b requests) int { return a.age().compare(b.age()) })
+	return out
+}
+
+// patterns are patterns of hosts, to find out whether others have hosts in common with them.
+type patterns struct {
+	all map[string]bool
+	// below has what follows each dot of a pattern, with the dot.
+	below map[string]bool
+}
+
+func (p *patterns) add(pattern string) {
+	p.all[pattern] = true
+	for at := range pattern {
+		if pattern[at] == '.' {
+			p.below[pattern[at:]] = true
+		}
+	}
+}
+
+// meets reports whether a pattern has hosts in common with one of them.
+func (p *patterns) meets(pattern string) bool {
+	switch {
+	case len(p.all) == 0:
+		return false
+	case pattern == "" || p.all[""] || p.all[pattern]:
+		return true
+	}
+	rest, wild := strings.CutPrefix(pattern, "*")
+	if wild && p.below[rest] {
+		return true
+	}
+	for at := range rest {
+		if rest[at] == '.' && at+len(pattern)-len(rest) > 0 && p.all["*"+rest[at:]] {
+			return true
+		}
+	}
+	return false
+}
+
+// take notes that a route of a kind has a host of the listener.
+func (l *listener) take(kind gwv1.Kind, host string) {
+	p := l.taken[kind]
+	if p == nil {
+		p = &patterns{map[string]bool{}, map[string]bool{}}
+		l.taken[kind] = p
+	}
+	p.add(host)
+}
+
+// isTaken reports whether a route of the other kind, of HTTPRoute and GRPCRoute, has a host of the listener.
+func (l *listener) isTaken(kind gwv1.Kind, host string) bool {
+	for other, p := range l.taken {
+		if other != kind && p.meets(host) {
+			return true
+		}
+	}
+	return false
+}
