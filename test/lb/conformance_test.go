@@ -53,8 +53,7 @@ func TestKnownFailuresAreInTheDocument(t *testing.T) {
 	}
 }
 
-// All but the known ones of the conformance tests of the Gateway API pass on a server and an agent as users start them. The backends
-// are the published echo-basic, run as processes by --image-map; the tests stand on a machine outside of the cluster.
+// All conformance tests of the Gateway API but the known failures pass, on a server and an agent as users start them. The backends are the published echo-basic, run as processes by --image-map; the tests stand on a machine outside of the cluster.
 func TestGatewayConformance(t *testing.T) {
 	if *conformanceProfiles == "" {
 		t.Skip("make conformance runs these tests, which take many minutes")
@@ -72,7 +71,7 @@ func TestGatewayConformance(t *testing.T) {
 	kubeconfig := c.server.KubeconfigAt(t, c.host.Addr4())
 	args := []string{
 		"-test.v", "-test.timeout", "40m", "--gateway-class", gateway.ClassName,
-		"--namespace-labels", "pod-security.kubernetes.io/enforce=privileged", "--cleanup-base-resources=false",
+		"--namespace-labels", "pod-security.kubernetes.io/enforce=privileged",
 		"--usable-address", usableAddress, "--unusable-address", unusableAddress, "--conformance-profiles", *conformanceProfiles,
 		"--organization", "fairlead", "--project", "fairlead", "--url", "https://github.com/fairlead/fairlead",
 		"--version", *conformanceVersion, "--contact", "https://github.com/fairlead/fairlead/issues",
@@ -86,6 +85,13 @@ func TestGatewayConformance(t *testing.T) {
 	cmd := runner.Command(context.Background(), suite, args...)
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), "KUBECONFIG="+kubeconfig)
 	c.judge(cmd)
+	testbed.Until(c, "the Pods of the tests to end", func() error {
+		pods, err := c.client.CoreV1().Pods("").List(c.Context(), metav1.ListOptions{})
+		if err == nil && len(pods.Items) > 0 {
+			err = fmt.Errorf("%d are left, %s first", len(pods.Items), pods.Items[0].Name)
+		}
+		return err
+	})
 }
 
 // Addresses for a Gateway: one of the pool, and one of no pool.
