@@ -360,7 +360,9 @@ func (f *forwarder) try(ctx context.Context, u *upstream, a ask) (*entry, error)
 			f.metrics.malformed.Add(1)
 		}
 		if ctx.Err() == nil || time.Since(start) >= f.timeout {
-			u.fails.Add(1)
+			if u.fails.Add(1) == maxFails {
+				f.log.Warn("upstream does not answer; it is asked last until it does", "upstream", u.name, "err", err)
+			}
 			u.stats.failures.Add(1)
 		}
 		return nil, err

@@ -3,6 +3,7 @@ package dns
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"strings"
 	"sync"
@@ -109,7 +110,10 @@ func TestDeadUpstreamIsLeftOut(t *testing.T) {
 		}
 	})
 	second := startUpstream(t, answerWith("@ 0 IN A 192.0.2.2"))
-	s := start(t, Options{Upstream: upstreams(first, second), Sequential: true, Timeout: 200 * time.Millisecond})
+	var log lines
+	s := start(t, Options{
+		Upstream: upstreams(first, second), Sequential: true, Timeout: 200 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+	})
 	for i := range 5 {
 		if got := firstA(exchange(t, s, "udp", question(fmt.Sprintf("n%d.example.com.", i), mdns.TypeA))); got != "192.0.2.2" {
 			t.Fatalf("answered %s", got)
@@ -120,8 +124,11 @@ func TestDeadUpstreamIsLeftOut(t *testing.T) {
 		t.Error("the silent upstream counts as healthy")
 	}
 	if c := s.UpstreamsCondition(); c.Status != corev1.ConditionFalse || c.Reason != "SomeDead" ||
-		c.Message != "1 of 2 upstreams of DNS do not answer, or lead back here: "+u.name {
+		!strings.HasPrefix(c.Message, "1 of 2 upstreams of DNS do not answer, or lead back here: "+u.name+": look at") {
 		t.Errorf("condition %+v", c)
+	}
+	if text := log.all(); strings.Count(text, "upstream does not answer") != 1 || !strings.Contains(text, u.name) {
+		t.Errorf("want one line that names the upstream, logged:\n%s", text)
 	}
 	silent.Store(false)
 	eventually(t, "the first upstream is asked again", func() bool {

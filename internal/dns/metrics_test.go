@@ -194,6 +194,13 @@ func (l *lines) Write(p []byte) (int, error) {
 	return l.text.Write(p)
 }
 
+// all is everything that was logged.
+func (l *lines) all() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
 // queries are the log lines of questions, without their time.
 func (l *lines) queries(t *testing.T) []string {
 	t.Helper()

@@ -71,6 +71,9 @@ func (s *Server) UpstreamsCondition() corev1.NodeCondition {
 		c.Reason = "AllDead"
 		c.Message += "; names outside of the cluster are not resolved"
 	}
+	if len(dead) > 0 {
+		c.Message += ": look at these servers and the way there, or name others with --upstream"
+	}
 	return c
 }
 

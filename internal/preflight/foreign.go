@@ -1,7 +1,10 @@
 package preflight
 
 import (
+	"context"
+	"errors"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"strings"
 
@@ -22,8 +25,17 @@ const (
 	maxSteps = 100_000
 )
 
-// foreign returns the rules of other programs that drop or reject packets to and from the ranges.
-func foreign(ranges []netip.Prefix) ([]nftables.Decoded, error) {
+// Packets are what a node has to let pass.
+type Packets struct {
+	// Ranges are the ranges of Services and Pods, Pods only the latter.
+	Ranges, Pods []netip.Prefix
+	// DNSPort is where the node's DNS server listens, 0 if that is not known.
+	DNSPort uint16
+}
+
+// foreign returns what other programs do to lose such packets, in words. The error wraps exec.ErrNotFound if there are rules of
+// iptables-legacy and no program to read them; what else is lost is returned also then.
+func foreign(ctx context.Context, p Packets) ([]string, error) {
 	c, err := nftables.Dial()
 	if err != nil {
 		return nil, err
@@ -33,31 +45,43 @@ func foreign(ranges []netip.Prefix) ([]nftables.Decoded, error) {
 	if err != nil {
 		return nil, err
 	}
-	return losses(all, ranges), nil
+	err = addLegacy(ctx, all)
+	if err != nil && !errors.Is(err, exec.ErrNotFound) {
+		return nil, err
+	}
+	return losses(all, p), err
 }
 
 // losses returns the rules that drop or reject packets of Pods and Services: rules for addresses of the ranges, at every place that
-// such packets pass, and rules for all packets that the machine forwards, unless an earlier rule of their base chain may accept them.
-// A rule with a condition that is not understood is left out, as programs for network policies have them.
-func losses(all *nftables.Ruleset, ranges []netip.Prefix) []nftables.Decoded {
-	w := walk{all: all, ranges: ranges, steps: maxSteps}
+// such packets pass, unless an earlier rule of their base chain may accept them; and what drops all packets of a path. A rule with a
+// condition that is not understood is left out, as programs for network policies have them.
+func losses(all *nftables.Ruleset, p Packets) (out []string) {
+	w := walk{all: all, ranges: p.Ranges, steps: maxSteps}
 	for _, hook := range []uint32{nftables.Prerouting, nftables.Forward, nftables.Output, nftables.Postrouting} {
-		w.forward = hook == nftables.Forward
 		for _, base := range all.Base[hook] {
-			w.accepts, w.unsure = nil, false
+			w.accepts = nil
 			w.chain(base, nftables.Decoded{}, 0)
 		}
 	}
-	return w.found
+	for i := range w.found {
+		out = append(out, w.found[i].String())
+	}
+	for _, path := range p.paths() {
+		w.steps = maxSteps
+		for _, base := range all.Base[path.hook] {
+			if why := w.loses(base, &path); why != "" && !slices.Contains(out, why) {
+				out = append(out, why)
+			}
+		}
+	}
+	return out
 }
 
 // walk goes through the rules of base chains in the order in which packets meet them.
 type walk struct {
 	all     *nftables.Ruleset
 	ranges  []netip.Prefix
-	forward bool // the base chain is one of forwarded packets
 	accepts []nftables.Decoded
-	unsure  bool // an earlier rule may accept some packets
 	steps   int
 	found   []nftables.Decoded
 }
@@ -74,20 +98,16 @@ func (w *walk) chain(at nftables.BaseChain, by nftables.Decoded, depth int) {
 		}
 		switch r.Verdict {
 		case nftables.Jumps:
-			if known(r.Target) {
-				w.unsure = true
-				continue
+			if !known(r.Target) {
+				w.chain(nftables.BaseChain{Table: at.Table, Name: r.Target}, both, depth+1)
 			}
-			w.chain(nftables.BaseChain{Table: at.Table, Name: r.Target}, both, depth+1)
-		case nftables.Returns:
-			w.unsure = true
 		case nftables.Accepts:
-			w.unsure = true
-			if !both.Opaque && len(both.Narrow) == 0 {
+			if !both.Opaque && len(both.Conditions) == 0 {
 				w.accepts = append(w.accepts, both)
 			}
 		case nftables.Drops, nftables.Rejects:
-			if w.loses(&both) && !slices.ContainsFunc(w.found, func(f nftables.Decoded) bool { return f.Chain == r.Chain && f.Handle == r.Handle }) {
+			same := func(f nftables.Decoded) bool { return f.Chain == r.Chain && f.Handle == r.Handle }
+			if w.concerns(&both) && !slices.ContainsFunc(w.found, same) {
 				w.found = append(w.found, both)
 			}
 		}
@@ -100,13 +120,13 @@ func known(chain string) bool {
 	return strings.HasPrefix(chain, "FAIRLEAD") || strings.HasPrefix(chain, "KUBE-")
 }
 
-// loses reports whether a rule loses packets of Pods or Services.
-func (w *walk) loses(r *nftables.Decoded) bool {
-	if r.Opaque {
-		return false
+// concerns reports whether a rule that drops is for packets of Pods or Services.
+func (w *walk) concerns(r *nftables.Decoded) bool {
+	rare := func(c nftables.Condition) bool {
+		return c.Field == nftables.State && c.Mask&newOrEstablished == 0 || c.Field == nftables.Status
 	}
-	if !r.Source.IsValid() && !r.Destination.IsValid() {
-		return w.forward && len(r.Narrow) == 0 && !w.unsure
+	if r.Opaque || slices.ContainsFunc(r.Conditions, rare) {
+		return false
 	}
 	ours := func(p netip.Prefix) bool {
 		return p.IsValid() && p.Bits() > 0 && slices.ContainsFunc(w.ranges, p.Overlaps)
@@ -114,8 +134,14 @@ func (w *walk) loses(r *nftables.Decoded) bool {
 	accepted := func(a nftables.Decoded) bool {
 		return covers(a.Source, r.Source) && covers(a.Destination, r.Destination)
 	}
+	if ours(r.Source) && r.Destination.Bits() > 0 && !ours(r.Destination) { // what Pods may not reach outside is a decision
+		return false
+	}
 	return (ours(r.Source) || ours(r.Destination)) && !slices.ContainsFunc(w.accepts, accepted)
 }
+
+// newOrEstablished are the states of connections that carry data.
+const newOrEstablished = nftables.StateNew | 2
 
 // covers reports whether all addresses of p are of a; invalid stands for all addresses.
 func covers(a, p netip.Prefix) bool {
@@ -125,7 +151,7 @@ func covers(a, p netip.Prefix) bool {
 // meet returns the rule r for the packets that a jump of by leads to it, and false if there are none.
 func meet(r, by nftables.Decoded) (nftables.Decoded, bool) {
 	out := r
-	out.Narrow, out.Opaque = slices.Concat(by.Narrow, r.Narrow), by.Opaque || r.Opaque
+	out.Conditions, out.Opaque = slices.Concat(by.Conditions, r.Conditions), by.Opaque || r.Opaque
 	smaller := func(a, b netip.Prefix) (netip.Prefix, bool) {
 		switch {
 		case !a.IsValid():

@@ -1,8 +1,11 @@
 package preflight
 
 import (
+	"context"
+	"errors"
 	"fmt"
-	"net/netip"
+	"os/exec"
+	"strings"
 
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 )
@@ -30,44 +33,58 @@ func dropping() (all, empty []nftables.BaseChain, err error) {
 	return all, empty, nil
 }
 
-// DropsForwarded returns why the machine drops packets to and from Pods and Services, whose ranges are given: a policy that drops
-// everything, or a rule of another program. The reason is one word, "" if nothing is known to drop them.
-func DropsForwarded(ranges []netip.Prefix) (reason, message string, err error) {
+// DropsForwarded returns why the machine drops packets to and from Pods and Services: a policy that drops everything, or a rule of
+// another program. The reason is one word, "" if nothing is known to drop them.
+func DropsForwarded(ctx context.Context, p Packets) (reason, message string, err error) {
 	_, empty, err := dropping()
 	if err != nil {
 		return "", "", err
 	}
 	if len(empty) == 0 {
-		lost, err := foreign(ranges)
-		if err != nil || len(lost) == 0 {
-			return "", "", err
+		lost, err := foreign(ctx, p)
+		if len(lost) > 0 {
+			return "RuleDrop", lostText(lost), nil
 		}
-		return "RuleDrop", lostText(lost), nil
+		if errors.Is(err, exec.ErrNotFound) { // 'fairlead check' warns of it
+			err = nil
+		}
+		return "", "", err
 	}
 	return "PolicyDrop", fmt.Sprintf("%s has the policy drop and no rules, so the machine forwards no packets: "+
 		"accept the ranges of Pods there, or set "+
 		"the policy accept (iptables -P FORWARD ACCEPT)", empty[0]), nil
 }
 
-const remedyOfRules = "remove it, or accept the ranges of Pods and Services before it (nft -a list ruleset)"
+// remedyOf says how to find what loses packets, and what to do.
+func remedyOf(lost string) string {
+	list := "nft -a list ruleset"
+	if strings.Contains(lost, legacyMark) {
+		list = "iptables-legacy -L -v --line-numbers"
+	}
+	return "remove it, or accept the ranges of Pods and Services before it (" + list + ")"
+}
 
-// lostText names the first rule, and how many more there are.
-func lostText(lost []nftables.Decoded) string {
-	text := lost[0].String()
+// lostText names the first loss, and how many more there are.
+func lostText(lost []string) string {
+	text := lost[0]
 	if more := len(lost) - 1; more > 0 {
 		text += fmt.Sprintf(", and %d more rules drop such packets", more)
 	}
-	return text + ": " + remedyOfRules
+	return text + ": " + remedyOf(lost[0])
 }
 
 // rules looks for rules of other programs that drop packets of Pods and Services.
-func (m Machine) rules() (out []Finding) {
-	lost, err := foreign(m.Ranges)
-	if err != nil {
+func (m Machine) rules(ctx context.Context) (out []Finding) {
+	lost, err := foreign(ctx, Packets{Ranges: m.Ranges, Pods: m.Pods, DNSPort: m.DNSPort})
+	switch {
+	case errors.Is(err, exec.ErrNotFound):
+		out = append(out, Finding{"forwarding", Warning, "there are rules of iptables-legacy, and no program to read them: " + oneLine(err),
+			"install iptables-legacy, or look whether these rules drop packets of Pods"})
+	case err != nil:
 		return []Finding{{"forwarding", Warning, "cannot look for rules that drop packets: " + oneLine(err), "look at 'nft list ruleset'"}}
 	}
-	for i := range lost[:min(len(lost), maxFindings)] {
-		out = append(out, Finding{"forwarding", Warning, lost[i].String(), remedyOfRules})
+	for _, text := range lost[:min(len(lost), maxFindings)] {
+		out = append(out, Finding{"forwarding", Warning, text, remedyOf(text)})
 	}
 	return out
 }

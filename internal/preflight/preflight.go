@@ -75,6 +75,9 @@ type Machine struct {
 	Ports    []Port
 	// Ranges are the ranges of Services and Pods.
 	Ranges []netip.Prefix
+	// Pods are the ranges of Pods, DNSPort is where the node answers DNS.
+	Pods    []netip.Prefix
+	DNSPort uint16
 	// Encryption is what --encrypt needs, nil without.
 	Encryption *Encryption
 	// Agent is the name of the node whose agent runs here and has the ports, "" if none does.
@@ -90,7 +93,7 @@ type Encryption struct {
 
 // Check looks at all of it, in the network namespace of the calling thread.
 func (m Machine) Check(ctx context.Context) []Finding {
-	return slices.Concat(m.modes(ctx), m.features(), m.ports(), m.forwarding(), policies(), m.rules(), firewalls(ctx),
+	return slices.Concat(m.modes(ctx), m.features(), m.ports(), m.forwarding(), policies(), m.rules(ctx), firewalls(ctx),
 		clocks(), m.addresses(), groups(),
 		m.disk(), m.encryption())
 }

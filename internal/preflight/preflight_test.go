@@ -258,13 +258,13 @@ func TestPoliciesThatDrop(t *testing.T) {
 		sh(t, "iptables-nft -P FORWARD DROP")
 		found := policies()
 		has(t, found, "forwarding", Error, "chain FORWARD of table ip filter has the policy drop and no rules")
-		reason, why, err := DropsForwarded(nil)
+		reason, why, err := DropsForwarded(t.Context(), Packets{})
 		if err != nil || reason != "PolicyDrop" || !strings.Contains(why, "chain FORWARD of table ip filter") {
 			t.Errorf("%s %q, %v", reason, why, err)
 		}
 		sh(t, "iptables-nft -A FORWARD -d 10.244.0.0/16 -j ACCEPT")
 		has(t, policies(), "forwarding", Warning, "chain FORWARD of table ip filter drops forwarded packets that none")
-		if reason, why, err := DropsForwarded(nil); err != nil || reason != "" {
+		if reason, why, err := DropsForwarded(t.Context(), Packets{}); err != nil || reason != "" {
 			t.Errorf("with a rule: %q, %v", why, err)
 		}
 		m := Machine{Root: os.DirFS("/"), Agent: "n1", Ports: []Port{{"tcp", netip.MustParseAddrPort("127.0.0.1:1"), "--x"}}}

@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"log/slog"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -37,7 +36,7 @@ const (
 type forwarded struct {
 	log *slog.Logger
 	// look returns what drops packets of Pods and Services, as preflight.DropsForwarded.
-	look func() (reason, message string, err error)
+	look func(ctx context.Context) (reason, message string, err error)
 	// moved is set after the kernel reported a change, changed when condition differs.
 	moved, changed loop.Signal
 
@@ -50,9 +49,9 @@ type forwarded struct {
 	last corev1.NodeCondition
 }
 
-// newForwarded watches the packets of Pods and Services, whose ranges are given.
-func newForwarded(log *slog.Logger, ranges []netip.Prefix) *forwarded {
-	look := func() (string, string, error) { return preflight.DropsForwarded(ranges) }
+// newForwarded watches such packets.
+func newForwarded(log *slog.Logger, packets preflight.Packets) *forwarded {
+	look := func(ctx context.Context) (string, string, error) { return preflight.DropsForwarded(ctx, packets) }
 	first := corev1.NodeCondition{
 		Type: svc.PacketsForwarded, Status: corev1.ConditionUnknown, Reason: "Unknown", Message: "the node has not looked yet",
 	}
@@ -72,7 +71,7 @@ func (f *forwarded) run(ctx context.Context) error {
 		defer stop()
 	}
 	for {
-		f.refresh()
+		f.refresh(ctx)
 		began := time.Now()
 		select {
 		case <-ctx.Done():
@@ -109,9 +108,9 @@ func watchPolicies(changed func()) (stop func(), err error) {
 }
 
 // refresh looks now, and sets changed if the condition is another one. The look may take seconds, in which condition answers.
-func (f *forwarded) refresh() {
+func (f *forwarded) refresh(ctx context.Context) {
 	began := time.Now()
-	next := f.now()
+	next := f.now(ctx)
 	f.looked = true
 	f.mu.Lock()
 	before := f.last
@@ -134,11 +133,11 @@ func (f *forwarded) condition() corev1.NodeCondition {
 }
 
 // now looks, and repairs what it may.
-func (f *forwarded) now() corev1.NodeCondition {
+func (f *forwarded) now(ctx context.Context) corev1.NodeCondition {
 	c := corev1.NodeCondition{
 		Type: svc.PacketsForwarded, Status: corev1.ConditionTrue, Reason: "Forwarded", Message: "the machine forwards packets of Pods",
 	}
-	reason, drops, err := f.look()
+	reason, drops, err := f.look(ctx)
 	switch {
 	case !f.repaired():
 		c.Status, c.Reason, c.Message = corev1.ConditionFalse, "ForwardingOff",

@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/preflight"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
@@ -30,9 +31,10 @@ func TestForwarded(t *testing.T) {
 			}
 		}
 		var log bytes.Buffer
-		f := newForwarded(slog.New(slog.NewTextHandler(&log, nil)), []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")})
+		packets := preflight.Packets{Ranges: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}}
+		f := newForwarded(slog.New(slog.NewTextHandler(&log, nil)), packets)
 		again := func() corev1.NodeCondition {
-			f.refresh()
+			f.refresh(t.Context())
 			return f.condition()
 		}
 		if c := again(); c.Status != corev1.ConditionTrue || !link.Forwards() {
@@ -64,9 +66,9 @@ func TestForwarded(t *testing.T) {
 // The heartbeat asks for the condition before it renews the Lease: it waits for no look.
 func TestForwardedDoesNotHoldTheHeartbeat(t *testing.T) {
 	h := testbed.NewNetwork(t).Outside("host")
-	f := newForwarded(slog.New(slog.DiscardHandler), nil)
+	f := newForwarded(slog.New(slog.DiscardHandler), preflight.Packets{})
 	looks, found := make(chan struct{}), make(chan string)
-	f.look = func() (string, string, error) {
+	f.look = func(context.Context) (string, string, error) {
 		looks <- struct{}{}
 		return "RuleDrop", <-found, nil
 	}
@@ -78,7 +80,7 @@ func TestForwardedDoesNotHoldTheHeartbeat(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			h.Do(f.refresh)
+			h.Do(func() { f.refresh(t.Context()) })
 		}()
 		<-looks
 		asked := make(chan corev1.NodeCondition, 1)
@@ -107,7 +109,7 @@ func TestForwardedDoesNotHoldTheHeartbeat(t *testing.T) {
 // What another program changes is repaired, or named, within a second.
 func TestForwardedIsWatched(t *testing.T) {
 	h := testbed.NewNetwork(t).Outside("host")
-	f := newForwarded(slog.New(slog.DiscardHandler), nil)
+	f := newForwarded(slog.New(slog.DiscardHandler), preflight.Packets{})
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {

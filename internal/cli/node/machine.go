@@ -16,7 +16,7 @@ import (
 // Machine returns what preflight checks for a node with these flags. Before the first start that includes the
 // modes and the ports, which a start checks by itself.
 func (f *Flags) Machine(stateDir string, first bool) preflight.Machine {
-	m := preflight.Machine{Root: os.DirFS("/"), StateDir: stateDir}
+	m := preflight.Machine{Root: os.DirFS("/"), StateDir: stateDir, Pods: f.Networks.PodCIDRs, DNSPort: f.DNS.port}
 	for _, r := range [][]netip.Prefix{f.Networks.ServiceCIDRs, f.Networks.PodCIDRs} {
 		m.Ranges = append(m.Ranges, r...)
 	}

@@ -12,7 +12,9 @@ import (
 type reader struct {
 	table func(name string) // may be nil
 	chain func(name string)
-	rule  func(chain, line string)
+	// policy receives the policy of each chain, - for a program's own one; it may be nil.
+	policy func(name, policy string)
+	rule   func(chain, line string)
 	// unread receives the program's error for a table that it cannot read; nil
 	// makes that an error.
 	unread func(line string)
@@ -46,12 +48,16 @@ func (r *reader) read(in *bufio.Reader) error {
 			}
 			r.unread(line)
 		case line[0] == ':':
-			name, _, ok := strings.Cut(line[1:], " ")
+			name, rest, ok := strings.Cut(line[1:], " ")
 			if !ok || name == "" {
 				return fmt.Errorf("line %.80q names no chain", line)
 			}
 			if r.chain != nil {
 				r.chain(name)
+			}
+			if r.policy != nil {
+				policy, _, _ := strings.Cut(rest, " ")
+				r.policy(name, policy)
 			}
 		case strings.HasPrefix(line, "-A "):
 			name, _, _ := strings.Cut(line[3:], " ")

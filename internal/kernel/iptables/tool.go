@@ -214,6 +214,16 @@ func (t *Tool) Tables(ctx context.Context, chain func(name string), rule func(ch
 	return t.run(ctx, t.save, nil, nil, &reader{chain: chain, rule: rule, unread: func(string) {}})
 }
 
+// SavePolicies is SaveAll with the policy of each chain, - for a chain that a program made.
+func (t *Tool) SavePolicies(ctx context.Context, chain func(table, name, policy string), rule func(table, chain, line string)) error {
+	var now string
+	return t.run(ctx, t.save, nil, nil, &reader{
+		table:  func(name string) { now = name },
+		policy: func(name, policy string) { chain(now, name, policy) },
+		rule:   func(name, line string) { rule(now, name, line) },
+	})
+}
+
 func (t *Tool) run(ctx context.Context, program, args []string, input []byte, out *reader) error {
 	ctx, cancel := context.WithTimeout(ctx, runTimeout)
 	defer cancel()

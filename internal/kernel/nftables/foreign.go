@@ -1,9 +1,12 @@
 package nftables
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math/bits"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -23,6 +26,8 @@ const (
 	Rejects Verdict = "rejects"
 	Jumps   Verdict = "jumps"
 	Returns Verdict = "returns"
+	// Other is one that is not understood, such as to queue for a program.
+	Other Verdict = "other"
 )
 
 // Decoded is a rule of any program, as far as it is understood.
@@ -31,62 +36,120 @@ type Decoded struct {
 	Handle uint64
 	// Source and Destination are the addresses that the rule is for, invalid for all.
 	Source, Destination netip.Prefix
-	// Narrow are conditions on ports, protocols, devices and states that some packets of a new connection meet, for people.
-	Narrow []string
+	// Family is that of the packets, 0 for both.
+	Family Family
+	// Conditions are others that are understood; a packet has to meet them all.
+	Conditions []Condition
 	// Opaque is set if the rule has any other condition: which packets meet it is not known.
 	Opaque  bool
 	Verdict Verdict
-	Target  string // the chain, if the rule jumps there
+	// Target is the chain, if the rule jumps there. Goto is set if packets do not come back from it.
+	Target string
+	Goto   bool
+}
+
+// Field is what a Condition is about.
+type Field string
+
+// The fields of Conditions.
+const (
+	Protocol   Field = "protocol"
+	SourcePort Field = "sport"
+	Port       Field = "dport"
+	InDevice   Field = "iifname"
+	OutDevice  Field = "oifname"
+	State      Field = "ct state"
+	Status     Field = "ct status"
+)
+
+// Protocols are the numbers of protocols by the names that iptables has for them.
+func Protocols() map[string]uint8 {
+	return map[string]uint8{
+		"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP, "icmp": unix.IPPROTO_ICMP, "ipv6-icmp": unix.IPPROTO_ICMPV6,
+	}
+}
+
+// StateNew is the bit of new connections in the mask of a Condition of State (NF_CT_STATE_BIT of the kernel).
+const StateNew = 8
+
+// Condition is one on a field of a packet. Of its values the ones of the field count; none are known if all are empty.
+type Condition struct {
+	Field Field
+	// Text is for people, such as "dport 80".
+	Text     string
+	Protocol uint8
+	// Ports has the first and the last port of each range.
+	Ports [][2]uint16
+	// Devices are names; a * at the end stands for any rest.
+	Devices []string
+	Mask    uint32
 }
 
 // Ruleset is what the programs of the machine have in nf_tables, for the families IPv4, IPv6 and Inet.
 type Ruleset struct {
 	// Base are the base chains at a place of packets, by Hook.Number.
 	Base map[uint32][]BaseChain
-	// Rules are the rules of each chain, in their order.
+	// Dropping has the base chains whose policy is to drop.
+	Dropping map[BaseChain]bool
+	// Rules are the rules of each chain, in their order. A rule for several addresses of a set, or with several verdicts, is here once
+	// for each.
 	Rules map[BaseChain][]Decoded
 }
 
 // Ruleset reads the rules of all tables, except where skip returns true. At most limit rules are kept.
 func (c *Conn) Ruleset(limit int, skip func(table string) bool) (*Ruleset, error) {
-	out := &Ruleset{Base: map[uint32][]BaseChain{}, Rules: map[BaseChain][]Decoded{}}
+	out := &Ruleset{Base: map[uint32][]BaseChain{}, Dropping: map[BaseChain]bool{}, Rules: map[BaseChain][]Decoded{}}
 	for _, f := range []Family{IPv4, IPv6, Inet} {
-		var chains map[uint32][]BaseChain
-		err := c.dump(unix.NFT_MSG_GETCHAIN, Table{Family: f}, func() { chains = map[uint32][]BaseChain{} }, func(*netlink.Encoder) {},
-			func(body []byte) {
-				table := Table{f, netlink.CString(netlink.Attr(body, unix.NFTA_CHAIN_TABLE))}
-				at := BaseChain{table, netlink.CString(netlink.Attr(body, unix.NFTA_CHAIN_NAME))}
-				if h := netlink.Attr(body, unix.NFTA_CHAIN_HOOK); h != nil && !skip(at.Table.Name) {
-					number := uint32At(netlink.Attr(h, unix.NFTA_HOOK_HOOKNUM))
-					chains[number] = append(chains[number], at)
-				}
-			})
-		if err != nil {
+		if err := c.baseChains(f, skip, out); err != nil {
 			return nil, err
 		}
-		for number, some := range chains {
-			out.Base[number] = append(out.Base[number], some...)
-		}
-		var rules []Decoded
-		err = c.dump(unix.NFT_MSG_GETRULE, Table{Family: f}, func() { rules = nil }, func(*netlink.Encoder) {}, func(body []byte) {
-			table := netlink.CString(netlink.Attr(body, unix.NFTA_RULE_TABLE))
-			if len(rules) < limit && !skip(table) {
-				rules = append(rules, decode(Table{f, table}, body))
+		var rules [][]byte
+		err := c.dump(unix.NFT_MSG_GETRULE, Table{Family: f}, func() { rules = nil }, func(*netlink.Encoder) {}, func(body []byte) {
+			if len(rules) < limit && !skip(netlink.CString(netlink.Attr(body, unix.NFTA_RULE_TABLE))) {
+				rules = append(rules, bytes.Clone(body))
 			}
 		})
 		if err != nil {
 			return nil, err
 		}
-		for _, r := range rules {
-			out.Rules[r.Chain] = append(out.Rules[r.Chain], r)
+		sets := setReader{conn: c, known: map[setName][]element{}, left: maxElements}
+		for _, body := range rules {
+			t := Table{f, netlink.CString(netlink.Attr(body, unix.NFTA_RULE_TABLE))}
+			for _, r := range decode(t, body, &sets) {
+				out.Rules[r.Chain] = append(out.Rules[r.Chain], r)
+			}
+		}
+		if sets.err != nil {
+			return nil, sets.err
 		}
 		limit -= len(rules)
 	}
 	return out, nil
 }
 
-func decode(t Table, rule []byte) Decoded {
-	d := decoder{loaded: map[uint32]loaded{}}
+// baseChains adds those of a family to out.
+func (c *Conn) baseChains(f Family, skip func(table string) bool, out *Ruleset) error {
+	var chains map[uint32][]BaseChain
+	err := c.dump(unix.NFT_MSG_GETCHAIN, Table{Family: f}, func() { chains = map[uint32][]BaseChain{} }, func(*netlink.Encoder) {},
+		func(body []byte) {
+			table := Table{f, netlink.CString(netlink.Attr(body, unix.NFTA_CHAIN_TABLE))}
+			at := BaseChain{table, netlink.CString(netlink.Attr(body, unix.NFTA_CHAIN_NAME))}
+			if h := netlink.Attr(body, unix.NFTA_CHAIN_HOOK); h != nil && !skip(table.Name) {
+				number := uint32At(netlink.Attr(h, unix.NFTA_HOOK_HOOKNUM))
+				chains[number] = append(chains[number], at)
+				policy := netlink.Attr(body, unix.NFTA_CHAIN_POLICY)
+				out.Dropping[at] = policy != nil && uint32At(policy) == 0 // NF_DROP
+			}
+		})
+	for number, some := range chains {
+		out.Base[number] = append(out.Base[number], some...)
+	}
+	return err
+}
+
+// decode returns the rules that a rule stands for.
+func decode(t Table, rule []byte, sets *setReader) []Decoded {
+	d := decoder{loaded: map[uint32]loaded{}, low: map[string][]byte{}, sets: sets}
 	d.rule.Chain = BaseChain{t, netlink.CString(netlink.Attr(rule, unix.NFTA_RULE_CHAIN))}
 	if h := netlink.Attr(rule, unix.NFTA_RULE_HANDLE); len(h) == 8 {
 		d.rule.Handle = binary.BigEndian.Uint64(h)
@@ -94,20 +157,27 @@ func decode(t Table, rule []byte) Decoded {
 	netlink.Attrs(netlink.Attr(rule, unix.NFTA_RULE_EXPRESSIONS), func(_ uint16, expr []byte) {
 		d.expr(netlink.CString(netlink.Attr(expr, unix.NFTA_EXPR_NAME)), netlink.Attr(expr, unix.NFTA_EXPR_DATA))
 	})
-	return d.rule
+	return d.all()
 }
 
 // loaded is what a register has.
 type loaded struct {
-	field string // "saddr", "daddr", or another name of the field; "" if it is not understood
+	field string // "saddr", "daddr", "family" or a Field; "" if it is not understood
 	bits  int    // of an address that are compared
 	six   bool   // the address is one of IPv6
+	mask  uint32 // of a state, 0 without
 }
 
 // decoder reads the expressions of a rule in their order.
 type decoder struct {
 	rule   Decoded
 	loaded map[uint32]loaded
+	sets   *setReader
+	// several are the elements of a set of which a packet meets one, and from what field they are of.
+	several []element
+	from    loaded
+	// low is the first value of the range of a field, until its last one comes.
+	low map[string][]byte
 }
 
 func (d *decoder) expr(name string, v []byte) {
@@ -123,16 +193,22 @@ func (d *decoder) expr(name string, v []byte) {
 		}
 	case "ct":
 		if netlink.Attr(v, unix.NFTA_CT_DREG) != nil {
-			d.set(number(unix.NFTA_CT_DREG), loaded{field: map[uint32]string{unix.NFT_CT_STATE: ctState}[number(unix.NFTA_CT_KEY)]})
+			d.set(number(unix.NFTA_CT_DREG), loaded{field: ctFields[number(unix.NFTA_CT_KEY)]})
 		}
 	case "bitwise":
 		d.mask(number(unix.NFTA_BITWISE_SREG), number(unix.NFTA_BITWISE_DREG), value(unix.NFTA_BITWISE_MASK))
 	case "cmp":
 		d.compare(d.loaded[number(unix.NFTA_CMP_SREG)], number(unix.NFTA_CMP_OP), value(unix.NFTA_CMP_DATA))
 	case "range":
-		d.among(d.loaded[number(unix.NFTA_RANGE_SREG)])
+		bound := func(typ uint16) []byte { return netlink.Attr(netlink.Attr(v, typ), unix.NFTA_DATA_VALUE) }
+		d.within(d.loaded[number(unix.NFTA_RANGE_SREG)], bound(unix.NFTA_RANGE_FROM_DATA), bound(unix.NFTA_RANGE_TO_DATA),
+			number(unix.NFTA_RANGE_OP) == unix.NFT_RANGE_EQ)
 	case "lookup":
-		d.among(d.loaded[number(unix.NFTA_LOOKUP_SREG)])
+		inverted := netlink.Attr(v, unix.NFTA_LOOKUP_FLAGS) != nil && number(unix.NFTA_LOOKUP_FLAGS)&1 != 0 // NFT_LOOKUP_F_INV
+		verdicts := netlink.Attr(v, unix.NFTA_LOOKUP_DREG) != nil
+		d.lookup(d.loaded[number(unix.NFTA_LOOKUP_SREG)], netlink.CString(netlink.Attr(v, unix.NFTA_LOOKUP_SET)), inverted, verdicts)
+	case "queue":
+		d.rule.Verdict = Other
 	case "immediate":
 		d.verdict(netlink.Attr(netlink.Attr(v, unix.NFTA_IMMEDIATE_DATA), unix.NFTA_DATA_VERDICT))
 	case "reject":
@@ -145,13 +221,7 @@ func (d *decoder) expr(name string, v []byte) {
 			d.rule.Verdict = Drops
 		}
 	case "match":
-		switch what := netlink.CString(netlink.Attr(v, unix.NFTA_MATCH_NAME)); what {
-		case "comment":
-		case "tcp", "udp", "multiport":
-			d.rule.Narrow = append(d.rule.Narrow, what+" ports")
-		default:
-			d.rule.Opaque = true
-		}
+		d.match(netlink.CString(netlink.Attr(v, unix.NFTA_MATCH_NAME)), number(unix.NFTA_MATCH_REV), netlink.Attr(v, unix.NFTA_MATCH_INFO))
 	case "counter", "log", "objref", "notrack": // no conditions
 	default:
 		d.rule.Opaque = true
@@ -160,8 +230,7 @@ func (d *decoder) expr(name string, v []byte) {
 
 func (d *decoder) set(register uint32, l loaded) { d.loaded[register] = l }
 
-// ctState is the field of the state of a connection.
-const ctState = "ct state"
+var ctFields = map[uint32]string{unix.NFT_CT_STATE: string(State), unix.NFT_CT_STATUS: string(Status)}
 
 var metaFields = map[uint32]string{
 	unix.NFT_META_L4PROTO: "protocol", unix.NFT_META_NFPROTO: "family", unix.NFT_META_PROTOCOL: "family",
@@ -174,7 +243,7 @@ func payloadField(base, offset, n uint32) loaded {
 		if n > most {
 			return loaded{}
 		}
-		return loaded{field, int(n) * 8, most == 16}
+		return loaded{field: field, bits: int(n) * 8, six: most == 16}
 	}
 	switch {
 	case base == unix.NFT_PAYLOAD_NETWORK_HEADER && offset == 12:
@@ -212,10 +281,9 @@ func (d *decoder) mask(from, to uint32, mask []byte) {
 		if l.field != "" {
 			l.bits = ones
 		}
-	case ctState:
-		const newOrEstablished = 8 | 2 // NF_CT_STATE_BIT of the kernel
-		if len(mask) != 4 || binary.NativeEndian.Uint32(mask)&newOrEstablished == 0 {
-			l = loaded{}
+	case string(State), string(Status):
+		if l.mask = 0; len(mask) == 4 {
+			l.mask = binary.NativeEndian.Uint32(mask)
 		}
 	default:
 		l = loaded{}
@@ -226,42 +294,121 @@ func (d *decoder) mask(from, to uint32, mask []byte) {
 // compare adds the condition that a field has a value.
 func (d *decoder) compare(l loaded, op uint32, value []byte) {
 	equal := op == unix.NFT_CMP_EQ
+	c, ok := condition(l.field, value)
+	low := d.low[l.field]
 	switch {
-	case l.field == "family":
-	case l.field == ctState:
-		d.narrow(ctState)
-	case l.field == "" || !equal:
-		d.rule.Opaque = true
-	case l.field == "saddr" || l.field == "daddr":
-		d.address(l, value)
-	case l.field == "protocol" && len(value) == 1:
-		d.narrow(map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp"}[value[0]])
-	case (l.field == "sport" || l.field == "dport") && len(value) == 2:
-		d.narrow(fmt.Sprintf("%s %d", l.field, binary.BigEndian.Uint16(value)))
-	case l.field == "iifname" || l.field == "oifname":
-		d.narrow(l.field + " " + netlink.CString(value))
+	case op == unix.NFT_CMP_GTE && low == nil:
+		d.low[l.field] = bytes.Clone(value)
+	case op == unix.NFT_CMP_LTE && low != nil:
+		delete(d.low, l.field)
+		d.within(l, low, value, true)
+	case l.field == "family" && equal:
+		d.family(value)
+	case l.field == string(State) || l.field == string(Status):
+		if l.mask == 0 || op != unix.NFT_CMP_NEQ || len(bytes.Trim(value, "\x00")) > 0 { // other than "one of these"
+			d.rule.Opaque = true
+			return
+		}
+		d.add(Condition{Field: Field(l.field), Text: l.field, Mask: l.mask})
+	case (l.field == "saddr" || l.field == "daddr") && equal:
+		d.address(l, value, l.bits)
+	case !ok || !equal:
+		d.opaqueOf(l)
 	default:
-		d.narrow(l.field)
+		d.add(c)
 	}
 }
 
-func (d *decoder) narrow(text string) {
-	if text == "" {
-		text = "a protocol"
+// within adds the condition that a field has a value of a range, or none if inside is false.
+func (d *decoder) within(l loaded, first, last []byte, inside bool) {
+	e := element{first: bytes.Clone(first), last: bytes.Clone(last)}
+	c, ok := e.condition(l.field)
+	switch {
+	case inside && d.several == nil && (l.field == "saddr" || l.field == "daddr"):
+		d.several, d.from = []element{e}, l
+	case inside && ok:
+		d.add(c)
+	default:
+		d.opaqueOf(l)
 	}
-	d.rule.Narrow = append(d.rule.Narrow, text)
 }
 
-// among adds the condition that a field is one of several values.
-func (d *decoder) among(l loaded) {
-	if slices.Contains([]string{"sport", "dport", "protocol", "iifname", "oifname"}, l.field) {
-		d.narrow("several values of " + l.field)
+// family narrows the rule to IPv4 or IPv6, by a number of nf_tables or of Ethernet.
+func (d *decoder) family(value []byte) {
+	switch {
+	case len(value) == 1:
+		d.rule.Family = Family(value[0])
+	case len(value) == 2 && binary.BigEndian.Uint16(value) == unix.ETH_P_IP:
+		d.rule.Family = IPv4
+	case len(value) == 2 && binary.BigEndian.Uint16(value) == unix.ETH_P_IPV6:
+		d.rule.Family = IPv6
+	default:
+		d.rule.Opaque = true
+	}
+}
+
+// condition returns the one that a field has a value, and false for fields and values that are not understood.
+func condition(field string, value []byte) (c Condition, ok bool) {
+	c.Field = Field(field)
+	switch {
+	case c.Field == Protocol && len(value) == 1:
+		c.Protocol = value[0]
+		c.Text = map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp"}[c.Protocol]
+		c.Text = cmp.Or(c.Text, fmt.Sprintf("protocol %d", c.Protocol))
+	case (c.Field == SourcePort || c.Field == Port) && len(value) == 2:
+		port := binary.BigEndian.Uint16(value)
+		c.Ports, c.Text = [][2]uint16{{port, port}}, fmt.Sprintf("%s %d", field, port)
+	case c.Field == InDevice || c.Field == OutDevice:
+		name := string(value)
+		if n := strings.IndexByte(name, 0); n >= 0 {
+			name = name[:n]
+		} else {
+			name += "*" // nft compares only the bytes before it
+		}
+		c.Devices, c.Text = []string{name}, field+" "+name
+	case (field == "iif" || field == "oif") && len(value) == 4:
+		device, err := net.InterfaceByIndex(int(binary.NativeEndian.Uint32(value)))
+		if err != nil { // it is gone
+			return Condition{}, false
+		}
+		c.Field = map[string]Field{"iif": InDevice, "oif": OutDevice}[field]
+		c.Devices, c.Text = []string{device.Name}, field+" "+device.Name
+	case c.Field == State && len(value) == 4:
+		c.Mask, c.Text = binary.NativeEndian.Uint32(value), field
+	default:
+		return Condition{}, false
+	}
+	return c, true
+}
+
+func (d *decoder) add(c Condition) { d.rule.Conditions = append(d.rule.Conditions, c) }
+
+// opaqueOf adds a condition on a field whose values are not known.
+func (d *decoder) opaqueOf(l loaded) {
+	if slices.Contains([]Field{Protocol, SourcePort, Port, InDevice, OutDevice}, Field(l.field)) || l.field == "iif" || l.field == "oif" {
+		d.add(Condition{Field: Field(l.field), Text: "some values of " + l.field})
 		return
 	}
 	d.rule.Opaque = true
 }
 
-func (d *decoder) address(l loaded, value []byte) {
+// match reads a condition of iptables that nf_tables has no expression for.
+func (d *decoder) match(name string, revision uint32, info []byte) {
+	const states, flags, inverted, mask = 1, 146, 148, 150 // XT_CONNTRACK_STATE; offsets in xt_conntrack_mtinfo2 and 3
+	switch {
+	case name == "comment":
+	case name == "tcp" || name == "udp" || name == "multiport":
+		d.add(Condition{Field: Port, Text: name + " ports"})
+	case name == "conntrack" && revision >= 2 && len(info) >= mask+2 &&
+		binary.NativeEndian.Uint16(info[flags:]) == states && binary.NativeEndian.Uint16(info[inverted:]) == 0:
+		d.add(Condition{Field: State, Text: string(State), Mask: uint32(binary.NativeEndian.Uint16(info[mask:]))})
+	default:
+		d.rule.Opaque = true
+	}
+}
+
+// address narrows the rule to a prefix.
+func (d *decoder) address(l loaded, value []byte, bits int) {
 	size := 4
 	if l.six {
 		size = 16
@@ -269,11 +416,11 @@ func (d *decoder) address(l loaded, value []byte) {
 	whole := make([]byte, size)
 	copy(whole, value)
 	addr, ok := netip.AddrFromSlice(whole)
-	if !ok || len(value) > size || l.bits > size*8 {
+	if !ok || len(value) > size || bits > size*8 {
 		d.rule.Opaque = true
 		return
 	}
-	if p := netip.PrefixFrom(addr, l.bits).Masked(); l.field == "saddr" {
+	if p := netip.PrefixFrom(addr, bits).Masked(); l.field == "saddr" {
 		d.rule.Source = p
 	} else {
 		d.rule.Destination = p
@@ -281,21 +428,27 @@ func (d *decoder) address(l loaded, value []byte) {
 }
 
 func (d *decoder) verdict(v []byte) {
-	if v == nil {
-		return // a value for a register
+	if v != nil { // else a value for a register
+		d.rule.Verdict, d.rule.Target, d.rule.Goto = verdictOf(v)
 	}
-	switch int32(uint32At(netlink.Attr(v, unix.NFTA_VERDICT_CODE))) {
+}
+
+// verdictOf reads a verdict, and the chain of a jump.
+func verdictOf(v []byte) (is Verdict, target string, leaves bool) {
+	code := int32(uint32At(netlink.Attr(v, unix.NFTA_VERDICT_CODE)))
+	switch code {
 	case unix.NFT_JUMP, unix.NFT_GOTO:
-		d.rule.Verdict, d.rule.Target = Jumps, netlink.CString(netlink.Attr(v, unix.NFTA_VERDICT_CHAIN))
+		return Jumps, netlink.CString(netlink.Attr(v, unix.NFTA_VERDICT_CHAIN)), code == unix.NFT_GOTO
 	case unix.NFT_RETURN:
-		d.rule.Verdict = Returns
+		return Returns, "", false
+	case unix.NFT_CONTINUE:
+		return "", "", false
 	case 0: // NF_DROP
-		d.rule.Verdict = Drops
+		return Drops, "", false
 	case 1: // NF_ACCEPT
-		d.rule.Verdict = Accepts
-	default:
-		d.rule.Opaque = true
+		return Accepts, "", false
 	}
+	return Other, "", false
 }
 
 // String is such as "rule 5 of chain forward of table inet x drops packets to 10.244.0.0/16 (tcp, dport 80)".
@@ -307,8 +460,15 @@ func (d *Decoded) String() string {
 	if d.Destination.IsValid() {
 		text += " to " + d.Destination.String()
 	}
-	if len(d.Narrow) > 0 {
-		text += " (" + strings.Join(d.Narrow, ", ") + ")"
+	var narrow []string
+	if !d.Source.IsValid() && !d.Destination.IsValid() && d.Family != 0 {
+		narrow = append(narrow, map[Family]string{IPv4: "IPv4", IPv6: "IPv6"}[d.Family])
+	}
+	for _, c := range d.Conditions {
+		narrow = append(narrow, c.Text)
+	}
+	if len(narrow) > 0 {
+		text += " (" + strings.Join(narrow, ", ") + ")"
 	}
 	return text
 }
