@@ -1,0 +1,89 @@
+// Package connecttime is mode nft with connect-time in front: connections of this node's own clients are
+// translated when they are made, and everything else by nft. See README.md.
+package connecttime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/dataplane/nft"
+	"github.com/fairlead/fairlead/internal/kernel/connect"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// ErrBalance is the error of New where endpoints are to be chosen in turn.
+var ErrBalance = errors.New("connect-time chooses endpoints at random: leave --balance away, or --connect-time off")
+
+// Mode is the dataplane.Applier: nft's Reconciler with a second Target for each family, and all else that nft can do.
+type Mode struct {
+	*nft.Mode
+	programs *connect.Programs
+	clients  *connect.Clients
+	targets  []*target
+}
+
+// New returns a Mode for the network namespace of the calling thread. Programs of an earlier process go on until the first
+// Apply has written everything.
+func New(of nft.Config, cfg connect.Config, log *slog.Logger) (*Mode, error) {
+	if of.Balance != dataplane.Random {
+		return nil, ErrBalance
+	}
+	programs, err := connect.Open(cfg)
+	if err != nil {
+		return nil, err
+	}
+	clients, err := programs.Clients(log)
+	if err != nil {
+		return nil, errors.Join(err, programs.Close())
+	}
+	behind, err := nft.New(of)
+	if err != nil {
+		return nil, errors.Join(err, clients.Close(), programs.Close())
+	}
+	m := &Mode{Mode: behind, programs: programs, clients: clients}
+	s := &shared{kernel: programs, clients: clients, log: log, lists: map[uint32]bool{}}
+	for _, f := range socket.Families() {
+		t := &target{shared: s, family: f}
+		m.targets = append(m.targets, t)
+		m.Add(f, t)
+	}
+	return m, nil
+}
+
+// Apply is dataplane.Applier's. The programs are attached when their maps have the whole of a Table.
+func (m *Mode) Apply(ctx context.Context, t *table.Table, changed []table.Key) error {
+	err := m.Mode.Apply(ctx, t, changed)
+	for _, t := range m.targets {
+		if !t.complete {
+			return err
+		}
+	}
+	return errors.Join(err, m.programs.Attach())
+}
+
+// Dump is nft's, and what the programs have.
+func (m *Mode) Dump(ctx context.Context) (string, error) {
+	text, err := m.Mode.Dump(ctx)
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	b.WriteString(text)
+	if err := dump(&b, m.programs); err != nil {
+		return "", fmt.Errorf("connect-time: %w", err)
+	}
+	return b.String(), nil
+}
+
+// Close releases what this process holds. Rules and programs stay.
+func (m *Mode) Close() error {
+	return errors.Join(m.clients.Close(), m.programs.Close(), m.Mode.Close())
+}
+
+// Pods returns how many network namespaces of Pods the programs translate for.
+func (m *Mode) Pods() int { return m.clients.Known() }
