@@ -16,10 +16,17 @@ import (
 
 var groups atomic.Int64
 
-// Group makes a control group of version 2, moves the process of the test into it until the test ends, and returns its
-// folder. Programs are attached there, so that the machine's own processes never meet them. Where the process may not do that
-// the test is skipped: that takes root.
-func Group(t testing.TB) string {
+// ControlGroup is a control group of version 2 that has the process of a test in it.
+type ControlGroup struct {
+	// Dir is its folder.
+	Dir    string
+	t      testing.TB
+	before string // where the process was
+}
+
+// Group makes a control group and moves the process of the test into it until the test ends. Programs are attached there, so that
+// the machine's own processes never meet them. Where the process may not do that the test is skipped: that takes root.
+func Group(t testing.TB) *ControlGroup {
 	t.Helper()
 	if os.Getuid() != 0 || !initialUser() {
 		t.Skip("control groups and BPF take the machine's root")
@@ -27,17 +34,26 @@ func Group(t testing.TB) string {
 	top, own := hierarchy(t)
 	dir := filepath.Join(top, fmt.Sprintf("fairlead-test-%d-%d", os.Getpid(), groups.Add(1)))
 	must(t, os.Mkdir(dir, 0o755), "make a control group")
-	pid := []byte(strconv.Itoa(os.Getpid()))
-	before := filepath.Join(top, own, "cgroup.procs")
+	g := &ControlGroup{Dir: dir, t: t, before: filepath.Join(top, own)}
 	t.Cleanup(func() {
-		if err := os.WriteFile(before, pid, 0); err != nil {
-			t.Errorf("testbed: leave the control group: %v", err)
-		}
+		g.move(g.before)
 		// What the test has started leaves when it is waited for.
 		Until(t, "the control group to be empty", func() error { return os.Remove(dir) })
 	})
-	must(t, os.WriteFile(filepath.Join(dir, "cgroup.procs"), pid, 0), "enter the control group")
-	return dir
+	g.move(dir)
+	return g
+}
+
+// Outside calls f with the process outside of the group.
+func (g *ControlGroup) Outside(f func()) {
+	g.move(g.before)
+	defer g.move(g.Dir)
+	f()
+}
+
+func (g *ControlGroup) move(dir string) {
+	err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0)
+	must(g.t, err, "move to control group %s", dir)
 }
 
 // initialUser reports whether this process is in the machine's first user namespace.

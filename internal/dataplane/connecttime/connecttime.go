@@ -86,4 +86,7 @@ func (m *Mode) Close() error {
 }
 
 // Pods returns how many network namespaces of Pods the programs translate for.
-func (m *Mode) Pods() int { return m.clients.Known() }
+func (m *Mode) Pods() int {
+	_, pods := m.clients.Looked()
+	return pods
+}

@@ -17,11 +17,15 @@ import (
 )
 
 // rig are the places of the programs of one test.
-type rig struct{ cfg connect.Config }
+type rig struct {
+	cfg   connect.Config
+	group *testbed.ControlGroup
+}
 
 func newRig(t testing.TB) rig {
 	t.Helper()
-	return rig{connect.Config{Cgroup: testbed.Group(t), FS: testbed.BPFFS(t)}}
+	g := testbed.Group(t)
+	return rig{connect.Config{Cgroup: g.Dir, FS: testbed.BPFFS(t)}, g}
 }
 
 // create is the flows.Factory.
@@ -74,5 +78,11 @@ func self(t testing.TB) string {
 	return exe
 }
 
-// Every question has the answer that nft gives alone.
+// Every question has the answer that every mode gives.
 func TestFlows(t *testing.T) { flows.Run(t, "nft", newRig(t).createKnown) }
+
+// Every question has the answer that nft gives alone.
+func TestSameAsNFT(t *testing.T) {
+	r := newRig(t)
+	flows.Compare(t, flows.NewEnv(t, r.createKnown), r.group.Outside)
+}

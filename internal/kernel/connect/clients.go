@@ -102,16 +102,16 @@ func (c *Clients) Classify(f func(*Namespace) Class) error {
 	return nil
 }
 
-// Known returns how many namespaces of Pods are known.
-func (c *Clients) Known() (n int) {
+// Looked returns how many namespaces were looked at, and how many of them are Pods'.
+func (c *Clients) Looked() (all, pods int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, ns := range c.known {
 		if ns != nil {
-			n++
+			pods++
 		}
 	}
-	return n
+	return len(c.known), pods
 }
 
 // forget empties the map.
