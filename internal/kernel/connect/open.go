@@ -237,9 +237,8 @@ func Cleanup(bpffs string) error {
 	}
 	cfg := Config{FS: bpffs}
 	dir := cfg.dir(cookie)
-	// Links first: a program must not see half of its maps' pins go and be adopted.
 	for _, h := range hooks {
-		if err := os.Remove(filepath.Join(dir, "link-"+h.name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := detach(filepath.Join(dir, "link-"+h.name)); err != nil {
 			return err
 		}
 	}
@@ -250,18 +249,20 @@ func Cleanup(bpffs string) error {
 	return nil
 }
 
-// Attached reports whether programs of the calling thread's network namespace are attached.
-func Attached(bpffs string) bool {
-	if bpffs == "" {
-		bpffs = DefaultFS
+// detach ends a pinned link at once: to remove only the pin would end it some time later.
+func detach(path string) error {
+	l, err := link.LoadPinnedLink(path, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
 	}
-	cookie, err := Cookie()
-	if err != nil {
-		return false
+	if err == nil {
+		err = l.Detach()
+		_ = l.Close()
 	}
-	cfg := Config{FS: bpffs}
-	_, err = os.Stat(filepath.Join(cfg.dir(cookie), "link-"+programProgConnect4))
-	return err == nil
+	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, ebpf.ErrNotSupported) { // its group is gone; before Linux 5.9
+		return explain("detach "+filepath.Base(path), err)
+	}
+	return os.Remove(path)
 }
 
 // Probe returns why the programs cannot work here, or nil. It loads them, and leaves nothing.
