@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane/nft"
 	"github.com/fairlead/fairlead/internal/kernel/connect"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
-	"github.com/fairlead/fairlead/internal/table"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // ErrBalance is the error of New where endpoints are to be chosen in turn.
@@ -24,7 +24,6 @@ type Mode struct {
 	*nft.Mode
 	programs *connect.Programs
 	clients  *connect.Clients
-	targets  []*target
 }
 
 // New returns a Mode for the network namespace of the calling thread. Programs of an earlier process go on until the first
@@ -46,24 +45,15 @@ func New(of nft.Config, cfg connect.Config, log *slog.Logger) (*Mode, error) {
 		return nil, errors.Join(err, clients.Close(), programs.Close())
 	}
 	m := &Mode{Mode: behind, programs: programs, clients: clients}
-	s := &shared{kernel: programs, clients: clients, log: log, lists: map[uint32]bool{}}
+	s := &shared{
+		kernel: programs, clients: clients, log: log, lists: map[uint32]bool{},
+		missing: map[svc.Family]bool{}, attach: programs.Attach,
+	}
 	for _, f := range socket.Families() {
-		t := &target{shared: s, family: f}
-		m.targets = append(m.targets, t)
-		m.Add(f, t)
+		s.missing[f] = true
+		m.Add(f, &target{shared: s, family: f})
 	}
 	return m, nil
-}
-
-// Apply is dataplane.Applier's. The programs are attached when their maps have the whole of a Table.
-func (m *Mode) Apply(ctx context.Context, t *table.Table, changed []table.Key) error {
-	err := m.Mode.Apply(ctx, t, changed)
-	for _, t := range m.targets {
-		if !t.complete {
-			return err
-		}
-	}
-	return errors.Join(err, m.programs.Attach())
 }
 
 // Dump is nft's, and what the programs have.

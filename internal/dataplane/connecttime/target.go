@@ -45,6 +45,9 @@ type shared struct {
 	lists map[uint32]bool
 	next  uint32
 	full  bool // that a map has no room was logged
+	// missing are the families of which not everything was written yet. Then attach puts the programs in force.
+	missing map[svc.Family]bool
+	attach  func() error
 }
 
 // target is the dataplane.Target of one family.
@@ -55,8 +58,6 @@ type target struct {
 	nodes  map[netip.Addr]bool
 	// stray are installed slots and own endpoints that no frontend leads to.
 	stray []list
-	// complete reports that a Write which was Full has ended well.
-	complete bool
 }
 
 // Read is dataplane.Target's.
@@ -135,7 +136,6 @@ func (t *target) readLists() (map[uint32]*list, error) {
 // Write is dataplane.Target's.
 func (t *target) Write(ctx context.Context, c *dataplane.Change) error {
 	if c.Full {
-		t.complete = false
 		if err := t.settings(&c.Settings); err != nil {
 			return err
 		}
@@ -168,8 +168,10 @@ func (t *target) Write(ctx context.Context, c *dataplane.Change) error {
 		}
 	}
 	t.stray = nil
-	t.complete = true
-	return nil
+	if delete(t.missing, t.family); len(t.missing) > 0 {
+		return nil
+	}
+	return t.attach()
 }
 
 // settings writes what all frontends depend on.

@@ -164,7 +164,7 @@ func (m *kernelMaps) Classify(func(*connect.Namespace) connect.Class) error { re
 // reconciler is a Reconciler that writes into m, as New makes it.
 func (m *kernelMaps) reconciler() *dataplane.Reconciler {
 	r := dataplane.NewReconciler("nft", dataplane.Hooks{})
-	s := &shared{kernel: m, clients: m, log: slog.New(slog.DiscardHandler), lists: map[uint32]bool{}}
+	s := &shared{kernel: m, clients: m, log: slog.New(slog.DiscardHandler), lists: map[uint32]bool{}, attach: func() error { return nil }}
 	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
 		r.Add(f, &target{shared: s, family: f})
 	}
