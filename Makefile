@@ -21,7 +21,7 @@ HEAVY       := $(addprefix $(MODULE)/,internal/apiserver internal/dataplane/ipvs
   internal/cli test/api)
 GOTEST      := go test -json -vet=off -ldflags='-s -w' -timeout 40m
 
-.PHONY: help build demo test test-unit bench conformance check mutate fmt generate clean setup fetch kubectl wireguard-go test-apiserver release image soak kube-proxy migrate-test
+.PHONY: help build bpf demo test test-unit bench conformance check mutate fmt generate clean setup fetch kubectl wireguard-go test-apiserver release image soak kube-proxy migrate-test
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -108,3 +108,8 @@ image: ## the container image for amd64 and arm64, an OCI archive with SBOMs, in
 
 clean: ## remove what was built
 	rm -rf bin dist $(SHIM)
+
+bpf: ## compile the BPF programs: clang-14 and llvm-14 of Debian 12; a test compares
+	cd internal/kernel/connect && GOPACKAGE=connect $(TOOL) bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel \
+	  -cflags '-O2 -g -Wall -Werror -mcpu=v3' -type front_key -type front -type slot_key -type endpoint -type own_key -type client \
+	  $(BPFFLAGS) program bpf/connect.c

@@ -21,6 +21,7 @@ func flagValues() map[string][]string {
 	return map[string][]string{
 		"log-level": base.LogLevels(), "log-format": base.LogFormats(), "output": base.Outputs(),
 		"mode": parts.ModeValues(), "iptables-variant": parts.Variants(), "balance": parts.Balances(), "ipvs-scheduler": ipvs.Schedulers,
+		"connect-time":      parts.ConnectTimes(),
 		"detect-local-mode": {"ClusterCIDR", "NodeCIDR"},
 		"pod-records":       parts.PodModes(), "upstream-policy": {parts.PolicyRandom, parts.PolicySequential},
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane/ipvs"
 	"github.com/fairlead/fairlead/internal/dataplane/nft"
 	"github.com/fairlead/fairlead/internal/dataplane/userspace"
+	kconnect "github.com/fairlead/fairlead/internal/kernel/connect"
 	kiptables "github.com/fairlead/fairlead/internal/kernel/iptables"
 	"github.com/fairlead/fairlead/internal/preflight"
 	"github.com/fairlead/fairlead/internal/proxy"
@@ -86,6 +87,16 @@ func candidateModes(value string) []proxyMode {
 	return out
 }
 
+// candidates returns the modes to try for the flags.
+func (f *ProxyFlags) candidates() []proxyMode {
+	all := candidateModes(f.mode)
+	if !f.connect.on() {
+		return all
+	}
+	i := slices.IndexFunc(all, func(m proxyMode) bool { return m.name == "nft" })
+	return []proxyMode{withConnectTime(all[i])} // check has refused other modes
+}
+
 // modeSetup is what a mode is set up with.
 type modeSetup struct {
 	flags    *ProxyFlags // checked
@@ -123,7 +134,7 @@ func (s *modeSetup) choose(ctx context.Context, candidates []proxyMode) (m proxy
 // chooseMode chooses the mode for the flags and logs why it is not the one
 // wanted. For --mode other than auto that is the reason returned.
 func (f *ProxyFlags) chooseMode(ctx context.Context, s *modeSetup) (m proxyMode, fallbackReason string, err error) {
-	candidates := candidateModes(f.mode)
+	candidates := f.candidates()
 	if f.ipvs.strict && f.mode != modeAuto {
 		candidates = candidates[:1]
 	}
@@ -146,6 +157,9 @@ func (f *ProxyFlags) chooseMode(ctx context.Context, s *modeSetup) (m proxyMode,
 // keep empty, what every mode wrote.
 func CleanUpModes(ctx context.Context, keep string) error {
 	errs := []error{closeLoopback(keep)}
+	if keep == "" {
+		errs = append(errs, Removing("programs of connect-time", kconnect.Cleanup("")))
+	}
 	for _, m := range proxyModes() {
 		if m.name != keep {
 			errs = append(errs, Removing("proxy rules of mode "+m.name, m.cleanup(ctx)))
@@ -163,7 +177,7 @@ func closeLoopback(keep string) error {
 }
 
 func openNFT(s *modeSetup, o *proxy.Options) (err error) {
-	o.Dataplane, err = nft.New(nft.Config{Balance: s.balance, DropInvalid: s.dropInvalid, MasqueradeBit: s.flags.MasqueradeBit})
+	o.Dataplane, err = nft.New(nftConfig(s))
 	return err
 }
 
@@ -205,8 +219,12 @@ func Removing(what string, err error) error {
 // Probes returns the modes that a proxy with these flags tries, for a look at the machine.
 func (f *ProxyFlags) Probes(networks base.NetworkFlags) (out []preflight.Mode) {
 	setup := &modeSetup{flags: f, networks: networks, log: slog.New(slog.DiscardHandler)}
-	for _, mode := range candidateModes(f.mode) {
-		out = append(out, preflight.Mode{Name: mode.name, Probe: func(ctx context.Context) error {
+	name := ""
+	if f.connect.on() {
+		name = " with connect-time"
+	}
+	for _, mode := range f.candidates() {
+		out = append(out, preflight.Mode{Name: mode.name + name, Probe: func(ctx context.Context) error {
 			ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 			defer cancel()
 			return mode.probe(ctx, setup)

@@ -43,6 +43,7 @@ type ProxyFlags struct {
 	conntrack         conntrackFlags
 	userspace         userspaceFlags
 	ipvs              ipvsFlags
+	connect           connectFlags
 }
 
 // Add adds the flags to a command.
@@ -63,6 +64,7 @@ func (f *ProxyFlags) Add(cmd *cobra.Command) {
 	f.conntrack.add(flags)
 	f.userspace.add(flags)
 	f.ipvs.add(flags)
+	f.connect.add(flags)
 }
 
 // Check rejects flags that are wrong on any machine, and completes the others. It
@@ -74,8 +76,12 @@ func (f *ProxyFlags) Check(networks base.NetworkFlags) error {
 	if _, err := iptables.ParseVariant(f.variant); err != nil {
 		return base.Usagef("--iptables-variant is %q; want %s", f.variant, base.Wanted(f.variant, Variants()))
 	}
-	if _, err := dataplane.ParseBalance(f.balance); err != nil {
+	balance, err := dataplane.ParseBalance(f.balance)
+	if err != nil {
 		return base.Usagef("--balance is %q; want %s", f.balance, base.Wanted(f.balance, Balances()))
+	}
+	if err := f.connect.check(f.mode, balance); err != nil {
+		return err
 	}
 	if _, err := table.ParseNodePortAddresses(f.nodePortAddresses); err != nil {
 		return base.AsUsage(err)
@@ -138,6 +144,9 @@ func (f *ProxyFlags) Open(
 	}
 	if len(socket.UsableFamilies()) == 1 {
 		log.Info("this machine has no IPv6, or it is turned off; Services are only served over IPv4")
+	}
+	if err := f.connect.detach(); err != nil {
+		return proxy.Options{}, err
 	}
 	setup.dropInvalid = f.conntrack.apply(log)
 	o := proxy.Options{

@@ -1,0 +1,82 @@
+// Package connecttime is mode nft with connect-time in front: connections of this node's own clients are
+// translated when they are made, and everything else by nft. See README.md.
+package connecttime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/dataplane/nft"
+	"github.com/fairlead/fairlead/internal/kernel/connect"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// ErrBalance is the error of New where endpoints are to be chosen in turn.
+var ErrBalance = errors.New("connect-time chooses endpoints at random: leave --balance away, or --connect-time off")
+
+// Mode is the dataplane.Applier: nft's Reconciler with a second Target for each family, and all else that nft can do.
+type Mode struct {
+	*nft.Mode
+	programs *connect.Programs
+	clients  *connect.Clients
+}
+
+// New returns a Mode for the network namespace of the calling thread. Programs of an earlier process go on until the first
+// Apply has written everything.
+func New(of nft.Config, cfg connect.Config, log *slog.Logger) (*Mode, error) {
+	if of.Balance != dataplane.Random {
+		return nil, ErrBalance
+	}
+	programs, err := connect.Open(cfg)
+	if err != nil {
+		return nil, err
+	}
+	clients, err := programs.Clients(log)
+	if err != nil {
+		return nil, errors.Join(err, programs.Close())
+	}
+	behind, err := nft.New(of)
+	if err != nil {
+		return nil, errors.Join(err, clients.Close(), programs.Close())
+	}
+	m := &Mode{Mode: behind, programs: programs, clients: clients}
+	s := &shared{
+		kernel: programs, clients: clients, log: log, lists: map[uint32]bool{},
+		missing: map[svc.Family]bool{}, attach: programs.Attach,
+	}
+	for _, f := range socket.Families() {
+		s.missing[f] = true
+		m.Add(f, &target{shared: s, family: f})
+	}
+	return m, nil
+}
+
+// Dump is nft's, and what the programs have.
+func (m *Mode) Dump(ctx context.Context) (string, error) {
+	text, err := m.Mode.Dump(ctx)
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	b.WriteString(text)
+	if err := dump(&b, m.programs); err != nil {
+		return "", fmt.Errorf("connect-time: %w", err)
+	}
+	return b.String(), nil
+}
+
+// Close releases what this process holds. Rules and programs stay.
+func (m *Mode) Close() error {
+	return errors.Join(m.clients.Close(), m.programs.Close(), m.Mode.Close())
+}
+
+// Pods returns how many network namespaces of Pods the programs translate for.
+func (m *Mode) Pods() int {
+	_, pods := m.clients.Looked()
+	return pods
+}

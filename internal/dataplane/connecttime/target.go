@@ -1,0 +1,368 @@
+package connecttime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/kernel/connect"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// kernel is what a target needs of connect.Programs.
+type kernel interface {
+	Fronts(f func(connect.Front, connect.Route)) error
+	PutFront(f connect.Front, r connect.Route) error
+	DelFront(f connect.Front) error
+	Slots(f func(list, slot uint32, at netip.AddrPort)) error
+	PutSlots(list uint32, endpoints []netip.AddrPort) error
+	DelSlot(list, slot uint32) error
+	Own(f func(list uint32, a netip.Addr)) error
+	PutOwn(list uint32, a netip.Addr) error
+	DelOwn(list uint32, a netip.Addr) error
+	Nodes() ([]netip.Addr, error)
+	PutNode(a netip.Addr) error
+	DelNode(a netip.Addr) error
+}
+
+// classifier is what a target needs of connect.Clients.
+type classifier interface {
+	Classify(f func(*connect.Namespace) connect.Class) error
+}
+
+// shared is what the targets of both families have in common. They have one user at a time.
+type shared struct {
+	kernel  kernel
+	clients classifier
+	log     *slog.Logger
+	sets    [2]dataplane.Settings
+	// lists are the numbers in use, next the one to try next.
+	lists map[uint32]bool
+	next  uint32
+	full  bool // that a map has no room was logged
+	// missing are the families of which not everything was written yet. Then attach puts the programs in force.
+	missing map[svc.Family]bool
+	attach  func() error
+}
+
+// target is the dataplane.Target of one family.
+type target struct {
+	*shared
+	family svc.Family
+	fronts map[dataplane.FrontKey]*front
+	nodes  map[netip.Addr]bool
+	// stray are installed slots and own endpoints that no frontend leads to.
+	stray []list
+}
+
+// Read is dataplane.Target's.
+func (t *target) Read(context.Context, *dataplane.Change) error {
+	lists, err := t.readLists()
+	if err != nil {
+		return err
+	}
+	t.fronts, t.nodes, t.stray = map[dataplane.FrontKey]*front{}, map[netip.Addr]bool{}, nil
+	clear(t.lists)
+	err = t.kernel.Fronts(func(f connect.Front, r connect.Route) {
+		k, family := frontKey(f)
+		in := &front{split: r.Split, masquerade: r.Masquerade}
+		for i := range in.lists {
+			if r.List[i] == 0 {
+				continue
+			}
+			t.lists[r.List[i]] = true
+			if l := lists[r.List[i]]; l != nil {
+				in.lists[i] = *l
+			}
+			in.lists[i].id = r.List[i]
+			if int(r.Count[i]) != len(in.lists[i].endpoints) {
+				in.lists[i].endpoints = append(in.lists[i].endpoints, netip.AddrPort{}) // as no list is
+			}
+		}
+		if family == t.family {
+			t.fronts[k] = in
+		}
+	})
+	if err != nil {
+		return err
+	}
+	for id, l := range lists {
+		if !t.lists[id] {
+			t.stray = append(t.stray, *l)
+		}
+	}
+	nodes, err := t.kernel.Nodes()
+	for _, a := range nodes {
+		if svc.FamilyOf(a) == t.family {
+			t.nodes[a] = true
+		}
+	}
+	return err
+}
+
+// readLists returns the installed lists, with a hole for every slot that is missing.
+func (t *target) readLists() (map[uint32]*list, error) {
+	lists := map[uint32]*list{}
+	of := func(id uint32) *list {
+		l := lists[id]
+		if l == nil {
+			l = &list{id: id}
+			lists[id] = l
+		}
+		return l
+	}
+	err := t.kernel.Slots(func(id, slot uint32, at netip.AddrPort) {
+		l := of(id)
+		if missing := int(slot) + 1 - len(l.endpoints); missing > 0 {
+			l.endpoints = append(l.endpoints, make([]netip.AddrPort, missing)...)
+		}
+		l.endpoints[slot] = at
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = t.kernel.Own(func(id uint32, a netip.Addr) { of(id).own = append(of(id).own, a) })
+	for _, l := range lists {
+		slices.SortFunc(l.own, netip.Addr.Compare)
+	}
+	return lists, err
+}
+
+// Write is dataplane.Target's.
+func (t *target) Write(ctx context.Context, c *dataplane.Change) error {
+	if c.Full {
+		if err := t.settings(&c.Settings); err != nil {
+			return err
+		}
+		for k := range t.fronts {
+			if _, f := c.Wanted(k); f == nil {
+				if err := t.write(k, nil, c); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	for k := range c.Dirty {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		var want *front
+		if p, f := c.Wanted(k); f != nil {
+			want = planned(&c.Settings, p, f)
+		}
+		if err := t.write(k, want, c); err != nil {
+			return err
+		}
+	}
+	if !c.Full {
+		return nil
+	}
+	for i := range t.stray {
+		if err := t.remove(&t.stray[i]); err != nil {
+			return err
+		}
+	}
+	t.stray = nil
+	if delete(t.missing, t.family); len(t.missing) > 0 {
+		return nil
+	}
+	return t.attach()
+}
+
+// settings writes what all frontends depend on.
+func (t *target) settings(set *dataplane.Settings) error {
+	i := 0
+	if t.family == svc.IPv6 {
+		i = 1
+	}
+	t.sets[i] = *set
+	sets := t.sets
+	if err := t.clients.Classify(func(ns *connect.Namespace) connect.Class { return classify(&sets, ns) }); err != nil {
+		return err
+	}
+	want := map[netip.Addr]bool{}
+	for _, a := range set.NodeAddrs {
+		want[a] = true
+		if t.nodes[a] {
+			continue
+		}
+		if err := t.kernel.PutNode(a); err != nil {
+			return err
+		}
+	}
+	for a := range t.nodes {
+		if want[a] {
+			continue
+		}
+		if err := t.kernel.DelNode(a); err != nil {
+			return err
+		}
+	}
+	t.nodes = want
+	return nil
+}
+
+// write brings one frontend from what is installed to want; nil is none. What a frontend leads to is written before it, and removed
+// after it. Where there is no room it is left to nft.
+func (t *target) write(k dataplane.FrontKey, want *front, c *dataplane.Change) error {
+	has := t.fronts[k]
+	switch {
+	case has == nil && want == nil, has != nil && want != nil && has.same(want):
+		return nil
+	case has != nil:
+		c.Drift("connect-time: %s was altered", k)
+	default:
+		c.Drift("connect-time: %s was missing", k)
+	}
+	var err error
+	if want != nil {
+		if err = t.install(k, has, want); errors.Is(err, connect.ErrFull) {
+			t.warnFull(k, err)
+			want, err = nil, nil
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("connect-time, %s: %w", k, err)
+	}
+	if want == nil {
+		if err := t.kernel.DelFront(keyOf(k, t.family)); err != nil {
+			return fmt.Errorf("connect-time, %s: %w", k, err)
+		}
+		delete(t.fronts, k)
+	} else {
+		t.fronts[k] = want
+	}
+	if has == nil {
+		return nil
+	}
+	for i := range has.lists {
+		if want != nil && has.lists[i].id == want.lists[i].id {
+			continue
+		}
+		if err := t.remove(&has.lists[i]); err != nil {
+			return fmt.Errorf("connect-time, %s: %w", k, err)
+		}
+	}
+	return nil
+}
+
+// install writes the lists of want that has does not have, and the frontend.
+func (t *target) install(k dataplane.FrontKey, has, want *front) (err error) {
+	r := connect.Route{Split: want.split, Masquerade: want.masquerade}
+	var added []*list
+	for i := range want.lists {
+		l := &want.lists[i]
+		switch {
+		case len(l.endpoints) == 0:
+			continue
+		case has != nil && has.lists[i].id != 0 && has.lists[i].same(l):
+			l.id = has.lists[i].id
+		default:
+			l.id = t.number()
+			added = append(added, l)
+			err = t.putList(l)
+		}
+		if err != nil {
+			break
+		}
+		r.List[i], r.Count[i] = l.id, uint32(len(l.endpoints))
+	}
+	if err == nil {
+		err = t.kernel.PutFront(keyOf(k, t.family), r)
+	}
+	if err != nil {
+		for _, l := range added {
+			err = errors.Join(err, t.remove(l))
+		}
+	}
+	return err
+}
+
+func (t *target) putList(l *list) error {
+	for _, a := range l.own {
+		if err := t.kernel.PutOwn(l.id, a); err != nil {
+			return err
+		}
+	}
+	return t.kernel.PutSlots(l.id, l.endpoints)
+}
+
+// remove takes a list that no frontend leads to from the kernel.
+func (t *target) remove(l *list) error {
+	if l.id == 0 {
+		return nil
+	}
+	for slot := range l.endpoints {
+		if err := t.kernel.DelSlot(l.id, uint32(slot)); err != nil {
+			return err
+		}
+	}
+	for _, a := range l.own {
+		if err := t.kernel.DelOwn(l.id, a); err != nil {
+			return err
+		}
+	}
+	delete(t.lists, l.id)
+	return nil
+}
+
+// number returns the number of a new list. Numbers are used again only after all others: a connection that has
+// read a frontend just before its list went must not find another one there.
+func (s *shared) number() uint32 {
+	for {
+		s.next++
+		if s.next != 0 && !s.lists[s.next] {
+			s.lists[s.next] = true
+			return s.next
+		}
+	}
+}
+
+func (s *shared) warnFull(k dataplane.FrontKey, err error) {
+	if s.full {
+		return
+	}
+	s.full = true
+	s.log.Warn("connect-time has no room for all Services; nft alone translates the others", "frontend", k, "err", err)
+}
+
+// dump writes what the programs have, sorted and without the numbers of lists.
+func dump(b interface{ WriteString(string) (int, error) }, k kernel) error {
+	t := &target{shared: &shared{kernel: k, lists: map[uint32]bool{}}}
+	var lines []string
+	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
+		t.family = f
+		if err := t.Read(context.Background(), nil); err != nil {
+			return err
+		}
+		for _, k := range slices.SortedFunc(maps.Keys(t.fronts), dataplane.FrontKey.Compare) {
+			lines = append(lines, t.fronts[k].line(k, f))
+		}
+	}
+	for _, line := range lines {
+		if _, err := b.WriteString(line); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *front) line(k dataplane.FrontKey, family svc.Family) string {
+	text := fmt.Sprintf("connect-time %s %s to %v", family, k, sorted(f.lists[0].endpoints))
+	if f.split {
+		text += fmt.Sprintf(", inside %v", sorted(f.lists[1].endpoints))
+	}
+	if f.masquerade != 0 {
+		text += [...]string{"", ", not for Pods", ", for Pods"}[f.masquerade]
+	}
+	return text + "\n"
+}
+
+func sorted(list []netip.AddrPort) []netip.AddrPort {
+	return slices.SortedFunc(slices.Values(list), netip.AddrPort.Compare)
+}

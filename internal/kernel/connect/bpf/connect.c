@@ -1,0 +1,307 @@
+/* The programs that translate a Service's address when a local client connects: see ../README.md.
+ *
+ * Whatever is not certain is left to nft, by returning with the address as it was. No path refuses a connection. */
+#include "kernel.h"
+
+enum { TCP = 6, UDP = 17 };
+
+/* An address in 16 bytes; IPv4 as ::ffff:a.b.c.d. */
+struct address {
+	__u32 word[4];
+};
+
+/* A frontend: port in network byte order; node with an address of zero for node ports. */
+struct front_key {
+	struct address addr;
+	__u16 port;
+	__u8 protocol;
+	__u8 node;
+};
+
+/* Where a frontend leads: to one of count slots of a list, [1] for clients inside if split. */
+struct front {
+	__u32 list[2];
+	__u32 count[2];
+	__u8 split;
+	__u8 masquerade; /* dataplane.Masquerading */
+	__u16 unused;
+};
+
+enum { MASQUERADE_NONE, MASQUERADE_ALWAYS, MASQUERADE_OUTSIDE };
+
+struct slot_key {
+	__u32 list;
+	__u32 slot;
+};
+
+struct endpoint {
+	struct address addr;
+	__u16 port;
+	__u16 unused;
+};
+
+/* An endpoint's own address, in a list. */
+struct own_key {
+	__u32 list;
+	struct address addr;
+};
+
+/* A network namespace other than the node's. */
+struct client {
+	__u8 state;
+	__u8 flags[2]; /* of IPv4 and IPv6 */
+	__u8 unused;
+	struct address addr[2];
+};
+
+enum { CLIENT_ASKED, CLIENT_POD, CLIENT_OTHER };
+enum { IN_PODS = 1, IN_LOCAL_PODS = 2 };
+
+/* The question what namespace a thread has. */
+struct ask {
+	__u64 cookie;
+	__u32 thread;
+	__u32 unused;
+};
+
+/* What a translated socket's program believes to be connected with. */
+struct peer {
+	struct address addr;
+	__u16 port;
+	__u16 unused;
+};
+
+/* The cookie of the node's network namespace, written before the programs are loaded. */
+volatile const __u64 node_namespace = 0;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 17);
+	__type(key, struct front_key);
+	__type(value, struct front);
+} fronts SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 20);
+	__type(key, struct slot_key);
+	__type(value, struct endpoint);
+} slots SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 16);
+	__type(key, struct own_key);
+	__type(value, __u8);
+} own SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 10);
+	__type(key, struct address);
+	__type(value, __u8);
+} nodes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1 << 12);
+	__type(key, __u64);
+	__type(value, struct client);
+} clients SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 14);
+} asks SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct peer);
+} peers SEC(".maps");
+
+INLINE __u32 swap32(__u32 v) { return __builtin_bswap32(v); }
+
+INLINE int is4(const struct address *a) { return !a->word[0] && !a->word[1] && a->word[2] == swap32(0xffff); }
+
+INLINE int is_loopback(const struct address *a)
+{
+	if (is4(a))
+		return (a->word[3] & swap32(0xff000000)) == swap32(0x7f000000);
+	return !a->word[0] && !a->word[1] && !a->word[2] && a->word[3] == swap32(1);
+}
+
+INLINE struct front *find(const struct front_key *k)
+{
+	struct front *f = bpf_map_lookup_elem(&fronts, k);
+	if (f || !bpf_map_lookup_elem(&nodes, &k->addr))
+		return f;
+	struct front_key node = {.port = k->port, .protocol = k->protocol, .node = 1};
+	/* The family of a node port. */
+	node.addr.word[2] = is4(&k->addr) ? swap32(0xffff) : 0;
+	return bpf_map_lookup_elem(&fronts, &node);
+}
+
+/* ask tells the agent of a namespace that is not known, once. */
+INLINE void ask(__u64 cookie)
+{
+	struct client c = {.state = CLIENT_ASKED};
+	if (bpf_map_update_elem(&clients, &cookie, &c, BPF_NOEXIST))
+		return;
+	struct ask a = {.cookie = cookie, .thread = bpf_get_current_pid_tgid()};
+	if (bpf_ringbuf_output(&asks, &a, sizeof(a), 0))
+		bpf_map_delete_elem(&clients, &cookie);
+}
+
+/* list_for returns which list of a frontend the client is sent to, -1 if that is nft's to decide: what would be
+ * masqueraded, and what is not known. */
+INLINE int list_for(struct bpf_sock_addr *ctx, const struct front *f, const struct address *to, struct address *self)
+{
+	__u64 cookie = bpf_get_netns_cookie(ctx);
+	if (cookie == node_namespace)
+		return f->split;
+	if (is_loopback(to))
+		return -1;
+	struct client *c = bpf_map_lookup_elem(&clients, &cookie);
+	if (!c) {
+		ask(cookie);
+		return -1;
+	}
+	if (c->state != CLIENT_POD)
+		return -1;
+	int six = !is4(to);
+	__u8 flags = c->flags[six];
+	*self = c->addr[six];
+	if (f->split && flags & IN_LOCAL_PODS)
+		return 1;
+	if (f->masquerade == MASQUERADE_NONE || (f->masquerade == MASQUERADE_OUTSIDE && flags & IN_PODS))
+		return 0;
+	return -1;
+}
+
+/* choose finds the endpoint for a new connection and reports whether there is one. */
+INLINE int choose(struct bpf_sock_addr *ctx, const struct front_key *k, struct endpoint *to)
+{
+	/* Twice: the list that a frontend had may be gone when its slot is looked up. */
+	for (int i = 0; i < 2; i++) {
+		struct front *f = find(k);
+		if (!f)
+			return 0;
+		struct own_key me = {};
+		int list = list_for(ctx, f, &k->addr, &me.addr);
+		if (list < 0)
+			return 0;
+		struct slot_key s = {.list = list ? f->list[1] : f->list[0]};
+		__u32 count = list ? f->count[1] : f->count[0];
+		if (!count)
+			return 0;
+		/* An endpoint that may be sent to itself is masqueraded then. */
+		me.list = s.list;
+		if ((me.addr.word[0] || me.addr.word[2]) && bpf_map_lookup_elem(&own, &me))
+			return 0;
+		s.slot = ((__u64)bpf_get_prandom_u32() * count) >> 32;
+		struct endpoint *e = bpf_map_lookup_elem(&slots, &s);
+		if (e) {
+			*to = *e;
+			return 1;
+		}
+	}
+	return 0;
+}
+
+/* bound is whether a socket has a source address or an interface: routes and masquerading may depend on that. */
+INLINE int bound(struct bpf_sock_addr *ctx, int six)
+{
+	struct bpf_sock *sk = ctx->sk;
+	if (!sk || sk->bound_dev_if)
+		return 1;
+	if (!six)
+		return sk->src_ip4 != 0;
+	return sk->src_ip6[0] || sk->src_ip6[1] || sk->src_ip6[2] || sk->src_ip6[3];
+}
+
+/* translate finds where a connection to k goes, and remembers k for getpeername. */
+INLINE int translate(struct bpf_sock_addr *ctx, struct front_key *k, struct endpoint *to, int six)
+{
+	if (!ctx->sk)
+		return 0;
+	if (k->protocol != TCP || bound(ctx, six) || !choose(ctx, k, to)) {
+		bpf_sk_storage_delete(&peers, ctx->sk);
+		return 0;
+	}
+	struct peer *p = bpf_sk_storage_get(&peers, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!p)
+		return 0;
+	p->addr = k->addr;
+	p->port = k->port;
+	return 1;
+}
+
+SEC("cgroup/connect4")
+int connect4(struct bpf_sock_addr *ctx)
+{
+	struct front_key k = {.port = ctx->user_port, .protocol = ctx->protocol};
+	struct endpoint to;
+	k.addr.word[2] = swap32(0xffff);
+	k.addr.word[3] = ctx->user_ip4;
+	if (translate(ctx, &k, &to, 0)) {
+		ctx->user_ip4 = to.addr.word[3];
+		ctx->user_port = to.port;
+	}
+	return 1;
+}
+
+SEC("cgroup/connect6")
+int connect6(struct bpf_sock_addr *ctx)
+{
+	struct front_key k = {.port = ctx->user_port, .protocol = ctx->protocol};
+	struct endpoint to;
+	k.addr.word[0] = ctx->user_ip6[0];
+	k.addr.word[1] = ctx->user_ip6[1];
+	k.addr.word[2] = ctx->user_ip6[2];
+	k.addr.word[3] = ctx->user_ip6[3];
+	if (translate(ctx, &k, &to, 1)) {
+		ctx->user_ip6[0] = to.addr.word[0];
+		ctx->user_ip6[1] = to.addr.word[1];
+		ctx->user_ip6[2] = to.addr.word[2];
+		ctx->user_ip6[3] = to.addr.word[3];
+		ctx->user_port = to.port;
+	}
+	return 1;
+}
+
+SEC("cgroup/getpeername4")
+int getpeername4(struct bpf_sock_addr *ctx)
+{
+	if (!ctx->sk)
+		return 1;
+	struct peer *p = bpf_sk_storage_get(&peers, ctx->sk, 0, 0);
+	if (p) {
+		ctx->user_ip4 = p->addr.word[3];
+		ctx->user_port = p->port;
+	}
+	return 1;
+}
+
+SEC("cgroup/getpeername6")
+int getpeername6(struct bpf_sock_addr *ctx)
+{
+	if (!ctx->sk)
+		return 1;
+	struct peer *p = bpf_sk_storage_get(&peers, ctx->sk, 0, 0);
+	if (p) {
+		ctx->user_ip6[0] = p->addr.word[0];
+		ctx->user_ip6[1] = p->addr.word[1];
+		ctx->user_ip6[2] = p->addr.word[2];
+		ctx->user_ip6[3] = p->addr.word[3];
+		ctx->user_port = p->port;
+	}
+	return 1;
+}
+
+char licence[] SEC("license") = "Apache-2.0";

@@ -1,0 +1,275 @@
+package connect
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
+)
+
+// native is the byte order of the object, that of all machines that fairlead is built for.
+var native = binary.LittleEndian
+
+// pinned are the maps that outlive the process. The others are questions, and what sockets remember themselves:
+// a socket that was translated by programs of an earlier process is known by that map.
+var pinned = []string{
+	programMapFronts, programMapSlots, programMapOwn, programMapNodes, programMapClients, programMapAsks, programMapPeers,
+}
+
+// hooks are the programs by the name of their link.
+var hooks = []struct {
+	name   string
+	attach ebpf.AttachType
+}{
+	{programProgConnect4, ebpf.AttachCGroupInet4Connect},
+	{programProgConnect6, ebpf.AttachCGroupInet6Connect},
+	{programProgGetpeername4, ebpf.AttachCgroupInet4GetPeername},
+	{programProgGetpeername6, ebpf.AttachCgroupInet6GetPeername},
+}
+
+// Programs are the programs and maps of one network namespace. Fronts to DelNode have one user at a
+// time; Answer may run beside it.
+type Programs struct {
+	cfg    Config
+	cookie uint64
+	dir    string
+	col    *ebpf.Collection
+	maps   programMaps
+	links  map[string]link.Link // nil until Attach
+}
+
+// Open loads the programs for the network namespace of the calling thread, with the maps that an earlier
+// process pinned, if they have the same layout. Nothing is translated by them until Attach; what is attached
+// already goes on.
+func Open(cfg Config) (*Programs, error) {
+	if err := cfg.complete(); err != nil {
+		return nil, err
+	}
+	if err := checkFS(cfg.FS, unix.BPF_FS_MAGIC, "a BPF file system (type 'mount -t bpf bpf "+cfg.FS+"', or mount the machine's into "+
+		"the container)"); err != nil {
+		return nil, err
+	}
+	cookie, err := Cookie()
+	if err != nil {
+		return nil, err
+	}
+	// Before Linux 5.11 maps count as locked memory.
+	_ = rlimit.RemoveMemlock()
+	p := &Programs{cfg: cfg, cookie: cookie, dir: cfg.dir(cookie)}
+	spec, err := loadProgram()
+	if err != nil {
+		return nil, err
+	}
+	if err := spec.Variables[programVarNodeNamespace].Set(cookie); err != nil {
+		return nil, err
+	}
+	adopted := p.adopt(spec)
+	p.col, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: adopted})
+	for _, m := range adopted {
+		_ = m.Close()
+	}
+	if err != nil {
+		return nil, explain("load the programs of connect-time", err)
+	}
+	m := p.col.Maps
+	p.maps = programMaps{
+		Asks: m[programMapAsks], Clients: m[programMapClients], Fronts: m[programMapFronts], Nodes: m[programMapNodes],
+		Own: m[programMapOwn], Peers: m[programMapPeers], Slots: m[programMapSlots],
+	}
+	return p, nil
+}
+
+// adopt opens the pinned maps. If one is missing or of another layout, all are made new: they belong together.
+func (p *Programs) adopt(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
+	out := map[string]*ebpf.Map{}
+	for _, name := range pinned {
+		m, err := ebpf.LoadPinnedMap(filepath.Join(p.dir, name), nil)
+		if err == nil {
+			out[name] = m
+			err = spec.Maps[name].Compatible(m)
+		}
+		if err != nil {
+			for _, m := range out {
+				_ = m.Close()
+			}
+			return nil
+		}
+	}
+	return out
+}
+
+// Attach puts the programs in force, in place of an earlier process's, and pins them with their maps: they go on
+// when this process ends. Other programs on the control group stay. A second call does nothing.
+func (p *Programs) Attach() error {
+	if p.links != nil {
+		return nil
+	}
+	if err := os.MkdirAll(p.dir, 0o700); err != nil {
+		return fmt.Errorf("cannot keep the programs of connect-time: %w", err)
+	}
+	links := map[string]link.Link{}
+	for _, h := range hooks {
+		l, err := p.attach(h.name, h.attach)
+		if err != nil {
+			closeLinks(links)
+			return explain("attach "+h.name+" to "+p.cfg.Cgroup, err)
+		}
+		links[h.name] = l
+	}
+	for _, name := range pinned {
+		if err := p.pin(name); err != nil {
+			closeLinks(links)
+			return fmt.Errorf("cannot keep map %s: %w", name, err)
+		}
+	}
+	p.links = links
+	return nil
+}
+
+// pin keeps a map, in the place of another one.
+func (p *Programs) pin(name string) error {
+	path := filepath.Join(p.dir, name)
+	m := p.col.Maps[name]
+	if old, err := ebpf.LoadPinnedMap(path, nil); err == nil {
+		same, err := sameMap(old, m)
+		_ = old.Close()
+		if err != nil || same {
+			return err
+		}
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	clone, err := m.Clone() // a Map knows of one pin only
+	if err != nil {
+		return err
+	}
+	return errors.Join(clone.Pin(path), clone.Close())
+}
+
+func sameMap(a, b *ebpf.Map) (bool, error) {
+	x, err := a.Info()
+	if err != nil {
+		return false, err
+	}
+	y, err := b.Info()
+	if err != nil {
+		return false, err
+	}
+	i, _ := x.ID()
+	j, _ := y.ID()
+	return i == j, nil
+}
+
+// attach updates the link of a program that is pinned for the same group, or makes a new one. A link to another group goes when the
+// new one is there.
+func (p *Programs) attach(name string, at ebpf.AttachType) (link.Link, error) {
+	path, program := filepath.Join(p.dir, "link-"+name), p.col.Programs[name]
+	group, err := os.Open(p.cfg.Cgroup)
+	if err != nil {
+		return nil, err
+	}
+	defer group.Close()
+	if old, err := link.LoadPinnedLink(path, nil); err == nil {
+		if onGroup(old, group) && old.Update(program) == nil {
+			return old, nil
+		}
+		defer old.Close()
+	}
+	l, err := link.AttachRawLink(link.RawLinkOptions{Target: int(group.Fd()), Program: program, Attach: at})
+	if err != nil {
+		return nil, err
+	}
+	if err = os.Remove(path); errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	if err = errors.Join(err, l.Pin(path)); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+// onGroup reports whether a link is to the open group.
+func onGroup(l link.Link, group *os.File) bool {
+	var st unix.Stat_t
+	info, err := l.Info()
+	if err != nil || info.Cgroup() == nil || unix.Fstat(int(group.Fd()), &st) != nil {
+		return false
+	}
+	return info.Cgroup().CgroupId == st.Ino
+}
+
+func closeLinks(links map[string]link.Link) {
+	for _, l := range links {
+		_ = l.Close()
+	}
+}
+
+// Close releases what this process holds. What was attached goes on.
+func (p *Programs) Close() error {
+	closeLinks(p.links)
+	p.col.Close()
+	return nil
+}
+
+var _ io.Closer = (*Programs)(nil)
+
+// Cleanup takes the programs of the calling thread's network namespace from their group, and frees their maps.
+// Where there are none it does nothing.
+func Cleanup(bpffs string) error {
+	if bpffs == "" {
+		bpffs = DefaultFS
+	}
+	if checkFS(bpffs, unix.BPF_FS_MAGIC, "") != nil {
+		return nil
+	}
+	cookie, err := Cookie()
+	if err != nil {
+		return nil //nolint:nilerr // a kernel that is too old has none of our programs
+	}
+	cfg := Config{FS: bpffs}
+	dir := cfg.dir(cookie)
+	for _, h := range hooks {
+		if err := detach(filepath.Join(dir, "link-"+h.name)); err != nil {
+			return err
+		}
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	_ = os.Remove(filepath.Dir(dir)) // if no other namespace has anything there
+	return nil
+}
+
+// detach ends a pinned link at once: to remove only the pin would end it some time later.
+func detach(path string) error {
+	l, err := link.LoadPinnedLink(path, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		err = l.Detach()
+		_ = l.Close()
+	}
+	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, ebpf.ErrNotSupported) { // its group is gone; before Linux 5.9
+		return explain("detach "+filepath.Base(path), err)
+	}
+	return os.Remove(path)
+}
+
+// Probe returns why the programs cannot work here, or nil. It loads them, and leaves nothing.
+func Probe(cfg Config) error {
+	p, err := Open(cfg)
+	if err != nil {
+		return err
+	}
+	return p.Close()
+}

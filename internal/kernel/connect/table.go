@@ -1,0 +1,173 @@
+package connect
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// Front is what connections are told apart by: a frontend's address, or a node port, whose Addr is the
+// unspecified one of its family.
+type Front struct {
+	Addr     netip.AddrPort
+	Protocol uint8
+	Node     bool
+}
+
+// Masquerade is which clients' connections would leave with the node's address; dataplane.Masquerading has the same
+// values.
+type Masquerade uint8
+
+// Route is where a Front leads: to the slots of List[0] or, with Split, for clients on this node and its Pods, List[1]. A Count
+// of 0 leaves the clients to the packet filter.
+type Route struct {
+	List, Count [2]uint32
+	Split       bool
+	Masquerade  Masquerade
+}
+
+// ErrFull is wrapped by the error where a map has no room for more.
+var ErrFull = errors.New("the map has no room")
+
+func (f *Front) key() programFrontKey {
+	k := programFrontKey{Addr: as16(f.Addr.Addr()), Port: swapped(f.Addr.Port()), Protocol: f.Protocol}
+	if f.Node {
+		k.Node = 1
+	}
+	return k
+}
+
+// swapped turns a port into the order of the network, or back.
+func swapped(p uint16) uint16 { return p<<8 | p>>8 }
+
+// Fronts calls f with every frontend that is installed.
+func (p *Programs) Fronts(f func(Front, Route)) error {
+	var k programFrontKey
+	var v programFront
+	it := p.maps.Fronts.Iterate()
+	for it.Next(&k, &v) {
+		f(Front{Addr: netip.AddrPortFrom(addrOf(k.Addr), swapped(k.Port)), Protocol: k.Protocol, Node: k.Node != 0},
+			Route{List: v.List, Count: v.Count, Split: v.Split != 0, Masquerade: Masquerade(v.Masquerade)})
+	}
+	return problem("read frontends", it.Err())
+}
+
+// PutFront installs a frontend in one step: a connection meets its old route or its new one.
+func (p *Programs) PutFront(f Front, r Route) error {
+	v := programFront{List: r.List, Count: r.Count, Masquerade: uint8(r.Masquerade)}
+	if r.Split {
+		v.Split = 1
+	}
+	k := f.key()
+	return problem("write a frontend", p.maps.Fronts.Put(&k, &v))
+}
+
+// DelFront removes a frontend; none is no error.
+func (p *Programs) DelFront(f Front) error {
+	k := f.key()
+	return problem("remove a frontend", gone(p.maps.Fronts.Delete(&k)))
+}
+
+// Slots calls f with every slot that is installed.
+func (p *Programs) Slots(f func(list, slot uint32, at netip.AddrPort)) error {
+	var k programSlotKey
+	var v programEndpoint
+	it := p.maps.Slots.Iterate()
+	for it.Next(&k, &v) {
+		f(k.List, k.Slot, netip.AddrPortFrom(addrOf(v.Addr), swapped(v.Port)))
+	}
+	return problem("read endpoints", it.Err())
+}
+
+// PutSlots installs the endpoints of a list that no frontend leads to yet.
+func (p *Programs) PutSlots(list uint32, endpoints []netip.AddrPort) error {
+	if len(endpoints) == 0 {
+		return nil
+	}
+	keys, values := make([]programSlotKey, len(endpoints)), make([]programEndpoint, len(endpoints))
+	for i, at := range endpoints {
+		keys[i] = programSlotKey{List: list, Slot: uint32(i)}
+		values[i] = programEndpoint{Addr: as16(at.Addr()), Port: swapped(at.Port())}
+	}
+	_, err := p.maps.Slots.BatchUpdate(keys, values, nil)
+	return problem("write endpoints", err)
+}
+
+// DelSlots removes the first n slots of a list that no frontend leads to any more.
+func (p *Programs) DelSlots(list uint32, n int) error {
+	for i := range n {
+		if err := p.DelSlot(list, uint32(i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// DelSlot removes one slot.
+func (p *Programs) DelSlot(list, slot uint32) error {
+	return problem("remove an endpoint", gone(p.maps.Slots.Delete(&programSlotKey{List: list, Slot: slot})))
+}
+
+// Own calls f with every endpoint whose own connections are left to the packet filter.
+func (p *Programs) Own(f func(list uint32, a netip.Addr)) error {
+	var k programOwnKey
+	var v uint8
+	it := p.maps.Own.Iterate()
+	for it.Next(&k, &v) {
+		f(k.List, addrOf(k.Addr))
+	}
+	return problem("read endpoints of this node", it.Err())
+}
+
+// PutOwn leaves connections that the endpoint a makes to its own list to the packet filter.
+func (p *Programs) PutOwn(list uint32, a netip.Addr) error {
+	return problem("write an endpoint of this node", p.maps.Own.Put(&programOwnKey{List: list, Addr: as16(a)}, uint8(1)))
+}
+
+// DelOwn undoes PutOwn.
+func (p *Programs) DelOwn(list uint32, a netip.Addr) error {
+	return problem("remove an endpoint of this node", gone(p.maps.Own.Delete(&programOwnKey{List: list, Addr: as16(a)})))
+}
+
+// Nodes returns the addresses on which node ports answer, as installed.
+func (p *Programs) Nodes() (out []netip.Addr, err error) {
+	var k programAddress
+	var v uint8
+	it := p.maps.Nodes.Iterate()
+	for it.Next(&k, &v) {
+		out = append(out, addrOf(k))
+	}
+	return out, problem("read the node's addresses", it.Err())
+}
+
+// PutNode has node ports answer on a.
+func (p *Programs) PutNode(a netip.Addr) error {
+	k := as16(a)
+	return problem("write an address of the node", p.maps.Nodes.Put(&k, uint8(1)))
+}
+
+// DelNode undoes PutNode.
+func (p *Programs) DelNode(a netip.Addr) error {
+	k := as16(a)
+	return problem("remove an address of the node", gone(p.maps.Nodes.Delete(&k)))
+}
+
+func gone(err error) error {
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil
+	}
+	return err
+}
+
+func problem(what string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.E2BIG), errors.Is(err, unix.ENOMEM):
+		return fmt.Errorf("cannot %s: %w: %w", what, ErrFull, err)
+	}
+	return fmt.Errorf("cannot %s: %w", what, err)
+}
