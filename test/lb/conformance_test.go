@@ -54,8 +54,8 @@ func TestKnownFailuresAreInTheDocument(t *testing.T) {
 }
 
 // All conformance tests of the Gateway API but the known failures pass, on a server and an agent as users start them. The
-func TestGatewayConformance(t *testing.T) {
 // backends are the published echo-basic, run as processes by --image-map; the tests stand on a machine outside of the cluster.
+func TestGatewayConformance(t *testing.T) {
 	if *conformanceProfiles == "" {
 		t.Skip("make conformance runs these tests, which take many minutes")
 	}
