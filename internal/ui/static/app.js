@@ -121,7 +121,7 @@ function App({ secret, namespace, failed, logged }) {
 // 'fairlead ui' opens the page with a fragment, which no server sees: a key, which does not stay in the history, and a namespace.
 async function start() {
   const link = new URLSearchParams(location.hash.slice(1));
-  const secret = link.get('key') || '';
+  const secret = (/^[A-Z2-7]+$/.exec(link.get('key')) || [''])[0]; // as 'fairlead ui' makes them: a link gives nobody's token
   let namespace = link.get('namespace') || '';
   let failed = '';
   if (secret || namespace) history.replaceState(null, '', location.pathname);

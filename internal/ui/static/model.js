@@ -190,16 +190,19 @@ export function setFindings(list, names) {
   }
 }
 
+// setOthers keeps the lines of the report that stand below no Service.
+function setOthers() {
+  if (!state.report) return;
+  const shown = new Set((state.report.serviceProblems || []).filter((p) => state.services.has(p.service)).map((p) => p.text));
+  state.others = [...new Set(state.report.problems)].filter((l) => !shown.has(l));
+}
+
 export function setReport(report) {
   const next = new Map();
-  const shown = new Set();
-  for (const { service, text } of report.serviceProblems || []) {
-    next.set(service, [...(next.get(service) || []), text]);
-    if (state.services.has(service)) shown.add(text);
-  }
+  for (const { service, text } of report.serviceProblems || []) next.set(service, [...(next.get(service) || []), text]);
   state.report = report;
   state.nodesVersion++;
-  state.others = [...new Set(report.problems)].filter((l) => !shown.has(l));
+  setOthers();
   replace(state.concerns, next, new Set([...state.concerns.keys(), ...next.keys()]));
 }
 
@@ -218,12 +221,14 @@ export function setExplained(key, finding) {
 
 export function setServices(list) {
   state.services = new Map(list.map((s) => [s.key, s]));
+  setOthers();
   refreshAll();
 }
 
 // setService takes a Service, or if it is null takes away the one with the key.
 export function setService(key, s) {
   state.explained.delete(key);
+  const known = state.services.has(key);
   if (s) {
     state.services.set(key, s);
   } else {
@@ -231,6 +236,7 @@ export function setService(key, s) {
     state.findings.delete(key);
     state.concerns.delete(key);
   }
+  if (known !== !!s && state.report && (state.report.serviceProblems || []).some((p) => p.service === key)) setOthers();
   refresh(key);
 }
 

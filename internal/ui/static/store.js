@@ -113,6 +113,7 @@ let lastAll = 0;
 let waiting = 0;
 
 function touch(key) {
+  if (key.endsWith('/')) return; // of a slice without a Service
   dirty.add(key);
   setTimeout(turn, 0);
 }
