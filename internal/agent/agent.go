@@ -340,7 +340,7 @@ func (r *Registrar) allocatablePods(n *corev1.Node) resource.Quantity {
 		r.short = short
 		if short {
 			r.log.Warn("the node's range has fewer addresses than --max-pods; give new nodes larger ranges with "+
-				"--node-cidr-mask-size-ipv4 of the server", "ranges", n.Spec.PodCIDRs, "addresses", most, "max-pods", pods)
+				"--node-cidr-mask-size-ipv4 or -ipv6 of the server", "ranges", n.Spec.PodCIDRs, "addresses", most, "max-pods", pods)
 		}
 	}
 	return *resource.NewQuantity(min(pods, most), resource.DecimalSI)

@@ -28,6 +28,7 @@ type listener struct {
 	kinds               []gwv1.Kind      // of routes that it takes
 	streams             map[string]*Rule // by host
 	secrets             []svc.Name
+	granted             []grantedSecret // those of secrets that nodes may read by the Service of a ReferenceGrant
 	attached            int32
 	rules               map[string][]*match // by host
 	taken               map[gwv1.Kind]*patterns
@@ -194,15 +195,15 @@ func (l *listener) readCertificates(o *Objects, gateway string, secrets *secretS
 			l.miss(gwv1.ListenerReasonInvalidCertificateRef, "tls.certificateRefs[%d]: want a Secret", i)
 		case !o.permitted(from, "Secret", name):
 			l.miss(gwv1.ListenerReasonRefNotPermitted, "tls.certificateRefs[%d]: no ReferenceGrant of namespace %s permits it", i, name.Namespace)
-		case name.Namespace != gateway && name.Namespace != l.in: // docs/design/020-gateway.md
-			l.miss(gwv1.ListenerReasonRefNotPermitted, "tls.certificateRefs[%d]: nodes read Secrets only of the namespace of the Gateway or of the "+
-				"ListenerSet", i)
 		default:
 			if wrong := secrets.add(name); wrong != "" {
 				l.miss(gwv1.ListenerReasonInvalidCertificateRef, "tls.certificateRefs[%d]: Secret %s: %s", i, name, wrong)
 				continue
 			}
 			l.secrets = append(l.secrets, name)
+			if name.Namespace != gateway && name.Namespace != l.in { // docs/design/020-gateway.md
+				l.granted = append(l.granted, grantedSecret{o.grantFor(from, "Secret", name), name})
+			}
 		}
 	}
 }

@@ -217,6 +217,9 @@ func TestCertificatesOfListenerSets(t *testing.T) {
 		if c.ref == "{name: c}" {
 			own = "[b/c]"
 		}
+		if len(f.Granted()) > 0 {
+			t.Errorf("%s: nodes need the Service of a grant: %v", c.ref, f.Granted())
+		}
 		if got := fmt.Sprint(f.SetSecrets(svc.Name{Namespace: "b", Name: "s"})); got != own {
 			t.Errorf("%s: nodes need %s of the namespace, want %s", c.ref, got, own)
 		}

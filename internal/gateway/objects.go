@@ -39,6 +39,8 @@ const (
 	FrontIngress = "ingress"
 	// FrontSet is of the Service of a ListenerSet, which only names the Secrets of its namespace that nodes need.
 	FrontSet = "listenerset"
+	// FrontGrant is of the Service of a ReferenceGrant, which likewise only names Secrets of its namespace.
+	FrontGrant = "referencegrant"
 )
 
 // IngressService is the Service of the front of all Ingresses.
@@ -53,6 +55,9 @@ func ServiceOfGateway(gateway svc.Name) svc.Name {
 
 // ServiceOfSet returns the name of the Service of a ListenerSet.
 func ServiceOfSet(set svc.Name) svc.Name { return serviceName(set, "listeners-"+ClassName, 32) }
+
+// ServiceOfGrant returns the name of the Service of a ReferenceGrant by which Gateways use Secrets.
+func ServiceOfGrant(grant svc.Name) svc.Name { return serviceName(grant, "secrets-"+ClassName, 32) }
 
 // serviceName appends an end to the name of an object. One that is too long keeps some bytes, and gets a hash.
 func serviceName(of svc.Name, end string, some int) svc.Name {
@@ -106,24 +111,24 @@ type Secret struct {
 
 // permitted reports whether a ReferenceGrant lets objects of a kind and a namespace name an object of the core group.
 func (o *Objects) permitted(from gwv1.ReferenceGrantFrom, kind gwv1.Kind, to svc.Name) bool {
-	if string(from.Namespace) == to.Namespace {
-		return true
-	}
-	for _, g := range o.Grants {
-		if g.Namespace != to.Namespace {
-			continue
-		}
-		lets := false
-		for _, f := range g.Spec.From {
-			lets = lets || f == from
-		}
-		for _, t := range g.Spec.To {
-			if lets && t.Group == corev1.GroupName && t.Kind == kind && (t.Name == nil || *t.Name == "" || string(*t.Name) == to.Name) {
-				return true
-			}
+	return string(from.Namespace) == to.Namespace || o.grantFor(from, kind, to) != svc.Name{}
+}
+
+// grantFor returns the first of the ReferenceGrants that permit a reference to another namespace, by name, and the zero Name
+// if there is none.
+func (o *Objects) grantFor(from gwv1.ReferenceGrantFrom, kind gwv1.Kind, to svc.Name) (first svc.Name) {
+	for n, g := range o.Grants {
+		if n.Namespace == to.Namespace && lets(g, from, kind, to.Name) && (first == svc.Name{} || n.Compare(first) < 0) {
+			first = n
 		}
 	}
-	return false
+	return first
+}
+
+func lets(g *gwv1.ReferenceGrant, from gwv1.ReferenceGrantFrom, kind gwv1.Kind, name string) bool {
+	return slices.Contains(g.Spec.From, from) && slices.ContainsFunc(g.Spec.To, func(t gwv1.ReferenceGrantTo) bool {
+		return t.Group == corev1.GroupName && t.Kind == kind && (t.Name == nil || *t.Name == "" || string(*t.Name) == name)
+	})
 }
 
 // port returns a port of a Service, nil if it has none of that number and transport.

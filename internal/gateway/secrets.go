@@ -13,6 +13,21 @@ const (
 	maxIngressTLS     = 64        // entries of an Ingress
 )
 
+// grantedSecret is a Secret that is neither of the Gateway's namespace nor of the ListenerSet's, with the ReferenceGrant that
+// permits it.
+type grantedSecret struct{ grant, secret svc.Name }
+
+// Granted returns the usable Secrets that listeners name by ReferenceGrants and nodes may read by the Services of these.
+func (f *Front) Granted() map[svc.Name][]svc.Name {
+	out := map[svc.Name][]svc.Name{}
+	for _, l := range f.listeners {
+		for _, g := range l.granted {
+			out[g.grant] = append(out[g.grant], g.secret)
+		}
+	}
+	return out
+}
+
 // secretSet collects the Secrets that a front names.
 type secretSet struct {
 	objects *Objects

@@ -68,8 +68,8 @@ const (
 	ACMEHostsAnnotation    = "fairlead.dev/acme-hosts"
 	// IngressService is the Service of the front of all Ingresses, in kube-system.
 	IngressService = "fairlead-ingress"
-	// FrontSecretsAnnotation of the Service of a Gateway, of a ListenerSet, or of all Ingresses, lists the TLS Secrets that nodes need for it:
-	// namespace/name, comma separated. Of other namespaces only IngressService may name some.
+	// FrontSecretsAnnotation of the Service of a Gateway, of a ListenerSet, of a ReferenceGrant, or of all Ingresses, lists the TLS
+	// Secrets that nodes need for it: namespace/name, comma separated. Of other namespaces only IngressService may name some.
 	FrontSecretsAnnotation = "fairlead.dev/front-secrets"
 	// FrontKeysAnnotation of the Service of a Gateway lists the labels and annotations that the Gateway gave it, each as
 	// label:KEY or annotation:KEY, comma separated: a key that the Gateway no longer has is removed.

@@ -12,8 +12,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
@@ -80,6 +82,7 @@ func (f *frontDoor) streams() {
 	}
 	f.streamStatuses()
 	f.permission(vip)
+	f.granted()
 	f.must(f.api.Gateways("default").Delete(f.Context(), "wires", metav1.DeleteOptions{}))
 	testbed.Until(f, "the status of a ListenerSet whose Gateway has gone", func() error {
 		s, err := f.api.Sets("default").Get(f.Context(), "team", metav1.GetOptions{})
@@ -119,6 +122,57 @@ func (f *frontDoor) permission(vip string) {
 	})
 	allow("Same")
 	testbed.Until(f, "the end of the ListenerSet's port", closed)
+}
+
+// granted shows the certificate of another namespace while a ReferenceGrant there permits it.
+func (f *frontDoor) granted() {
+	f.Helper()
+	f.apply(strings.TrimSpace(`
+apiVersion: gateway.networking.k8s.io/v1
+kind: ReferenceGrant
+metadata: {name: certs, namespace: foreign}
+spec:
+  from: [{group: gateway.networking.k8s.io, kind: Gateway, namespace: default}]
+  to: [{group: "", kind: Secret, name: foreign-tls}]
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: borrows}
+spec:
+  gatewayClassName: fairlead
+  listeners:
+  - {name: https, port: 443, protocol: HTTPS, tls: {certificateRefs: [{name: foreign-tls, namespace: foreign}]}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: borrows}
+spec:
+  parentRefs: [{name: borrows}]
+  rules: [{filters: [{type: RequestRedirect, requestRedirect: {hostname: team.example.com}}]}]`))
+	vip := f.programmed("borrows")
+	const ask = "-s --resolve foreign.example.com:443:192.0.2.100 --connect-timeout 3 --cacert ca.pem -o /dev/null -w %{redirect_url} " +
+		"https://foreign.example.com/x"
+	f.answers(vip, [][2]string{{ask, "https://team.example.com/x"}})
+	grant := svc.Name{Namespace: "foreign", Name: "certs"}
+	record := gateway.ServiceOfGrant(grant)
+	s, err := f.client.CoreV1().Services(record.Namespace).Get(f.Context(), record.Name, metav1.GetOptions{})
+	f.must(err)
+	if s.Annotations[svc.FrontSecretsAnnotation] != "foreign/foreign-tls" || s.Spec.ClusterIP != corev1.ClusterIPNone {
+		f.Errorf("the Service by which nodes may read the Secret: %v, %+v", s.Annotations, s.Spec)
+	}
+	grants := f.dynamic.Resource(schema.GroupVersion(gwv1.GroupVersion).WithResource("referencegrants")).Namespace(grant.Namespace)
+	f.must(grants.Delete(f.Context(), grant.Name, metav1.DeleteOptions{}))
+	testbed.Until(f, "the certificate to be shown no longer", func() error {
+		if out, err := f.curl(ask, vip); err == nil {
+			return fmt.Errorf("it answers %q", out)
+		}
+		_, err := f.client.CoreV1().Services(record.Namespace).Get(f.Context(), record.Name, metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("Service %s is still there: %w", record, err)
+		}
+		return nil
+	})
+	f.must(f.api.Gateways("default").Delete(f.Context(), "borrows", metav1.DeleteOptions{}))
 }
 
 // vault is a Pod that ends TLS itself.

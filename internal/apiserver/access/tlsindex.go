@@ -107,7 +107,7 @@ func toTLSRefs(obj any) (any, error) {
 		return obj, nil // a tombstone
 	}
 	out := &tlsRefs{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion}}
-	if s.Spec.ClusterIP == corev1.ClusterIPNone { // of a ListenerSet
+	if s.Spec.ClusterIP == corev1.ClusterIPNone { // of a ListenerSet or a ReferenceGrant
 		out.fronts = frontSecrets(s)
 		return out, nil
 	}

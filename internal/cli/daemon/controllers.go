@@ -161,7 +161,7 @@ Several copies may run; one works at a time.`,
 			if o.MaxEndpointsPerSlice < 1 || o.MaxEndpointsPerSlice > 1000 {
 				return base.Usagef("--max-endpoints-per-slice is %d; want 1 to 1000", o.MaxEndpointsPerSlice)
 			}
-			if err := masks.ranges(&o, networks.PodCIDRs); err != nil {
+			if err := masks.ranges(&o, networks.PodCIDRs); err != nil && slices.Contains(o.Controllers, controller.NodeIPAMName) {
 				return err
 			}
 			if err := o.Election.Check(); err != nil {

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -190,6 +191,14 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 		step(func(ctx context.Context) error { return c.writeClass(ctx, class) })
 	}
 	wanted := map[svc.Name]bool{}
+	taken := map[svc.Name]string{} // the ReferenceGrants that cannot have their Services, and why
+	for n, secrets := range granted(s) {
+		wanted[gateway.ServiceOfGrant(n)] = true
+		step(func(ctx context.Context) (err error) {
+			taken[n], err = c.keepService(ctx, serviceOfGrant(s.Grants[n], secrets), have[gateway.ServiceOfGrant(n)])
+			return err
+		})
+	}
 	for _, n := range slices.SortedFunc(maps.Keys(s.Gateways), svc.Name.Compare) {
 		service := gateway.ServiceOfGateway(n)
 		wanted[service] = true
@@ -198,7 +207,7 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 				wanted[gateway.ServiceOfSet(set)] = true
 			}
 		}
-		step(func(ctx context.Context) error { return c.syncGateway(ctx, s, n, have) })
+		step(func(ctx context.Context) error { return c.syncGateway(ctx, s, n, have, taken) })
 	}
 	for _, r := range s.Routes {
 		step(func(ctx context.Context) error { return c.writeRoute(ctx, r, s) })
@@ -235,14 +244,35 @@ func (c *controller) ours(s *corev1.Service) bool {
 		return s.Labels[gateway.FrontLabel] == gateway.FrontIngress
 	}
 	owner := metav1.GetControllerOf(s)
-	if owner != nil && owner.Kind == "ListenerSet" {
-		return s.Labels[gateway.FrontLabel] == gateway.FrontSet
+	switch kind := s.Labels[gateway.FrontLabel]; {
+	case owner == nil:
+		return false
+	case owner.Kind == "ListenerSet":
+		return kind == gateway.FrontSet
+	case owner.Kind == "ReferenceGrant":
+		return kind == gateway.FrontGrant
 	}
-	return owner != nil && owner.Kind == "Gateway" && s.Labels[gateway.ClassLabel] != ""
+	return owner.Kind == "Gateway" && s.Labels[gateway.ClassLabel] != ""
 }
 
-// syncGateway keeps the Service of a Gateway, and writes the statuses of the Gateway and its ListenerSets.
-func (c *controller) syncGateway(ctx context.Context, s *watch.State, n svc.Name, services map[svc.Name]*corev1.Service) error {
+// granted returns the Secrets that Gateways use by ReferenceGrants.
+func granted(s *watch.State) map[svc.Name][]svc.Name {
+	out := map[svc.Name][]svc.Name{}
+	for _, f := range s.Fronts {
+		for grant, secrets := range f.Granted() {
+			if s.Grants[grant] != nil {
+				out[grant] = append(out[grant], secrets...)
+			}
+		}
+	}
+	return out
+}
+
+// syncGateway keeps the Service of a Gateway, and writes the statuses of the Gateway and its ListenerSets. taken has
+// the ReferenceGrants that cannot have their Services, and why.
+func (c *controller) syncGateway(
+	ctx context.Context, s *watch.State, n svc.Name, services map[svc.Name]*corev1.Service, taken map[svc.Name]string,
+) error {
 	g, f := s.Gateways[n], s.Fronts[n]
 	have := services[gateway.ServiceOfGateway(n)]
 	unprogrammed, err := "", error(nil)
@@ -250,6 +280,9 @@ func (c *controller) syncGateway(ctx context.Context, s *watch.State, n svc.Name
 		unprogrammed, err = c.keepService(ctx, serviceOf(g, ports, f.Secrets), have)
 	} else {
 		unprogrammed = "no listener can be served"
+	}
+	for grant := range f.Granted() {
+		unprogrammed = cmp.Or(unprogrammed, taken[grant])
 	}
 	addresses := addressesOf(have)
 	if unprogrammed == "" && len(addresses) == 0 {

@@ -97,13 +97,25 @@ func serviceOf(g *gwv1.Gateway, ports map[gateway.PortKey]string, secrets []svc.
 	return s
 }
 
-// serviceOfSet returns the Service that names the Secrets of a ListenerSet's namespace. It has no address and no ports: who may
-// change Services of a namespace lets nodes read Secrets of that namespace, and of no other.
+// serviceOfSet returns the Service that names the Secrets of a ListenerSet's namespace.
 func serviceOfSet(set *gwv1.ListenerSet, secrets []svc.Name) *corev1.Service {
-	n := gateway.ServiceOfSet(svc.NameOf(set))
+	owner := metav1.NewControllerRef(set, schema.GroupVersion(gwv1.GroupVersion).WithKind("ListenerSet"))
+	return secretsService(gateway.ServiceOfSet(svc.NameOf(set)), gateway.FrontSet, owner, secrets)
+}
+
+// serviceOfGrant returns the Service that names the Secrets of a ReferenceGrant's namespace that Gateways use by it. It goes
+// with the grant.
+func serviceOfGrant(grant *gwv1.ReferenceGrant, secrets []svc.Name) *corev1.Service {
+	owner := metav1.NewControllerRef(grant, schema.GroupVersion(gwv1.GroupVersion).WithKind("ReferenceGrant"))
+	return secretsService(gateway.ServiceOfGrant(svc.NameOf(grant)), gateway.FrontGrant, owner, secrets)
+}
+
+// secretsService returns a Service that names Secrets of its namespace. It has no address and no ports: who may change
+// Services of a namespace lets nodes read Secrets of that namespace, and of no other.
+func secretsService(n svc.Name, kind string, owner *metav1.OwnerReference, secrets []svc.Name) *corev1.Service {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{
-		Namespace: n.Namespace, Name: n.Name, Labels: map[string]string{gateway.FrontLabel: gateway.FrontSet}, Annotations: map[string]string{},
-		OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(set, schema.GroupVersion(gwv1.GroupVersion).WithKind("ListenerSet"))},
+		Namespace: n.Namespace, Name: n.Name, Labels: map[string]string{gateway.FrontLabel: kind}, Annotations: map[string]string{},
+		OwnerReferences: []metav1.OwnerReference{*owner},
 	}}
 	s.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: corev1.ClusterIPNone}
 	setSecrets(s, secrets)

@@ -4,6 +4,7 @@ import (
 	"reflect"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
@@ -58,5 +59,25 @@ func TestFrontsAreProxied(t *testing.T) {
 		if r := dialect.Read(d); r.Way != dialect.Proxied || r.Invalid() || len(names) != len(ports) {
 			t.Errorf("%v: %s, %+v, names %v", ports, r.Way, r.Findings, names)
 		}
+	}
+}
+
+// The Service of a ReferenceGrant goes with the grant, names only Secrets, and is not taken for one that a tenant has made.
+func TestServiceOfAGrant(t *testing.T) {
+	grant := &gwv1.ReferenceGrant{ObjectMeta: metav1.ObjectMeta{Namespace: "b", Name: "x", UID: "1"}}
+	s := serviceOfGrant(grant, []svc.Name{{Namespace: "b", Name: "d"}, {Namespace: "b", Name: "c"}, {Namespace: "b", Name: "d"}})
+	if s.Annotations[svc.FrontSecretsAnnotation] != "b/c,b/d" || s.Spec.ClusterIP != corev1.ClusterIPNone || len(s.Spec.Ports) > 0 {
+		t.Errorf("Service %+v", s)
+	}
+	if owner := metav1.GetControllerOf(s); owner == nil || owner.UID != grant.UID || owner.Kind != "ReferenceGrant" {
+		t.Errorf("owner %+v", owner)
+	}
+	c := &controller{}
+	if !c.ours(s) {
+		t.Error("the Service is not ours")
+	}
+	s.Labels[gateway.FrontLabel] = gateway.FrontSet
+	if c.ours(s) {
+		t.Error("a Service of another kind is ours")
 	}
 }

@@ -78,6 +78,7 @@ type State struct {
 	Calls    map[svc.Name]*gwv1.GRPCRoute
 	Streams  map[gateway.StreamKey]*gateway.Stream
 	Sets     map[svc.Name]*gwv1.ListenerSet
+	Grants   map[svc.Name]*gwv1.ReferenceGrant
 	// Orphans are the ListenerSets whose Gateway does not exist.
 	Orphans   []*gwv1.ListenerSet
 	Ingresses map[svc.Name]*networkingv1.Ingress
@@ -103,7 +104,7 @@ func (w *Watch) Update(ctx context.Context, running *sync.WaitGroup) *State {
 		return svc.NameOf(a).Compare(svc.NameOf(b))
 	})
 	s.Gateways, s.Fronts, s.Routes = maps.Clone(w.objects.Gateways), maps.Clone(w.fronts), maps.Clone(w.objects.Routes)
-	s.Calls = maps.Clone(w.objects.Calls)
+	s.Calls, s.Grants = maps.Clone(w.objects.Calls), maps.Clone(w.objects.Grants)
 	s.Streams, s.Sets = maps.Clone(w.objects.Streams), maps.Clone(w.objects.Sets)
 	for _, set := range s.Sets {
 		if n := gateway.ParentOf(set); n != (svc.Name{}) && w.gateways[n] == nil {
