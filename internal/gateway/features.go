@@ -25,6 +25,8 @@ func SupportedFeatures() (out []gwv1.SupportedFeature) {
 		features.SupportHTTPRoute308RedirectStatusCode, features.SupportHTTPRouteRequestMirror,
 		features.SupportHTTPRouteRequestMultipleMirrors, features.SupportHTTPRouteRequestPercentageMirror,
 		features.SupportGRPCRoute, features.SupportGRPCRouteNamedRouteRule,
+		features.SupportTLSRoute, features.SupportTLSRouteModeTerminate, features.SupportTLSRouteModeMixed,
+		features.SupportTCPRoute, features.SupportUDPRoute, features.SupportListenerSet, features.SupportGatewayStaticAddresses,
 	} {
 		out = append(out, gwv1.SupportedFeature{Name: gwv1.FeatureName(f)})
 	}

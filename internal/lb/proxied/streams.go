@@ -48,16 +48,8 @@ func (c *Config) target() *Config {
 	return c.streams.whole()
 }
 
-// Alerts of TLS (RFC 8446, section 6) for a client that has sent only its first message.
-//
-//nolint:gochecknoglobals // constants
-var (
-	unrecognizedName = []byte{21, 3, 1, 0, 2, 2, 112}
-	accessDenied     = []byte{21, 3, 1, 0, 2, 2, 49}
-)
-
 // serveNamed handles a connection of a port at which the name with that TLS begins decides. The caller has set a deadline for what
-// the client sends first.
+// the client sends first. A connection that leads nowhere is closed without an alert, as the specification of TLSRoute asks.
 func serveNamed(s *Server, socket *net.TCPConn, conn stream.Conn, l *Listener, c *Config, client, at netip.AddrPort) Parked {
 	began := time.Now()
 	name, first, err := readName(conn)
@@ -72,12 +64,12 @@ func serveNamed(s *Server, socket *net.TCPConn, conn stream.Conn, l *Listener, c
 	line := accesslog.Entry{Client: client, Before: -1, During: -1, After: -1}
 	defer func() { c.Record(line) }()
 	if listener == nil || rule == nil {
-		_, _ = conn.Write(unrecognizedName)
+		s.log.Debug("no route for a client", "service", c.Service, "client", client, "name", name)
 		return nil
 	}
 	to := c.streams.pick(rule)
 	if to == nil {
-		_, _ = conn.Write(accessDenied)
+		s.log.Debug("no backend for a client", "service", c.Service, "client", client, "name", name)
 		return nil
 	}
 	front := conn

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -162,12 +163,9 @@ func TestNamedStreams(t *testing.T) {
 	testbed.Receive(t, "the request at the Pod", waits)
 	_ = c.Close()
 	testbed.Receive(t, "the end of a request whose client has left", ended)
-	for host, want := range map[string]string{
-		"other.example.org": "unrecognized name", "": "unrecognized name", "x.example.com": "unrecognized name",
-		"gone.example.com": "access denied",
-	} {
-		if c, err := connect(host); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v, %v; want %s", host, c, err, want)
+	for _, host := range []string{"other.example.org", "", "x.example.com", "gone.example.com"} {
+		if c, err := connect(host); !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%q: %v, %v; want a closed connection", host, c, err)
 		}
 	}
 	plain, err := net.Dial("tcp", r.At.String())
