@@ -35,11 +35,10 @@ type callIndex struct {
 	regexes []*match
 }
 
-// add adds a match. They come in the order of compareMatches.
+// add adds a match. They come in the order of compareMatches, and sort follows the last one.
 func (x *callIndex) add(m *match) {
 	if m.call.serviceRegex != nil || m.call.methodRegex != nil {
 		x.regexes = append(x.regexes, m)
-		slices.SortStableFunc(x.regexes, compareCalls)
 		return
 	}
 	if x.exact == nil {
@@ -48,6 +47,9 @@ func (x *callIndex) add(m *match) {
 	key := [2]string{m.call.service, m.call.method}
 	x.exact[key] = append(x.exact[key], m)
 }
+
+// sort puts what was added in the order of its precedence.
+func (x *callIndex) sort() { slices.SortStableFunc(x.regexes, compareCalls) }
 
 // compareCalls orders matches of calls by the precedence of the specification: more characters of the service, then more of the
 // method; then as compareMatches does, of which matches of calls use the header fields, the age and the place. What counts of a regular

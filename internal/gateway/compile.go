@@ -20,7 +20,7 @@ type compiled struct {
 	hosts   []string // "" for all
 	matches []*match
 	// invalid is the first invalid field of the rules, and wholly reports whether all rules are invalid. A rule that is invalid answers
-	// with 500, so that no other rule takes its requests.
+	// with its Refusal, so that no other rule takes its requests.
 	invalid string
 	wholly  bool
 	// unresolved is the first reference that leads to no backend.
@@ -185,7 +185,7 @@ func (b *ruleCompiler) path(m *match, spec *gwv1.HTTPPathMatch, at string) bool 
 }
 
 // value adds a match of a header field or of a parameter. Of several with the same name the first counts. With an invalid
-// expression it takes every value: the rule answers with 500, rather than that one asks for less.
+// expression it takes every value: the rule answers with its Refusal, rather than that one asks for less.
 func (b *ruleCompiler) value(to *[]valueMatch, name, value string, regex bool, at string) {
 	if slices.ContainsFunc(*to, func(v valueMatch) bool { return v.name == name }) {
 		return

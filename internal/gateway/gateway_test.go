@@ -98,7 +98,7 @@ func TestListenerIsolation(t *testing.T) {
 			t.Errorf("%s: %s, want %s", request, got, want)
 		}
 	}
-	evil := f.Parents(svc.Name{Namespace: "evil", Name: "r"})
+	evil := f.Parents(StreamKey{KindHTTPRoute, svc.Name{Namespace: "evil", Name: "r"}})
 	if got := conditionOf(evil[0].Conditions, "Accepted"); got != "False NotAllowedByListeners" {
 		t.Error(got)
 	}
@@ -305,7 +305,7 @@ func TestRegexPrograms(t *testing.T) {
 		for kind, request := range map[string]string{"headers": "http://x/a x=!", "queryParams": "http://x/a?x=!"} {
 			f := builtFrom(t, plainGateway+service("a", "open")+route("open", "", "open {}")+
 				route("r", "", fmt.Sprintf("a {path: {value: /a}, %s: [{name: x, type: RegularExpression, value: '%s'}]}", kind, text)))
-			got := conditionOf(f.Parents(svc.Name{Namespace: "default", Name: "r"})[0].Conditions, "Accepted")
+			got := conditionOf(f.Parents(StreamKey{KindHTTPRoute, svc.Name{Namespace: "default", Name: "r"}})[0].Conditions, "Accepted")
 			if (got == "True Accepted") != (wrong == "") {
 				t.Errorf("%s: %s", text, got)
 			}

@@ -94,7 +94,7 @@ func TestCallBackends(t *testing.T) {
 
 // grpcStatus returns a condition of GRPCRoute default/r, with its message.
 func grpcStatus(f *Front, kind string) string {
-	parents := f.StreamParents(StreamKey{KindGRPCRoute, svc.Name{Namespace: "default", Name: "r"}})
+	parents := f.Parents(StreamKey{KindGRPCRoute, svc.Name{Namespace: "default", Name: "r"}})
 	for _, c := range parents[0].Conditions {
 		if c.Type == kind {
 			return strings.TrimSpace(string(c.Status) + " " + c.Reason + " " + c.Message)
@@ -190,8 +190,8 @@ func TestHostsOfOneKind(t *testing.T) {
 		}
 		f := BuildGateway(o, svc.Name{Namespace: "default", Name: "g"}, nil)
 		got := [2]string{
-			conditionOf(f.Parents(http)[0].Conditions, "Accepted"),
-			conditionOf(f.StreamParents(StreamKey{KindGRPCRoute, grpc})[0].Conditions, "Accepted"),
+			conditionOf(f.Parents(StreamKey{KindHTTPRoute, http})[0].Conditions, "Accepted"),
+			conditionOf(f.Parents(StreamKey{KindGRPCRoute, grpc})[0].Conditions, "Accepted"),
 		}
 		if got != c.want {
 			t.Errorf("HTTPRoute [%s], GRPCRoute [%s]: %v, want %v", c.http, c.grpc, got, c.want)
@@ -233,7 +233,7 @@ spec: {parentRefs: [{name: g}], hostnames: [b.example.com], rules: [{backendRefs
 	if got := ask(t, f.Table, "POST http://a.example.com/a.B/C"); got != "grpc" {
 		t.Errorf("without the older route: %s", got)
 	}
-	if got := conditionOf(f.Parents(name("z"))[0].Conditions, "Accepted"); got != "False HostnameConflict" {
+	if got := conditionOf(f.Parents(StreamKey{KindHTTPRoute, name("z")})[0].Conditions, "Accepted"); got != "False HostnameConflict" {
 		t.Errorf("the younger HTTPRoute: %s", got)
 	}
 }
@@ -256,8 +256,9 @@ func TestKindsOfListeners(t *testing.T) {
 			taken = append(taken, k.Kind)
 		}
 		name := svc.Name{Namespace: "default", Name: "r"}
-		got := fmt.Sprint(taken, " ", conditionOf(l.Conditions, "ResolvedRefs"), "; ", conditionOf(f.Parents(name)[0].Conditions, "Accepted"),
-			"; ", conditionOf(f.StreamParents(StreamKey{KindGRPCRoute, name})[0].Conditions, "Accepted"))
+		got := fmt.Sprint(taken, " ", conditionOf(l.Conditions, "ResolvedRefs"), "; ",
+			conditionOf(f.Parents(StreamKey{KindHTTPRoute, name})[0].Conditions, "Accepted"), "; ",
+			conditionOf(f.Parents(StreamKey{KindGRPCRoute, name})[0].Conditions, "Accepted"))
 		if got != want {
 			t.Errorf("%s: %s, want %s", kinds, got, want)
 		}

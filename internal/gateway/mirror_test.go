@@ -30,7 +30,7 @@ func mirrorsOf(t *testing.T, text string) (mirrors, resolved, accepted string) {
 			t.Errorf("no target for %v in %s", m.Backend, targets)
 		}
 	}
-	s := f.Parents(svc.Name{Namespace: "default", Name: "r"})[0].Conditions
+	s := f.Parents(StreamKey{KindHTTPRoute, svc.Name{Namespace: "default", Name: "r"}})[0].Conditions
 	return strings.Join(out, " "), conditionOf(s, "ResolvedRefs"), conditionOf(s, "Accepted")
 }
 

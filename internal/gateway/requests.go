@@ -10,8 +10,11 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// KindGRPCRoute is the kind of the routes of gRPC.
-const KindGRPCRoute gwv1.Kind = "GRPCRoute"
+// The kinds of routes of requests.
+const (
+	KindHTTPRoute gwv1.Kind = kindHTTPRoute
+	KindGRPCRoute gwv1.Kind = "GRPCRoute"
+)
 
 // routeReasonHostnameConflict is why a route is not accepted beside an older one of the other kind. The specification asks for
 // the condition and names no reason.

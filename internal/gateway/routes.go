@@ -31,9 +31,8 @@ type Front struct {
 	gateway    svc.Name
 	listeners  []*listener // of the Gateway, then of its ListenerSets
 	sets       map[svc.Name]*listenerSet
-	streams    map[StreamKey][]gwv1.RouteParentStatus
-	// parents are the statuses of the routes that name the Gateway, one for each reference.
-	parents map[svc.Name][]gwv1.RouteParentStatus
+	// parents are the statuses of the routes that name the Gateway or one of its ListenerSets, one for each reference.
+	parents map[StreamKey][]gwv1.RouteParentStatus
 	cache   map[StreamKey]*cachedRoute
 	refers  map[svc.Name]bool // Services that routes name
 }
@@ -51,8 +50,8 @@ func BuildGateway(o *Objects, name svc.Name, before *Front) *Front {
 	secrets := newSecretSet(o, maxGatewaySecrets)
 	f := &Front{
 		accepted: gwv1.GatewayReasonAccepted, generation: g.Generation, gateway: name, listeners: newListeners(o, g, secrets),
-		parents: map[svc.Name][]gwv1.RouteParentStatus{}, cache: map[StreamKey]*cachedRoute{},
-		refers: map[svc.Name]bool{}, sets: map[svc.Name]*listenerSet{}, streams: map[StreamKey][]gwv1.RouteParentStatus{},
+		parents: map[StreamKey][]gwv1.RouteParentStatus{}, cache: map[StreamKey]*cachedRoute{},
+		refers: map[svc.Name]bool{}, sets: map[svc.Name]*listenerSet{},
 		Revoked: map[Revocation]bool{},
 	}
 	f.addSets(o, g, secrets)
@@ -153,28 +152,24 @@ func parentOf(namespace string, p *gwv1.ParentReference) svc.Name {
 
 // attach adds a route to the listeners that take it, and keeps its status.
 func (f *Front) attach(o *Objects, c *compiled) {
-	route, kind := c.from.name(), c.from.kind()
+	key := StreamKey{c.from.kind(), c.from.name()}
 	attached := map[*listener]map[string]bool{}
 	for _, p := range c.from.parents() {
-		if !f.selects(&p, route.Namespace) {
+		if !f.selects(&p, key.Namespace) {
 			continue
 		}
-		reason, message := f.attachBy(o, &p, subject{kind, route.Namespace, c.hosts}, attached)
+		reason, message := f.attachBy(o, &p, subject{key.Kind, key.Namespace, c.hosts}, attached)
 		if message == "" && c.wholly {
 			reason, message = gwv1.RouteReasonUnsupportedValue, c.invalid
 		}
-		if status := c.status(&p, reason, message); kind == KindGRPCRoute {
-			f.streams[StreamKey{kind, route}] = append(f.streams[StreamKey{kind, route}], status)
-		} else {
-			f.parents[route] = append(f.parents[route], status)
-		}
+		f.parents[key] = append(f.parents[key], c.status(&p, reason, message))
 	}
 	for l, hosts := range attached {
 		l.attached++
 		for h := range hosts {
 			l.rules[h] = append(l.rules[h], c.matches...)
 			if len(o.Calls) > 0 { // otherwise nothing asks
-				l.take(kind, h)
+				l.take(key.Kind, h)
 			}
 		}
 	}
@@ -286,11 +281,13 @@ func (c *cachedRoute) current(o *Objects) bool {
 // Refers reports whether a route of the front names a Service.
 func (f *Front) Refers(service svc.Name) bool { return f.refers[service] }
 
-// Parents returns the statuses of a route for the references that name the Gateway.
-func (f *Front) Parents(route svc.Name) []gwv1.RouteParentStatus { return f.parents[route] }
+// Parents returns the statuses of a route of any kind for the references that name the Gateway or one of its ListenerSets.
+func (f *Front) Parents(route StreamKey) []gwv1.RouteParentStatus { return f.parents[route] }
 
-// Routes returns the names of the routes that name the Gateway.
-func (f *Front) Routes() []svc.Name { return slices.SortedFunc(maps.Keys(f.parents), svc.Name.Compare) }
+// Routes returns the routes that name the Gateway or one of its ListenerSets.
+func (f *Front) Routes() []StreamKey {
+	return slices.SortedFunc(maps.Keys(f.parents), StreamKey.compare)
+}
 
 // Status returns the status of the Gateway. unprogrammed is why it is not served at its addresses, "" if it is.
 func (f *Front) Status(addresses []string, unprogrammed string) gwv1.GatewayStatus {

@@ -42,7 +42,7 @@ type Rule struct {
 // Weighted is a backend of a rule.
 type Weighted struct {
 	Weight uint32
-	// Backend is zero if the reference is not valid: its share of the requests is answered with 500.
+	// Backend is zero if the reference is not valid: its share of the requests is answered with the rule's Refusal.
 	Backend Backend
 	Valid   bool
 	Filters Filters
@@ -92,7 +92,7 @@ const (
 )
 
 // Pick returns a backend by the weights. random is any number, each with the same probability. It returns nil if no backend
-// has a weight: then the answer is 500.
+// has a weight: then the answer is Refusal.
 func (r *Rule) Pick(random uint64) *Weighted {
 	if r.total == 0 {
 		return nil

@@ -19,7 +19,7 @@ const (
 	KindUDPRoute gwv1.Kind = "UDPRoute"
 )
 
-// StreamKey names a Stream.
+// StreamKey names a route of any kind.
 type StreamKey struct {
 	Kind gwv1.Kind
 	svc.Name
@@ -88,7 +88,7 @@ func (f *Front) addStreams(o *Objects, target func(Target)) {
 			p := &s.Parents[i]
 			if f.selects(p, key.Namespace) {
 				reason, message := f.attachBy(o, p, subject{key.Kind, key.Namespace, hostsOf(s.Hostnames)}, attached)
-				f.streams[key] = append(f.streams[key], c.status(p, reason, message))
+				f.parents[key] = append(f.parents[key], c.status(p, reason, message))
 			}
 		}
 		for l, hosts := range attached {
@@ -155,7 +155,3 @@ func (c *compiledStream) status(p *gwv1.ParentReference, reason gwv1.RouteCondit
 		},
 	}
 }
-
-// StreamParents returns the statuses of a GRPCRoute, or of a route of connections or of datagrams, for the references that name
-// the Gateway or one of its ListenerSets.
-func (f *Front) StreamParents(key StreamKey) []gwv1.RouteParentStatus { return f.streams[key] }

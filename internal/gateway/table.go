@@ -237,6 +237,7 @@ func newPaths(matches []*match) *paths {
 		}
 	}
 	slices.SortStableFunc(p.regexes, func(a, b *match) int { return cmp.Compare(len(b.path), len(a.path)) })
+	p.calls.sort()
 	return p
 }
 

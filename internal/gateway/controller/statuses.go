@@ -91,7 +91,7 @@ func (c *controller) writeGateway(ctx context.Context, g *gwv1.Gateway, want gwv
 // writeRoute writes the parts of a route's status that are ours, if they differ.
 func (c *controller) writeRoute(ctx context.Context, r *gwv1.HTTPRoute, s *watch.State) error {
 	want, differs := parentsOf(s, r.Namespace, r.Spec.ParentRefs, r.Status.Parents, func(f *gateway.Front) []gwv1.RouteParentStatus {
-		return f.Parents(svc.NameOf(r))
+		return f.Parents(gateway.StreamKey{Kind: gateway.KindHTTPRoute, Name: svc.NameOf(r)})
 	})
 	if !differs {
 		return nil

@@ -19,7 +19,7 @@ import (
 func (c *controller) writeStream(ctx context.Context, r *gateway.Stream, s *watch.State) error {
 	key := r.Key()
 	want, differs := parentsOf(s, key.Namespace, r.Parents, r.Status, func(f *gateway.Front) []gwv1.RouteParentStatus {
-		return f.StreamParents(key)
+		return f.Parents(key)
 	})
 	if !differs {
 		return nil
@@ -46,7 +46,7 @@ func (c *controller) writeStream(ctx context.Context, r *gateway.Stream, s *watc
 func (c *controller) writeCall(ctx context.Context, r *gwv1.GRPCRoute, s *watch.State) error {
 	key := gateway.StreamKey{Kind: gateway.KindGRPCRoute, Name: svc.NameOf(r)}
 	want, differs := parentsOf(s, r.Namespace, r.Spec.ParentRefs, r.Status.Parents, func(f *gateway.Front) []gwv1.RouteParentStatus {
-		return f.StreamParents(key)
+		return f.Parents(key)
 	})
 	if !differs {
 		return nil

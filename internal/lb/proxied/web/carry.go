@@ -71,7 +71,7 @@ func (x *exchange) carry() bool {
 	}
 	if len(route.Mirrors) > 0 {
 		x.copied = copyOf(x, route.Mirrors)
-		defer x.copied.drop()
+		defer x.copied.end()
 	}
 	err := x.try()
 	x.leave()

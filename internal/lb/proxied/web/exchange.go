@@ -119,6 +119,7 @@ func (x *exchange) begin(c *proxied.Config) {
 // forget keeps nothing of the last request.
 func (x *exchange) forget() {
 	x.engine, x.conn, x.config, x.to, x.edit, x.client, x.req, x.link = nil, nil, nil, nil, nil, nil, nil, nil
+	x.copied = nil
 	x.line, x.cookies, x.upload, x.back = requestLine{}, nil, nil, nil
 	x.down.to, x.down.from = nil, nil
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // front makes the Service of a rig the front of a Gateway with routes. pods are those of Services with port 80.
@@ -83,10 +84,10 @@ func (p *healthPod) Watch(_ *grpc_health_v1.HealthCheckRequest, s grpc.ServerStr
 	return status.Error(codes.Aborted, "after three")
 }
 
-func (r *rig) grpcPod(name string) netip.AddrPort {
+func (r *rig) grpcPod(name string, options ...grpc.ServerOption) netip.AddrPort {
 	r.Helper()
 	l := r.Listener()
-	s := grpc.NewServer()
+	s := grpc.NewServer(options...)
 	grpc_health_v1.RegisterHealthServer(s, &healthPod{name: name})
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
@@ -95,6 +96,22 @@ func (r *rig) grpcPod(name string) netip.AddrPort {
 		<-done
 	})
 	return netip.MustParseAddrPort(l.Addr().String())
+}
+
+// unknownTo answers calls of other services, and tells about the first one.
+func unknownTo(first chan<- string) grpc.ServerOption {
+	return grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
+		method, _ := grpc.MethodFromServerStream(s)
+		q := &grpc_health_v1.HealthCheckRequest{}
+		if err := s.RecvMsg(q); err != nil {
+			return err
+		}
+		select {
+		case first <- method + " " + q.Service:
+		default:
+		}
+		return s.SendMsg(&grpc_health_v1.HealthCheckResponse{Status: grpc_health_v1.HealthCheckResponse_NOT_SERVING})
+	})
 }
 
 // exampleOf returns the example of docs/gateway.md.
@@ -172,7 +189,10 @@ spec:
 	if n != 4 || status.Code(err) != codes.Aborted {
 		t.Errorf("a stream: %d messages, %v", n-1, err)
 	}
-	r.front(map[string]netip.AddrPort{"web": pods["b"], "cart": pods["a"], "cart-next": pods["a"]}, exampleOf(t))
+	cart, cartNext := make(chan string, 1), make(chan string, 1)
+	r.front(map[string]netip.AddrPort{
+		"web": pods["b"], "cart": r.grpcPod("cart", unknownTo(cart)), "cart-next": r.grpcPod("cart-next", unknownTo(cartNext)),
+	}, exampleOf(t))
 	if got := check(""); got != "Unimplemented|||" {
 		t.Errorf("the example, for another host: %s", got)
 	}
@@ -184,6 +204,18 @@ spec:
 	_, err = grpc_health_v1.NewHealthClient(named).Check(ctx, &grpc_health_v1.HealthCheckRequest{}, grpc.Header(&head))
 	if err != nil || strings.Join(head.Get("pod"), "") != "b" {
 		t.Errorf("the example: %v, from Pod %v", err, head.Get("pod"))
+	}
+	for n := 0; r.mirroredCount("answered") == 0; n++ { // one of ten is copied
+		var out grpc_health_v1.HealthCheckResponse
+		err := named.Invoke(ctx, "/shop.Cart/Add", &grpc_health_v1.HealthCheckRequest{Service: "tea"}, &out)
+		if err != nil || out.Status != grpc_health_v1.HealthCheckResponse_NOT_SERVING || n == 2000 {
+			t.Fatalf("call %d of the example's cart: %v, %v", n, &out, err)
+		}
+	}
+	for name, got := range map[string]chan string{"cart": cart, "cart-next": cartNext} {
+		if got := testbed.Receive(t, "a call of "+name, got); got != "/shop.Cart/Add tea" {
+			t.Errorf("%s has got %s", name, got)
+		}
 	}
 	r.front(map[string]netip.AddrPort{"a": r.Free()}, `
 kind: GRPCRoute

@@ -23,12 +23,15 @@ const (
 	maxAnswerHeader = 256 << 10
 )
 
-// bounds are how long an engine waits.
+// bounds are how long an engine waits, and what it keeps.
 type bounds struct {
 	// headerTimeout is how long the head of a request may take, from the first byte.
 	headerTimeout time.Duration
 	// idleGrace is how much longer than a Pod may be silent the client's connection stays, for the answer 504.
 	idleGrace time.Duration
+	// mirrorTime and mirrorMemory are of copies of requests.
+	mirrorTime   time.Duration
+	mirrorMemory int64
 }
 
 // The bounds, unless a test wants others.
@@ -36,6 +39,8 @@ const (
 	headerTimeout = 20 * time.Second
 	idleGrace     = 5 * time.Second
 )
+
+func defaultBounds() bounds { return bounds{headerTimeout, idleGrace, mirrorTime, mirrorMemory} }
 
 // engine is a proxied.Engine. A session carries the requests of a connection of HTTP/1.1 one after the other, and a muxed
 // each one of HTTP/2; both are exchanges.
@@ -45,7 +50,8 @@ type engine struct {
 
 	sessions sessions
 	clients  clients
-	kept     keptConns      // to Pods, of all transports
+	kept     keptConns // to Pods, of all transports
+	mirrors  mirrorUse
 	waiter   *socket.Waiter // for the next requests
 	// onlyNetHTTP has netHTTP carry all requests: a test compares both.
 	onlyNetHTTP bool
@@ -54,7 +60,7 @@ type engine struct {
 
 // Start returns an engine that runs: an option of proxied.New.
 func Start(host proxied.Host) (proxied.Engine, error) {
-	return start(host, bounds{headerTimeout: headerTimeout, idleGrace: idleGrace})
+	return start(host, defaultBounds())
 }
 
 func start(host proxied.Host, b bounds) (*engine, error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,86 +20,211 @@ const (
 	maxMirrorBody = 64 << 10
 	// maxMirrors is how many copies for a backend there may be at a time, of a process.
 	maxMirrors = 64
-	// mirrorTime is how long a copy may take, from when it is whole to the end of its answer.
+	// mirrorTime is how long the body of a copied request may take to come, and then its copy, to the end of its answer.
 	mirrorTime = 10 * time.Second
+	// mirrorMemory bounds the heads and bodies that are kept for copies of all requests together, in bytes.
+	mirrorMemory = 16 << 20
 	// maxMirrorAnswer is how much of an answer is read, in bytes, so that its connection can be used again.
 	maxMirrorAnswer = 1 << 20
+	// mirrorWarning is how often failures of copies are reported at most.
+	mirrorWarning = time.Minute
+	// fieldCost is what a field of a head takes beside its text, in bytes.
+	fieldCost = 64
 )
 
-// mirrorCount counts the copies for a backend.
-type mirrorCount struct {
-	now    atomic.Int32
-	failed atomic.Bool // the last one has, which was logged
+// mirrorUse is what the copies of all requests take together.
+type mirrorUse struct {
+	copies atomic.Int64 // sent, and not over
+	memory atomic.Int64 // see mirrorMemory
+
+	mu     sync.Mutex
+	warned time.Time // of a failure, last
 }
 
-// mirrored is a request that is copied. Its methods do nothing for nil, and one goroutine calls them at a time.
-type mirrored struct {
-	x    *exchange
-	req  *http1.Request    // the bytes of x.req end with its head
-	to   []*proxied.Config // each counted; nil once the copies are sent, or given up
-	body []byte
-}
-
-// copyOf begins to copy a request as its own Pod gets it.
-func copyOf(x *exchange, to []*proxied.Config) *mirrored {
-	c := &mirrored{x: x, req: x.req.Clone()}
-	for _, t := range to {
-		n := &transportOf(t).mirrors.now
-		if x.upgrades || x.req.Length > maxMirrorBody || n.Add(1) > maxMirrors {
-			if !x.upgrades && x.req.Length <= maxMirrorBody {
-				n.Add(-1)
-			}
-			t.Traffic().Mirrored(traffic.MirrorDropped)
-			continue
-		}
-		c.to = append(c.to, t)
+// admit counts a copy for a backend, unless there are too many. A copy needs a connection to a Pod, which is an open file.
+func (u *mirrorUse) admit(t *transport, most int) bool {
+	if !addUpTo(&u.copies, 1, int64(most)) {
+		return false
 	}
+	if !addUpTo(&t.mirrors, 1, maxMirrors) {
+		u.copies.Add(-1)
+		return false
+	}
+	return true
+}
+
+// forget takes out what admit has counted.
+func (u *mirrorUse) forget(t *transport) {
+	t.mirrors.Add(-1)
+	u.copies.Add(-1)
+}
+
+// warns reports whether a failure is reported as a warning.
+func (u *mirrorUse) warns() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	now := time.Now()
+	if now.Sub(u.warned) < mirrorWarning {
+		return false
+	}
+	u.warned = now
+	return true
+}
+
+// addUpTo adds to a number unless the sum is more than most.
+func addUpTo(n *atomic.Int64, add, most int64) bool {
+	if n.Add(add) <= most {
+		return true
+	}
+	n.Add(-add)
+	return false
+}
+
+// maxCopies is how many copies there may be at a time.
+func (e *engine) maxCopies() int { return max(1, e.host.MaxKept()/4) }
+
+// mirrored is a request that is copied. Its methods do nothing for nil. One goroutine calls them at a time, except for drop.
+type mirrored struct {
+	x      *exchange
+	engine *engine
+	late   *time.Timer  // drops it
+	left   atomic.Int32 // copies that are not over, and one while they are sent
+
+	mu     sync.Mutex
+	to     []*proxied.Config // nil once the copies are sent, or given up
+	req    *http1.Request    // the bytes of x.req end with its head
+	body   []byte
+	memory int64 // of req and body, counted
+}
+
+// copyOf begins to copy a request as its own Pod gets it. It returns nil for one that is not copied.
+func copyOf(x *exchange, to []*proxied.Config) *mirrored {
+	c := &mirrored{x: x, engine: x.engine, to: to}
+	if x.websocket || x.req.Length > maxMirrorBody || !c.keep(sizeOf(x.req)) {
+		c.drop()
+		return nil
+	}
+	c.req = x.req.Clone()
+	c.late = time.AfterFunc(x.engine.mirrorTime, c.drop)
 	return c
 }
 
+// sizeOf is what a copy of a head takes, in bytes.
+func sizeOf(r *http1.Request) int {
+	n := len(r.Method) + len(r.Target) + len(r.Host)
+	for i := range r.Fields {
+		n += len(r.Fields[i].Name) + len(r.Fields[i].Value) + fieldCost
+	}
+	return n
+}
+
+// keep counts memory. It reports false if there is none left.
+func (c *mirrored) keep(n int) bool {
+	if !addUpTo(&c.engine.mirrors.memory, int64(n), c.engine.mirrorMemory) {
+		return false
+	}
+	c.memory += int64(n)
+	return true
+}
+
+// free gives back what is kept.
+func (c *mirrored) free() {
+	c.req, c.body = nil, nil
+	c.engine.mirrors.memory.Add(-c.memory)
+	c.memory = 0
+}
+
 // wants reports whether it gets what is carried of the body.
-func (c *mirrored) wants() bool { return c != nil && len(c.to) > 0 }
+func (c *mirrored) wants() bool {
+	if c == nil {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.to) > 0
+}
 
 // add copies a part of the body.
 func (c *mirrored) add(data []byte) {
-	if !c.wants() {
+	if c == nil {
 		return
 	}
-	if len(c.body)+len(data) > maxMirrorBody {
-		c.drop()
-		return
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case len(c.to) == 0:
+	case len(c.body)+len(data) > maxMirrorBody || !c.keep(len(data)):
+		c.giveUp()
+	default:
+		c.body = append(c.body, data...)
 	}
-	c.body = append(c.body, data...)
 }
 
 // drop gives up copies that were not sent.
 func (c *mirrored) drop() {
-	if c == nil {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.giveUp()
+}
+
+// giveUp is drop for a caller that holds mu.
+func (c *mirrored) giveUp() {
+	if len(c.to) == 0 {
 		return
 	}
 	for _, t := range c.to {
-		transportOf(t).mirrors.now.Add(-1)
 		t.Traffic().Mirrored(traffic.MirrorDropped)
 	}
-	c.to, c.body = nil, nil
+	c.to = nil
+	c.free()
+}
+
+// end is the last call, once the request is over: what was not sent is given up.
+func (c *mirrored) end() {
+	if c != nil {
+		c.late.Stop()
+		c.drop()
+	}
 }
 
 // send sends the copies, each on a goroutine of its own, which nothing waits for.
 func (c *mirrored) send() {
-	if !c.wants() {
+	if c == nil {
 		return
 	}
-	x := c.x
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.to) == 0 {
+		return
+	}
+	to, x := c.to, c.x
+	c.to = nil // from here on the copies have the rest
+	c.left.Store(1)
+	defer c.over()
 	c.req.Length = int64(len(c.body))
 	from := clientConn{client: x.conn.client, at: x.conn.at, secure: x.conn.secure, began: time.Now(), engine: x.engine}
-	for _, t := range c.to {
+	for _, t := range to {
+		if !c.engine.mirrors.admit(transportOf(t), c.engine.maxCopies()) {
+			t.Traffic().Mirrored(traffic.MirrorDropped)
+			continue
+		}
 		m := &mirror{}
-		m.engine, m.conn, m.client, m.second, m.req, m.isHead = x.engine, &from, m, x.second, c.req, x.isHead
+		m.engine, m.conn, m.client, m.second, m.req, m.isHead = c.engine, &from, m, x.second, c.req, x.isHead
 		m.link = &pods.Link{Close: m.drain}
+		c.left.Add(1)
 		body := c.body
-		m.engine.host.Run(func() { m.run(t, body) })
+		c.engine.host.Run(func() {
+			defer c.over()
+			m.run(t, body)
+		})
 	}
-	c.to, c.body = nil, nil
+}
+
+// over ends a copy. The last one gives back what is kept.
+func (c *mirrored) over() {
+	if c.left.Add(-1) == 0 {
+		c.free()
+	}
 }
 
 // mirror is a copy of a request, and its client, which wants no answer.
@@ -109,14 +235,13 @@ type mirror struct {
 
 // run has a Pod get the copy.
 func (m *mirror) run(to *proxied.Config, body []byte) {
-	count := &transportOf(to).mirrors
-	defer count.now.Add(-1)
+	defer m.engine.mirrors.forget(transportOf(to))
 	result := traffic.MirrorFailed // also after a panic
 	defer func() { to.Traffic().Mirrored(result) }()
 	defer m.engine.host.Panics().Recover(to.Service)
 	m.begin(to)
 	defer m.leave()
-	timer := time.AfterFunc(mirrorTime, m.drain)
+	timer := time.AfterFunc(m.engine.mirrorTime, m.drain)
 	defer timer.Stop()
 	stop := context.AfterFunc(m.engine.host.Context(), m.drain)
 	defer stop()
@@ -124,11 +249,10 @@ func (m *mirror) run(to *proxied.Config, body []byte) {
 	err := r.deliver(body, false)
 	if err == nil || m.podStatus != 0 && errors.Is(err, errEnough) {
 		result = traffic.MirrorAnswered
-		count.failed.Store(false)
 		return
 	}
 	log := m.engine.host.Log().Debug
-	if !count.failed.Swap(true) {
+	if m.engine.mirrors.warns() {
 		log = m.engine.host.Log().Warn
 	}
 	log("cannot mirror a request; the request itself is not concerned", "service", to.Service, "endpoint", m.pod, "err", err)

@@ -1,12 +1,15 @@
 package web
 
 import (
+	"bufio"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/netip"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -47,9 +50,10 @@ func (r *rig) mirroredCount(result string) (n float64) {
 }
 
 // A mirror gets a copy of what the backend gets, whatever form the body comes in, and its answers go nowhere. A body that is too long
-// reaches the backend, and is not copied.
+// reaches the backend, and is not copied, nor is a WebSocket. Who offers HTTP/2 by an upgrade sends a request as others do.
 func TestMirrorGetsCopies(t *testing.T) {
 	r := newRig(t, map[string]string{lbProtocol: "http"})
+	r.mirrorTime = time.Hour
 	text := func(q *http.Request) string {
 		body, err := io.ReadAll(q.Body)
 		if err != nil {
@@ -75,6 +79,9 @@ func TestMirrorGetsCopies(t *testing.T) {
 		q, err := http.NewRequestWithContext(t.Context(), "PUT", "http://"+r.At.String()+"/p?q=1", from)
 		r.Must(err)
 		q.Host = "web.example.com"
+		if n == 10 { // as curl --http2 and Java's HttpClient do
+			q.Header = http.Header{"Connection": {"Upgrade, HTTP2-Settings"}, "Upgrade": {"h2c"}, "Http2-Settings": {"AAMAAABkAAQCAAAAAAIAAAAA"}}
+		}
 		answer, err := client.Do(q)
 		r.Must(err)
 		got, err := io.ReadAll(answer.Body)
@@ -93,12 +100,7 @@ func TestMirrorGetsCopies(t *testing.T) {
 			t.Fatalf("a body of %d: the mirror has nothing: %s", n, r.Logged)
 		}
 	}
-	testbed.Until(t, "the count of answers", func() error {
-		if n := r.mirroredCount("answered"); n != 6 {
-			return fmt.Errorf("%v are answered", n)
-		}
-		return nil
-	})
+	r.mirrored("answered", 6)
 	for _, from := range []io.Reader{
 		strings.NewReader(strings.Repeat("x", maxMirrorBody+1)), struct{ io.Reader }{strings.NewReader(strings.Repeat("x", 3*maxMirrorBody))},
 	} {
@@ -111,42 +113,216 @@ func TestMirrorGetsCopies(t *testing.T) {
 			t.Errorf("a long body: %d, %q", answer.StatusCode, got)
 		}
 	}
-	if n := r.mirroredCount("dropped"); n != 2 || len(copies) > 0 {
-		t.Errorf("%v long ones are dropped, and the mirror has %d", n, len(copies))
+	q, err := http.NewRequestWithContext(t.Context(), "GET", "http://"+r.At.String()+"/", nil)
+	r.Must(err)
+	q.Header = http.Header{"Connection": {"Upgrade"}, "Upgrade": {"websocket"}, "Sec-Websocket-Key": {"AAAAAAAAAAAAAAAAAAAAAA=="}}
+	answer, err := client.Do(q)
+	r.Must(err)
+	_ = answer.Body.Close()
+	r.mirrored("dropped", 3)
+	r.noMirrors()
+	if len(copies) > 0 {
+		t.Errorf("the mirror has %d that are dropped", len(copies))
 	}
 }
 
-// A mirror that is closed, silent, or never takes a body does not fail, delay or pile up requests: there is a bound of its copies.
-func TestMirrorDoesNoHarm(t *testing.T) {
+// A mirror of HTTP/2 gets bodies that are longer than its window.
+func TestMirrorOverHTTP2(t *testing.T) {
 	r := newRig(t, map[string]string{lbProtocol: "http"})
-	pod := r.Web(func(w http.ResponseWriter, q *http.Request) { _, _ = io.Copy(w, q.Body) })
-	client := r.Client()
-	asks := func(times int) {
-		t.Helper()
-		for range times {
-			answer, err := client.Post("http://"+r.At.String()+"/", "text/plain", strings.NewReader("body"))
-			r.Must(err)
-			if got, _ := io.ReadAll(answer.Body); answer.StatusCode != http.StatusOK || string(got) != "body" {
-				t.Fatalf("%d %q", answer.StatusCode, got)
-			}
-			_ = answer.Body.Close()
+	r.appProtocol, r.mirrorTime = "kubernetes.io/h2c", time.Hour
+	copies := make(chan string, 2)
+	text := func(q *http.Request) string {
+		n, err := io.Copy(io.Discard, q.Body)
+		return fmt.Sprint(q.Proto, " ", n, " ", err)
+	}
+	mirroring(t, r.h2cPod(func(w http.ResponseWriter, q *http.Request) { _, _ = io.WriteString(w, text(q)) }),
+		r.h2cPod(func(_ http.ResponseWriter, q *http.Request) { copies <- text(q) },
+			&http.HTTP2Config{MaxReceiveBufferPerConnection: 1 << 16, MaxReceiveBufferPerStream: 1<<16 - 1}), r)
+	client, want := r.clientOf(2), fmt.Sprint("HTTP/2.0 ", maxMirrorBody, " <nil>")
+	for range 2 {
+		answer, err := client.Post("http://"+r.At.String()+"/", "text/plain", strings.NewReader(strings.Repeat("x", maxMirrorBody)))
+		r.Must(err)
+		got, err := io.ReadAll(answer.Body)
+		r.Must(err)
+		_ = answer.Body.Close()
+		if string(got) != want {
+			t.Errorf("the backend has %s, want %s", got, want)
+		}
+		if got := testbed.Receive(t, "a copy", copies); got != want {
+			t.Errorf("the mirror has %s, want %s", got, want)
 		}
 	}
-	mirroring(t, pod, r.Free(), r)
-	asks(3)
-	testbed.Until(t, "the failures", func() error {
-		if n := r.mirroredCount("failed"); n != 3 {
-			return fmt.Errorf("%v have failed", n)
+	r.noMirrors()
+}
+
+// noMirrors waits until no copy is left, and demands that none holds anything.
+func (r *rig) noMirrors() {
+	r.Helper()
+	testbed.Until(r, "the end of all copies", func() error {
+		if n, kept := r.engine.mirrors.copies.Load(), r.engine.mirrors.memory.Load(); n != 0 || kept != 0 {
+			return fmt.Errorf("%d copies, %d bytes", n, kept)
 		}
 		return nil
 	})
-	ends := make(chan struct{})
-	silent := r.Pod(func(net.Conn) { <-ends })
-	defer close(ends)
-	mirroring(t, pod, silent, r)
-	began := time.Now()
-	asks(maxMirrors + 20)
-	if took := time.Since(began); took < mirrorTime/2 && r.mirroredCount("dropped") < 20 { // otherwise the first ones have ended
-		t.Errorf("%v are dropped", r.mirroredCount("dropped"))
+}
+
+// mirrored waits until so many copies have a result.
+func (r *rig) mirrored(result string, want float64) {
+	r.Helper()
+	testbed.Until(r, "the copies that are "+result, func() error {
+		if n := r.mirroredCount(result); n != want {
+			return fmt.Errorf("%v of %v", n, want)
+		}
+		return nil
+	})
+}
+
+// posts sends a body so many times, and wants it back.
+func (r *rig) posts(client *http.Client, times int, body string) {
+	r.Helper()
+	for range times {
+		answer, err := client.Post("http://"+r.At.String()+"/", "text/plain", strings.NewReader(body))
+		r.Must(err)
+		got, err := io.ReadAll(answer.Body)
+		if err != nil || answer.StatusCode != http.StatusOK || string(got) != body {
+			r.Fatalf("%d, %d bytes, %v", answer.StatusCode, len(got), err)
+		}
+		_ = answer.Body.Close()
 	}
+}
+
+func echo(w http.ResponseWriter, q *http.Request) {
+	body, _ := io.ReadAll(q.Body)
+	_, _ = w.Write(body)
+}
+
+// A mirror that is closed, silent, or never takes a body does not fail, delay or pile up requests: there is a bound of its copies.
+// One that fails every other time does not fill the log.
+func TestMirrorDoesNoHarm(t *testing.T) {
+	r := newSmallRig(t, map[string]string{lbProtocol: "http", "fairlead.dev/lb-request-timeout": "3600"}, 16*maxMirrors)
+	r.mirrorTime = time.Hour // who waits for a copy waits for too long
+	pod, client, began := r.Web(echo), r.Client(), time.Now()
+	mirroring(t, pod, r.Free(), r)
+	r.posts(client, 3, "body")
+	r.mirrored("failed", 3)
+	turn := atomic.Int32{}
+	mirroring(t, pod, r.Web(func(http.ResponseWriter, *http.Request) {
+		if turn.Add(1)%2 == 0 { // one copy at a time
+			panic(http.ErrAbortHandler)
+		}
+	}), r)
+	for n := range 3 {
+		r.posts(client, 1, "body")
+		r.mirrored("answered", float64(n+1))
+		r.posts(client, 1, "body")
+		r.mirrored("failed", float64(n+4))
+	}
+	if n := strings.Count(r.Logged.String(), `level=WARN msg="cannot mirror`); n < 1 || n > 1+int(time.Since(began)/mirrorWarning) {
+		t.Errorf("%d warnings: %s", n, r.Logged)
+	}
+	ends := make(chan struct{})
+	defer close(ends)
+	mirroring(t, pod, r.Pod(func(net.Conn) { <-ends }), r)
+	r.posts(client, maxMirrors+20, "body")
+	r.mirrored("dropped", 20)
+	if n := r.engine.mirrors.copies.Load(); n != maxMirrors {
+		t.Errorf("%d copies wait", n)
+	}
+}
+
+// However many mirrors there are, their copies leave the process files for others, and give back what they had.
+func TestMirrorsOfAProcess(t *testing.T) {
+	r := newSmallRig(t, map[string]string{lbProtocol: "http", "fairlead.dev/lb-request-timeout": "3600"}, 64)
+	r.mirrorTime = time.Hour
+	ends := make(chan struct{})
+	end := sync.OnceFunc(func() { close(ends) })
+	defer end()
+	silent := func(net.Conn) { <-ends }
+	r.front(map[string]netip.AddrPort{"a": r.Web(echo), "b": r.Pod(silent), "c": r.Pod(silent)}, `
+metadata: {name: r, namespace: default}
+spec:
+  parentRefs: [{name: shop}]
+  rules:
+  - filters:
+    - {type: RequestMirror, requestMirror: {backendRef: {name: b, port: 80}}}
+    - {type: RequestMirror, requestMirror: {backendRef: {name: c, port: 80}}}
+    backendRefs: [{name: a, port: 80}]`)
+	client := r.Client()
+	r.posts(client, 10, "body")
+	r.mirrored("dropped", 20-64/2/4)
+	end()
+	r.mirrored("failed", 64/2/4)
+	r.noMirrors()
+	r.posts(client, 1, "body")
+	r.mirrored("failed", 64/2/4+2)
+	r.noMirrors()
+}
+
+// slow sends the first bytes of a request with a body of maxMirrorBody, and leaves it at that.
+func (r *rig) slow(n int) net.Conn {
+	c := r.Dial()
+	r.Must(c.SetDeadline(time.Now().Add(testbed.Patience)))
+	_, err := fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", maxMirrorBody, strings.Repeat("x", n))
+	r.Must(err)
+	return c
+}
+
+// Requests whose bodies do not come hold no place of a copy. They hold memory, of which there is a bound, and not for long.
+func TestMirrorsOfSlowRequests(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http"})
+	r.mirrorTime, r.mirrorMemory = time.Hour, 100_000
+	heads := atomic.Int32{}
+	pod := r.Web(func(w http.ResponseWriter, q *http.Request) {
+		heads.Add(1)
+		echo(w, q)
+	})
+	mirror := r.Web(echo)
+	mirroring(t, pod, mirror, r)
+	client, slow := r.Client(), []net.Conn(nil)
+	for range maxMirrors + 6 {
+		slow = append(slow, r.slow(1))
+	}
+	testbed.Until(t, "the slow requests", func() error {
+		if n := heads.Load(); n != maxMirrors+6 {
+			return fmt.Errorf("the Pod has %d", n)
+		}
+		return nil
+	})
+	r.posts(client, 1, "body")
+	r.mirrored("answered", 1)
+	for _, c := range slow {
+		r.Must(c.Close())
+	}
+	r.mirrored("dropped", maxMirrors+6)
+	r.noMirrors()
+
+	held := r.slow(60_000)
+	testbed.Until(t, "a body that is kept", func() error {
+		if n := r.engine.mirrors.memory.Load(); n < 60_000 {
+			return fmt.Errorf("%d bytes", n)
+		}
+		return nil
+	})
+	r.posts(client, 1, strings.Repeat("x", 50_000))
+	r.mirrored("dropped", maxMirrors+7)
+	r.posts(client, 1, strings.Repeat("x", 10_000))
+	r.mirrored("answered", 2)
+	r.Must(held.Close())
+	r.mirrored("dropped", maxMirrors+8)
+	r.noMirrors()
+
+	r = newRig(t, map[string]string{lbProtocol: "http"})
+	r.mirrorTime = 100 * time.Millisecond
+	mirroring(t, pod, mirror, r)
+	held = r.slow(60_000)
+	r.mirrored("dropped", 1)
+	r.noMirrors()
+	_, err := io.WriteString(held, strings.Repeat("x", maxMirrorBody-60_000))
+	r.Must(err)
+	answer, err := http.ReadResponse(bufio.NewReader(held), nil)
+	r.Must(err)
+	if n, err := io.Copy(io.Discard, answer.Body); n != maxMirrorBody || err != nil {
+		t.Errorf("a request whose copy is dropped is answered with %d bytes, %v", n, err)
+	}
+	_ = answer.Body.Close()
 }

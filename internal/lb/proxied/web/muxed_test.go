@@ -18,13 +18,16 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
 )
 
-// h2cPod is a Pod that speaks HTTP/2 without TLS, and HTTP/1.1.
-func (r *rig) h2cPod(f http.HandlerFunc) netip.AddrPort {
+// h2cPod is a Pod that speaks HTTP/2 without TLS, and HTTP/1.1. settings are of HTTP/2.
+func (r *rig) h2cPod(f http.HandlerFunc, settings ...*http.HTTP2Config) netip.AddrPort {
 	r.Helper()
 	s := httptest.NewUnstartedServer(f)
 	s.Config.Protocols = new(http.Protocols)
 	s.Config.Protocols.SetHTTP1(true)
 	s.Config.Protocols.SetUnencryptedHTTP2(true)
+	for _, c := range settings {
+		s.Config.HTTP2 = c
+	}
 	s.Start()
 	r.Cleanup(s.Close)
 	return netip.MustParseAddrPort(s.Listener.Addr().String())

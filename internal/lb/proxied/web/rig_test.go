@@ -43,7 +43,7 @@ func newRig(t testing.TB, annotations map[string]string) *rig {
 // newSmallRig returns a rig that has no more connections at a time.
 func newSmallRig(t testing.TB, annotations map[string]string, most int) *rig {
 	t.Helper()
-	r := &rig{Rig: lbtest.New(t), logs: filepath.Join(t.TempDir(), "logs"), bounds: bounds{headerTimeout, idleGrace}}
+	r := &rig{Rig: lbtest.New(t), logs: filepath.Join(t.TempDir(), "logs"), bounds: defaultBounds()}
 	r.server = proxied.New(proxied.Options{Log: r.Logger(), AccessLogs: r.logs, Node: "n1", Engine: r.start, MaxConnections: most})
 	t.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dialect"
@@ -40,9 +41,9 @@ const (
 type transport struct {
 	kind      transportKind
 	service   svc.Name
-	upstreams upstreams // of HTTP/1.1
-	muxes     muxes     // of HTTP/2
-	mirrors   mirrorCount
+	upstreams upstreams    // of HTTP/1.1
+	muxes     muxes        // of HTTP/2
+	mirrors   atomic.Int64 // copies of requests on their way
 }
 
 // isHTTP1 reports whether Pods are spoken to by HTTP/1.1.
