@@ -1,6 +1,7 @@
 package test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -85,10 +86,10 @@ func TestReadme(t *testing.T) {
 		t.Fatalf("confined Pods see %s: the commands must work where they do not", u.dir)
 	}
 	_, pid := u.up()
-	for name, target := range map[string]string{"bin": u.dir, "examples": mustAbs(t, "../examples")} {
-		if err := os.Symlink(target, filepath.Join(u.dir, name)); err != nil {
-			t.Fatal(err)
-		}
+	// A copy, since another user cannot read a clone in the home directory of root.
+	if err := errors.Join(os.Symlink(u.dir, filepath.Join(u.dir, "bin")),
+		os.CopyFS(filepath.Join(u.dir, "examples"), os.DirFS("../examples"))); err != nil {
+		t.Fatal(err)
 	}
 	exports := ""
 	run := func(b block) string {
@@ -123,13 +124,4 @@ func TestReadme(t *testing.T) {
 			t.Log(out)
 		}
 	}
-}
-
-func mustAbs(t *testing.T, path string) string {
-	t.Helper()
-	abs, err := filepath.Abs(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return abs
 }

@@ -199,7 +199,7 @@ func (c *cluster) page() {
 	b.do("eval", "location.hash = '#/map'")
 	b.do("into", "#search", "text", "default/late")
 	b.shows("[role=status]", "0 of ")
-	c.kubectl("create", "service", "clusterip", "late", "--tcp=80")
+	c.kubectl("create", "service", "clusterip", "late", "--tcp=80:9376")
 	begin := time.Now()
 	b.shows(".row.bad", "default/late", "NoEndpoint")
 	c.t.Logf("a new Service was judged on the page %s after kubectl ended", time.Since(begin))
