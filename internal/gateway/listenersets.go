@@ -192,12 +192,13 @@ func (f *Front) SetStatus(name svc.Name, unprogrammed string) gwv1.ListenerSetSt
 		served = served || l.serves()
 		out.Listeners = append(out.Listeners, gwv1.ListenerEntryStatus(of))
 	}
+	if refused == "" && !served {
+		accepted, refused = gwv1.ListenerSetReasonListenersNotValid, "no listener can be served"
+	}
 	programmed, why := gwv1.ListenerSetReasonProgrammed, ""
 	switch {
 	case refused != "":
 		programmed, why = accepted, refused
-	case !served:
-		programmed, why = gwv1.ListenerSetReasonListenersNotValid, "no listener can be served"
 	case unprogrammed != "":
 		programmed, why = parentNotProgrammed, unprogrammed
 	}

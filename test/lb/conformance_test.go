@@ -20,6 +20,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/api"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
@@ -67,6 +68,7 @@ func TestGatewayConformance(t *testing.T) {
 	c := newClusterWith(t, nil, []string{
 		"--image-map", "registry.k8s.io/gateway-api/echo-basic=" + echo, "--image-map", "registry.k8s.io/coredns/coredns=" + dns,
 	}, "n1")
+	c.staticPool()
 	c.acceptedClass()
 	runner := c.net.Outside("suite")
 	kubeconfig := c.server.KubeconfigAt(t, c.host.Addr4())
@@ -95,8 +97,20 @@ func TestGatewayConformance(t *testing.T) {
 	})
 }
 
-// Addresses for a Gateway: one of the pool, and one of no pool.
-const usableAddress, unusableAddress = "192.168.77.190", "203.0.113.9"
+// Addresses for a Gateway: one that no other Gateway gets, and one of no pool.
+const usableAddress, unusableAddress = "192.168.77.200", "203.0.113.9"
+
+// staticPool makes the pool of usableAddress.
+func (c *cluster) staticPool() {
+	c.Helper()
+	testbed.Until(c, "the kind of pools", func() error {
+		_, err := c.lb.Pools.Create(c.Context(), &v1.IPAddressPool{
+			ObjectMeta: metav1.ObjectMeta{Name: "static"},
+			Spec:       v1.IPAddressPoolSpec{Addresses: []string{usableAddress + "/32"}, AutoAssign: new(false)},
+		}, metav1.CreateOptions{})
+		return err
+	})
+}
 
 // acceptedClass waits until the GatewayClass is accepted.
 func (c *cluster) acceptedClass() {
