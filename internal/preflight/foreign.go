@@ -28,7 +28,7 @@ const (
 type Packets struct {
 	// Ranges are the ranges of Services and Pods, Pods only the latter.
 	Ranges, Pods []netip.Prefix
-	// DNSPort is where the node's DNS server listens, 0 if that is not known.
+	// DNSPort is where the node's DNS server gets what Pods ask, 0 if that is not known.
 	DNSPort uint16
 }
 

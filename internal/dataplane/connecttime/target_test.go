@@ -34,6 +34,7 @@ type kernelMaps struct {
 	places int   // for addresses of the node
 	unable error // of each removal of a slot, nil for none
 	found  []connect.Class
+	broken error        // the first write that let a connection meet half of a frontend
 	fail   func() error // of each write, nil for none
 	writes int
 }
@@ -43,6 +44,13 @@ func newMaps() *kernelMaps {
 		fronts: map[connect.Front]connect.Route{}, slots: map[slot]netip.AddrPort{}, own: map[own]bool{},
 		nodes: map[netip.Addr]bool{}, room: 1 << 20, places: 1 << 10,
 	}
+}
+
+func (m *kernelMaps) breaks(err error) error {
+	if m.broken == nil {
+		m.broken = err
+	}
+	return err
 }
 
 func (m *kernelMaps) write() error {
@@ -64,7 +72,7 @@ func (m *kernelMaps) PutFront(f connect.Front, r connect.Route) error {
 	for i, list := range r.List {
 		for n := range r.Count[i] {
 			if !m.slots[slot{list, n}].IsValid() {
-				return fmt.Errorf("%v leads to slot %d of list %d, which is not there", f, n, list)
+				return m.breaks(fmt.Errorf("%v leads to slot %d of list %d, which is not there", f, n, list))
 			}
 		}
 	}
@@ -87,7 +95,7 @@ func (m *kernelMaps) DelFront(f connect.Front) error {
 func (m *kernelMaps) used(list uint32) error {
 	for f, r := range m.fronts {
 		if r.List[0] == list || r.List[1] == list {
-			return fmt.Errorf("list %d is changed while %v leads to it", list, f)
+			return m.breaks(fmt.Errorf("list %d is changed while %v leads to it", list, f))
 		}
 	}
 	return m.write()
@@ -258,6 +266,9 @@ func TestRandomChangesWithFaults(t *testing.T) {
 		m.fail = nil
 		if err := rec.Apply(t.Context(), tab, nil); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
+		}
+		if m.broken != nil {
+			t.Fatalf("seed %d: %v", seed, m.broken)
 		}
 		writes := m.writes
 		rec.Forget()
