@@ -35,7 +35,8 @@ func TestForeignRules(t *testing.T) {
 		{chain + "add rule inet x frw ip6 saddr fd00::/16 ct state new drop'", "drops packets from fd00::/16 (ct state)"},
 		{chain + "add rule inet x pre ip daddr 10.96.0.10 udp dport {53, 5353} drop'", "drops packets to 10.96.0.10/32"},
 		{chain + "add rule inet x out ip daddr 10.96.0.0/16 drop'", "chain out of table inet x drops packets to 10.96.0.0/16"},
-		{chain + "add rule inet x frw counter drop'", "chain frw of table inet x drops packets, and so TCP connections between Pods of this node"},
+		{chain + "add rule inet x frw counter drop'",
+			"chain frw of table inet x drops packets, and so TCP connections between Pods of this node"},
 		{chain + "add rule inet x frw ip daddr 10.244.0.0/16 jump sub; add rule inet x sub tcp dport 80 drop'",
 			"chain sub of table inet x drops packets to 10.244.0.0/16 (tcp, dport 80)"},
 		{"iptables-nft -A FORWARD -d 10.244.0.0/16 -p tcp --dport 80 -j DROP",
@@ -56,7 +57,8 @@ func TestForeignRules(t *testing.T) {
 		{closed + "add rule inet x frw ct state vmap { established : accept, related : accept, invalid : drop }; " +
 			"add rule inet x frw iifname { \"docker*\", \"eth0\" } accept; add rule inet x frw oif lo accept; " +
 			"add rule inet x frw ct status dnat accept'",
-			"chain frw of table inet x has the policy drop, and none of its rules accepts TCP connections between Pods of this node (10.244.0.0/16)"},
+			"chain frw of table inet x has the policy drop, and none of its rules accepts " +
+				"TCP connections between Pods of this node (10.244.0.0/16)"},
 		{closed + open + "add rule inet x in iif lo accept; add rule inet x in ct state established,related accept; " +
 			"add rule inet x in tcp dport { 22, 80-90 } accept'",
 			"chain in of table inet x has the policy drop, and none of its rules accepts what Pods (10.244.0.0/16) ask this node's DNS server"},
@@ -67,7 +69,8 @@ func TestForeignRules(t *testing.T) {
 			"iptables-nft -A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", "chain FORWARD of table ip filter has the policy drop"},
 
 		{"iptables-nft -P FORWARD DROP; iptables-nft -A FORWARD -p icmp --icmp-type echo-request -j ACCEPT; " + // ufw's
-			"iptables-nft -A FORWARD -p icmp -j ACCEPT; iptables-nft -A FORWARD -p udp -j ACCEPT", "chain FORWARD of table ip filter has the policy drop"},
+			"iptables-nft -A FORWARD -p icmp -j ACCEPT; iptables-nft -A FORWARD -p udp -j ACCEPT",
+			"chain FORWARD of table ip filter has the policy drop"},
 
 		// iptables-legacy.
 		{"iptables-legacy -P FORWARD DROP; iptables-legacy -A FORWARD -p icmp --icmp-type echo-request -j ACCEPT; " +

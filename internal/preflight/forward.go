@@ -55,7 +55,7 @@ func DropsForwarded(ctx context.Context, p Packets) (reason, message string, err
 		"the policy accept (iptables -P FORWARD ACCEPT)", empty[0]), nil
 }
 
-// remedyOf says how to find what loses packets, and what to do.
+// remedyOf returns what to do about a loss, and the program that lists the rules.
 func remedyOf(lost string) string {
 	list := "nft -a list ruleset"
 	switch legacy := strings.Contains(lost, legacyMark); {
