@@ -67,7 +67,7 @@ func (l *localRules) condition() corev1.NodeCondition {
 const throughProxy = "questions to kube-dns go through the proxy, and are tracked: "
 
 // port is where kube-dns is asked.
-const port = 53
+const port = svc.DNSPort
 
 // conflictsWith reports whether sockets on addrs exclude the node-local ones.
 func (n *NodeLocal) conflictsWith(addrs []netip.AddrPort) bool {

@@ -2,9 +2,8 @@ package preflight
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"net/netip"
-	"os/exec"
 	"slices"
 	"strings"
 
@@ -29,32 +28,36 @@ const (
 type Packets struct {
 	// Ranges are the ranges of Services and Pods, Pods only the latter.
 	Ranges, Pods []netip.Prefix
-	// DNSPort is where the node's DNS server listens, 0 if that is not known.
+	// DNSPort is where the node's DNS server gets what Pods ask, 0 if that is not known.
 	DNSPort uint16
 }
 
+// errMany is the error of a look that left rules out.
+var errMany = fmt.Errorf("there are more than %d rules of other programs: not all of them were looked at", maxRules)
+
 // foreign returns what other programs do to lose such packets, in words. The error wraps exec.ErrNotFound if there are rules of
-// iptables-legacy and no program to read them; what else is lost is returned also then.
+// iptables-legacy and no program to read them, or errMany; what was found is returned with any error.
 func foreign(ctx context.Context, p Packets) ([]string, error) {
 	c, err := nftables.Dial()
 	if err != nil {
 		return nil, err
 	}
 	defer c.Close()
-	all, err := c.Ruleset(maxRules, func(table string) bool { return strings.HasPrefix(table, ownTables) || table == kubeProxyTable })
+	all, err := c.Ruleset(maxRules, func(at nftables.BaseChain) bool {
+		return strings.HasPrefix(at.Table.Name, ownTables) || at.Table.Name == kubeProxyTable || known(at.Name)
+	})
 	if err != nil {
 		return nil, err
 	}
-	err = addLegacy(ctx, all)
-	if err != nil && !errors.Is(err, exec.ErrNotFound) {
-		return nil, err
+	if err = addLegacy(ctx, all); err == nil && all.Partial {
+		err = errMany
 	}
 	return losses(all, p), err
 }
 
 // losses returns the rules that drop or reject packets of Pods and Services: rules for addresses of the ranges, at every place that
-// such packets pass, unless an earlier rule of their base chain may accept them; and what drops all packets of a path. A rule with a
-// condition that is not understood is left out, as programs for network policies have them.
+// such packets pass, unless an earlier rule of their base chain may accept them; and what drops all packets of a path, which takes
+// all rules. A rule with a condition that is not understood is left out, as programs for network policies have them.
 func losses(all *nftables.Ruleset, p Packets) (out []string) {
 	w := walk{all: all, ranges: p.Ranges, steps: maxSteps}
 	for _, hook := range []uint32{nftables.Prerouting, nftables.Forward, nftables.Output, nftables.Postrouting} {
@@ -66,10 +69,14 @@ func losses(all *nftables.Ruleset, p Packets) (out []string) {
 	for i := range w.found {
 		out = append(out, w.found[i].String())
 	}
+	if all.Partial {
+		return out
+	}
 	for _, path := range p.paths() {
 		w.steps = maxSteps
 		for _, base := range all.Base[path.hook] {
-			if why := w.loses(base, &path); why != "" && !slices.Contains(out, why) {
+			if by, why := w.loses(base, &path); why != "" && !w.has(&by) {
+				w.found = append(w.found, by)
 				out = append(out, why)
 			}
 		}
@@ -84,6 +91,11 @@ type walk struct {
 	accepts []nftables.Decoded
 	steps   int
 	found   []nftables.Decoded
+}
+
+// has reports whether a rule, or the policy of a chain, was found before: a rule may lose packets of several paths.
+func (w *walk) has(r *nftables.Decoded) bool {
+	return slices.ContainsFunc(w.found, func(f nftables.Decoded) bool { return f.Chain == r.Chain && f.Handle == r.Handle })
 }
 
 // chain walks through a chain for the packets that come there by a jump.
@@ -106,8 +118,7 @@ func (w *walk) chain(at nftables.BaseChain, by nftables.Decoded, depth int) {
 				w.accepts = append(w.accepts, both)
 			}
 		case nftables.Drops, nftables.Rejects:
-			same := func(f nftables.Decoded) bool { return f.Chain == r.Chain && f.Handle == r.Handle }
-			if w.concerns(&both) && !slices.ContainsFunc(w.found, same) {
+			if w.concerns(&both) && !w.has(&r) {
 				w.found = append(w.found, both)
 			}
 		}

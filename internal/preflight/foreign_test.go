@@ -1,9 +1,15 @@
 package preflight
 
 import (
+	"errors"
 	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/testbed"
 )
@@ -29,12 +35,13 @@ func TestForeignRules(t *testing.T) {
 		{chain + "add rule inet x frw ip6 saddr fd00::/16 ct state new drop'", "drops packets from fd00::/16 (ct state)"},
 		{chain + "add rule inet x pre ip daddr 10.96.0.10 udp dport {53, 5353} drop'", "drops packets to 10.96.0.10/32"},
 		{chain + "add rule inet x out ip daddr 10.96.0.0/16 drop'", "chain out of table inet x drops packets to 10.96.0.0/16"},
-		{chain + "add rule inet x frw counter drop'", "chain frw of table inet x drops packets, and so connections between Pods of this node"},
+		{chain + "add rule inet x frw counter drop'",
+			"chain frw of table inet x drops packets, and so TCP connections between Pods of this node"},
 		{chain + "add rule inet x frw ip daddr 10.244.0.0/16 jump sub; add rule inet x sub tcp dport 80 drop'",
 			"chain sub of table inet x drops packets to 10.244.0.0/16 (tcp, dport 80)"},
 		{"iptables-nft -A FORWARD -d 10.244.0.0/16 -p tcp --dport 80 -j DROP",
 			"chain FORWARD of table ip filter drops packets to 10.244.0.0/16 (tcp"},
-		{"iptables-nft -A FORWARD -j REJECT", "chain FORWARD of table ip filter rejects packets, and so connections between"},
+		{"iptables-nft -A FORWARD -j REJECT", "chain FORWARD of table ip filter rejects packets, and so TCP connections between"},
 		{"ip6tables-nft -A FORWARD -s fd00:10:244::1 -j DROP", "chain FORWARD of table ip6 filter drops packets from fd00:10:244::1/128"},
 		{"iptables-nft -t raw -A OUTPUT -d 10.96.0.1 -j DROP", "chain OUTPUT of table ip raw drops packets to 10.96.0.1/32"},
 
@@ -50,7 +57,8 @@ func TestForeignRules(t *testing.T) {
 		{closed + "add rule inet x frw ct state vmap { established : accept, related : accept, invalid : drop }; " +
 			"add rule inet x frw iifname { \"docker*\", \"eth0\" } accept; add rule inet x frw oif lo accept; " +
 			"add rule inet x frw ct status dnat accept'",
-			"chain frw of table inet x has the policy drop, and none of its rules accepts connections between Pods of this node (10.244.0.0/16)"},
+			"chain frw of table inet x has the policy drop, and none of its rules accepts " +
+				"TCP connections between Pods of this node (10.244.0.0/16)"},
 		{closed + open + "add rule inet x in iif lo accept; add rule inet x in ct state established,related accept; " +
 			"add rule inet x in tcp dport { 22, 80-90 } accept'",
 			"chain in of table inet x has the policy drop, and none of its rules accepts what Pods (10.244.0.0/16) ask this node's DNS server"},
@@ -60,7 +68,13 @@ func TestForeignRules(t *testing.T) {
 		{"iptables-nft -P FORWARD DROP; iptables-nft -A FORWARD -i docker0 -j ACCEPT; " +
 			"iptables-nft -A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", "chain FORWARD of table ip filter has the policy drop"},
 
+		{"iptables-nft -P FORWARD DROP; iptables-nft -A FORWARD -p icmp --icmp-type echo-request -j ACCEPT; " + // ufw's
+			"iptables-nft -A FORWARD -p icmp -j ACCEPT; iptables-nft -A FORWARD -p udp -j ACCEPT",
+			"chain FORWARD of table ip filter has the policy drop"},
+
 		// iptables-legacy.
+		{"iptables-legacy -P FORWARD DROP; iptables-legacy -A FORWARD -p icmp --icmp-type echo-request -j ACCEPT; " +
+			"iptables-legacy -A FORWARD -p icmp -j ACCEPT", "chain FORWARD of table ip filter of iptables-legacy has the policy drop"},
 		{"iptables-legacy -P FORWARD DROP", "chain FORWARD of table ip filter of iptables-legacy has the policy drop"},
 		{"iptables-legacy -P INPUT DROP; iptables-legacy -A INPUT -i lo -j ACCEPT; iptables-legacy -A INPUT -p tcp --dport 22 -j ACCEPT",
 			"chain INPUT of table ip filter of iptables-legacy has the policy drop"},
@@ -72,6 +86,8 @@ func TestForeignRules(t *testing.T) {
 		{"ip6tables-legacy -t raw -A PREROUTING -d fd00:10:244::/64 -j DROP", "chain PREROUTING of table ip6 raw of iptables-legacy drops"},
 
 		// Others.
+		{"iptables-nft -P FORWARD DROP; iptables-nft -A FORWARD -p tcp -j ACCEPT", ""},
+		{"iptables-legacy -P FORWARD DROP; iptables-legacy -A FORWARD -p tcp -j ACCEPT", ""},
 		{closed + open + "add rule inet x in udp dport 10000-10100 accept'", ""},
 		{closed + "add rule inet x frw iifname \"fl*\" accept; add rule inet x in iifname \"fl*\" accept'", ""},
 		{closed + "add rule inet x frw ct state new accept; add rule inet x in meta mark 5 accept'", ""},
@@ -108,5 +124,120 @@ func TestForeignRules(t *testing.T) {
 				t.Errorf("%s: %+v", c.rules, found)
 			}
 		})
+	}
+}
+
+// podPackets are those of Pods of both families.
+var podPackets = Packets{Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/56")}}
+
+// A node without root has a machine's tables of iptables-legacy that it may not read. It looks at all others.
+func TestForeignRulesWithoutRoot(t *testing.T) {
+	host := testbed.NewNetwork(t).Outside("host")
+	look := func() (reason, message string, err error) {
+		done := make(chan bool)
+		go func() {
+			defer close(done)
+			runtime.LockOSThread() // and never unlocked: the thread ends, with the rights that are left
+			host.Do(func() {
+				if err := asOther(); err != nil {
+					t.Error(err)
+				}
+				if _, err := os.ReadFile("/proc/thread-self/net/ip_tables_names"); !errors.Is(err, os.ErrPermission) {
+					t.Errorf("the names of tables: %v, want no permission to read them", err)
+				}
+				reason, message, err = DropsForwarded(t.Context(), podPackets)
+			})
+		}()
+		<-done
+		return reason, message, err
+	}
+	run := func(script string) { host.Do(func() { sh(t, script) }) }
+	run("iptables-legacy -L -n >/dev/null") // the kernel has the table
+	if reason, message, err := look(); reason != "" || err != nil {
+		t.Errorf("no rules drop anything: %s %q, %v", reason, message, err)
+	}
+	run("nft 'add table inet x; add chain inet x frw { type filter hook forward priority 0; }; add rule inet x frw drop'")
+	if reason, message, err := look(); reason != "RuleDrop" || err != nil {
+		t.Errorf("a rule drops everything: %s %q, %v", reason, message, err)
+	}
+}
+
+// asOther makes the calling thread another user's for files, without the rights of root to them.
+func asOther() error {
+	if err := unix.Setfsgid(65534); err != nil {
+		return err
+	}
+	// The package syscall would change all threads. A user without root may not, and may not read the file either.
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); errno != 0 && errno != unix.EPERM {
+		return errno
+	}
+	return unix.Setfsuid(65534)
+}
+
+// A rule or policy is one reason, for however many kinds of packets.
+func TestOneRuleIsOneReason(t *testing.T) {
+	p := podPackets
+	p.DNSPort = 53
+	for rules, want := range map[string]string{
+		"add chain inet x frw { type filter hook forward priority 0; policy drop; }; add rule inet x frw udp dport 9 accept": policyDrop,
+		"add chain inet x frw { type filter hook forward priority 0; }; add rule inet x frw ip saddr 10.244.0.0/16 drop":     "drops packets",
+		"add chain inet x frw { type filter hook forward priority 0; }; add chain inet x in { type filter hook input priority 0; }; " +
+			"add chain inet x sub; add rule inet x frw jump sub; add rule inet x in jump sub; add rule inet x sub drop": "drops packets",
+	} {
+		testbed.NewNetwork(t).Outside("host").Do(func() {
+			sh(t, "nft 'add table inet x; "+rules+"'")
+			p.Ranges = p.Pods
+			got, err := foreign(t.Context(), p)
+			if err != nil || len(got) != 1 || !strings.Contains(got[0], want) {
+				t.Errorf("%s\n%d reasons %q, %v; want one with %q", rules, len(got), got, err, want)
+			}
+		})
+	}
+	if text := lostText([]string{"a", "b", "c"}); !strings.Contains(text, "a, and 2 more reasons: ") {
+		t.Errorf("three reasons: %q", text)
+	}
+}
+
+// Rules that nobody looked at may accept: a policy is no reason then. kube-proxy's rules do not count.
+func TestVeryManyRules(t *testing.T) {
+	many := func(chain string) string {
+		return "add table ip nat\nadd chain ip nat " + chain + "\n" + strings.Repeat("add rule ip nat "+chain+" accept\n", maxRules+1)
+	}
+	testbed.NewNetwork(t).Outside("host").Do(func() {
+		load := func(rules string) {
+			cmd := exec.Command("nft", "-f", "-")
+			cmd.Stdin = strings.NewReader(rules)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Fatalf("%v\n%.1000s", err, out)
+			}
+		}
+		load(many("KUBE-SEP"))
+		sh(t, "iptables-nft -P FORWARD DROP; iptables-nft -A FORWARD -s 10.0.0.0/8 -j ACCEPT")
+		if got, err := foreign(t.Context(), podPackets); len(got) > 0 || err != nil {
+			t.Errorf("with rules of kube-proxy: %q, %v", got, err)
+		}
+		load(many("other"))
+		if got, err := foreign(t.Context(), podPackets); len(got) > 0 || !errors.Is(err, errMany) {
+			t.Errorf("with many rules of another program: %q, %v", got, err)
+		}
+		if reason, message, err := DropsForwarded(t.Context(), podPackets); reason != "" || err != nil {
+			t.Errorf("with many rules of another program: %s %q, %v", reason, message, err)
+		}
+		has(t, Machine{Pods: podPackets.Pods}.rules(t.Context()), "forwarding", Warning, "more than 20000 rules")
+	})
+}
+
+// What to do names the program that lists the rules.
+func TestRemedies(t *testing.T) {
+	for lost, want := range map[string][]string{
+		"rule 2 of chain FORWARD of table ip filter of iptables-legacy drops packets":      {"remove it", "(iptables-legacy-save)"},
+		"chain FORWARD of table ip6 filter of iptables-legacy has the policy drop, and":    {"set it to ACCEPT", "(ip6tables-legacy-save)"},
+		"chain FORWARD of table ip filter has the policy drop, and none of its rules does": {"accept the ranges of Pods there", "nft -a list"},
+	} {
+		for _, part := range want {
+			if got := remedyOf(lost); !strings.Contains(got, part) {
+				t.Errorf("%s: %q, want %q", lost, got, part)
+			}
+		}
 	}
 }

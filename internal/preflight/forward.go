@@ -45,7 +45,7 @@ func DropsForwarded(ctx context.Context, p Packets) (reason, message string, err
 		if len(lost) > 0 {
 			return "RuleDrop", lostText(lost), nil
 		}
-		if errors.Is(err, exec.ErrNotFound) { // 'fairlead check' warns of it
+		if errors.Is(err, exec.ErrNotFound) || errors.Is(err, errMany) { // 'fairlead check' warns of it
 			err = nil
 		}
 		return "", "", err
@@ -55,11 +55,17 @@ func DropsForwarded(ctx context.Context, p Packets) (reason, message string, err
 		"the policy accept (iptables -P FORWARD ACCEPT)", empty[0]), nil
 }
 
-// remedyOf says how to find what loses packets, and what to do.
+// remedyOf returns what to do about a loss, and the program that lists the rules.
 func remedyOf(lost string) string {
 	list := "nft -a list ruleset"
-	if strings.Contains(lost, legacyMark) {
-		list = "iptables-legacy -L -v --line-numbers"
+	switch legacy := strings.Contains(lost, legacyMark); {
+	case legacy && strings.Contains(lost, "of table ip6 "):
+		list = "ip6tables-legacy-save"
+	case legacy:
+		list = "iptables-legacy-save"
+	}
+	if strings.Contains(lost, policyDrop) {
+		return "set it to ACCEPT, or accept the ranges of Pods there (" + list + ")"
 	}
 	return "remove it, or accept the ranges of Pods and Services before it (" + list + ")"
 }
@@ -68,7 +74,7 @@ func remedyOf(lost string) string {
 func lostText(lost []string) string {
 	text := lost[0]
 	if more := len(lost) - 1; more > 0 {
-		text += fmt.Sprintf(", and %d more rules drop such packets", more)
+		text += fmt.Sprintf(", and %d more reasons", more)
 	}
 	return text + ": " + remedyOf(lost[0])
 }
@@ -80,8 +86,12 @@ func (m Machine) rules(ctx context.Context) (out []Finding) {
 	case errors.Is(err, exec.ErrNotFound):
 		out = append(out, Finding{"forwarding", Warning, "there are rules of iptables-legacy, and no program to read them: " + oneLine(err),
 			"install iptables-legacy, or look whether these rules drop packets of Pods"})
+	case errors.Is(err, errMany):
+		out = append(out, Finding{"forwarding", Warning, err.Error(),
+			"look at 'nft list ruleset' and 'iptables-legacy-save' for rules that drop packets of Pods"})
 	case err != nil:
-		return []Finding{{"forwarding", Warning, "cannot look for rules that drop packets: " + oneLine(err), "look at 'nft list ruleset'"}}
+		out = append(out, Finding{"forwarding", Warning, "cannot look for all rules that drop packets: " + oneLine(err),
+			"look at 'nft list ruleset'"})
 	}
 	for _, text := range lost[:min(len(lost), maxFindings)] {
 		out = append(out, Finding{"forwarding", Warning, text, remedyOf(text)})

@@ -26,8 +26,9 @@ var legacyHooks = map[string]uint32{
 	"POSTROUTING": nftables.Postrouting,
 }
 
-// addLegacy adds the rules of iptables-legacy to all. Reading a table there makes the kernel have it, so only tables are read that it
-// has. The error wraps exec.ErrNotFound if there are some and no program to read them.
+// addLegacy adds the rules of iptables-legacy to all, which is Partial if some are missing. Reading a table there makes the kernel
+// have it, so only tables are read that it has. Their names are for the machine's root: who may not read them, as a node without
+// root, may not use these tables either. The error wraps exec.ErrNotFound if there are some and no program to read them.
 func addLegacy(ctx context.Context, all *nftables.Ruleset) error {
 	for _, f := range []struct {
 		family  svc.Family
@@ -35,7 +36,7 @@ func addLegacy(ctx context.Context, all *nftables.Ruleset) error {
 		present string
 	}{{svc.IPv4, nftables.IPv4, "ip_tables_names"}, {svc.IPv6, nftables.IPv6, "ip6_tables_names"}} {
 		present, err := os.ReadFile("/proc/thread-self/net/" + f.present)
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrPermission) {
 			return err
 		}
 		filters := func(table string) bool { return table != "nat" } // that table drops nothing
@@ -47,6 +48,7 @@ func addLegacy(ctx context.Context, all *nftables.Ruleset) error {
 			return err
 		}
 		if err := readLegacy(ctx, tool, f.nf, all); err != nil {
+			all.Partial = true
 			return err
 		}
 	}
@@ -70,7 +72,11 @@ func readLegacy(ctx context.Context, tool *iptables.Tool, f nftables.Family, all
 	}, func(table, name, line string) {
 		chain := at(table, name)
 		chains[chain]++
-		if left--; left < 0 || known(name) || table == "nat" {
+		if known(name) || table == "nat" {
+			return
+		}
+		if left--; left < 0 {
+			all.Partial = true
 			return
 		}
 		r := parseRule(line, func(target string) bool { _, ok := chains[at(table, target)]; return ok })

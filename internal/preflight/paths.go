@@ -9,6 +9,9 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 )
 
+// policyDrop says of a chain that its policy loses packets.
+const policyDrop = "has the policy drop"
+
 // podDevices begins the names of the devices of Pods.
 const podDevices = "fl"
 
@@ -25,7 +28,8 @@ type path struct {
 func (p Packets) paths() (out []path) {
 	for _, pods := range p.Pods {
 		out = append(out, path{
-			what: fmt.Sprintf("connections between Pods of this node (%s)", pods), hook: nftables.Forward, source: pods, destination: pods,
+			what: fmt.Sprintf("TCP connections between Pods of this node (%s)", pods),
+			hook: nftables.Forward, source: pods, destination: pods, protocol: nftables.Protocols()["tcp"],
 		})
 		if p.DNSPort != 0 {
 			out = append(out, path{
@@ -37,18 +41,20 @@ func (p Packets) paths() (out []path) {
 	return out
 }
 
-// loses returns why the packets of a path are lost at a base chain, "" if some of them may pass.
-func (w *walk) loses(base nftables.BaseChain, p *path) string {
+// loses returns why the packets of a path are lost at a base chain, "" if some of them may pass. by is the rule, without a handle if
+// it is the policy of the chain.
+func (w *walk) loses(base nftables.BaseChain, p *path) (by nftables.Decoded, why string) {
 	if family := base.Table.Family; family != nftables.Inet && family != familyOf(p.source) {
-		return ""
+		return by, ""
 	}
 	switch by, end := w.fate(base, p, 0); {
 	case end == lost:
-		return by.String() + ", and so " + p.what
+		return by, by.String() + ", and so " + p.what
 	case end == passed && w.all.Dropping[base]:
-		return fmt.Sprintf("%s has the policy drop, and none of its rules accepts %s", base, p.what)
+		policy := nftables.Decoded{Chain: base, Verdict: nftables.Drops}
+		return policy, fmt.Sprintf("%s %s, and none of its rules accepts %s", base, policyDrop, p.what)
 	}
-	return ""
+	return by, ""
 }
 
 func familyOf(p netip.Prefix) nftables.Family {

@@ -75,7 +75,7 @@ type Machine struct {
 	Ports    []Port
 	// Ranges are the ranges of Services and Pods.
 	Ranges []netip.Prefix
-	// Pods are the ranges of Pods, DNSPort is where the node answers DNS.
+	// Pods are the ranges of Pods, DNSPort is where the node gets what they ask its DNS server.
 	Pods    []netip.Prefix
 	DNSPort uint16
 	// Encryption is what --encrypt needs, nil without.

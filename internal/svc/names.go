@@ -84,6 +84,8 @@ const (
 	APIService = "kubernetes"
 	// DNSService is the Service of the DNS servers.
 	DNSService = "kube-dns"
+	// DNSPort is its port, of UDP and TCP.
+	DNSPort = 53
 	// ServerLeasePrefix begins the names of the Leases of API servers, in kube-system.
 	ServerLeasePrefix = "fairlead-apiserver-"
 	// EndpointAnnotation on the Lease of an API server is its address and port.

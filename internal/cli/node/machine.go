@@ -5,21 +5,33 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/cli/parts"
 	"github.com/fairlead/fairlead/internal/dns/nodelocal"
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/preflight"
+	"github.com/fairlead/fairlead/internal/svc"
 )
+
+// packets are what a node with these flags has to let pass. The node-local DNS server answers Pods at the address and port of the
+// Service, the others at --dns-port, where the proxy sends what Pods ask.
+func (f *Flags) packets() preflight.Packets {
+	p := preflight.Packets{
+		Ranges: slices.Concat(f.Networks.ServiceCIDRs, f.Networks.PodCIDRs), Pods: f.Networks.PodCIDRs, DNSPort: f.DNS.port,
+	}
+	if f.DNS.nodeLocal {
+		p.DNSPort = svc.DNSPort
+	}
+	return p
+}
 
 // Machine returns what preflight checks for a node with these flags. Before the first start that includes the
 // modes and the ports, which a start checks by itself.
 func (f *Flags) Machine(stateDir string, first bool) preflight.Machine {
-	m := preflight.Machine{Root: os.DirFS("/"), StateDir: stateDir, Pods: f.Networks.PodCIDRs, DNSPort: f.DNS.port}
-	for _, r := range [][]netip.Prefix{f.Networks.ServiceCIDRs, f.Networks.PodCIDRs} {
-		m.Ranges = append(m.Ranges, r...)
-	}
+	p := f.packets()
+	m := preflight.Machine{Root: os.DirFS("/"), StateDir: stateDir, Ranges: p.Ranges, Pods: p.Pods, DNSPort: p.DNSPort}
 	if !first {
 		return m
 	}

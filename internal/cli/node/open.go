@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -27,7 +26,6 @@ import (
 	"github.com/fairlead/fairlead/internal/dns/membership"
 	"github.com/fairlead/fairlead/internal/flows"
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
-	"github.com/fairlead/fairlead/internal/preflight"
 	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/registration"
 	"github.com/fairlead/fairlead/internal/runner"
@@ -145,9 +143,7 @@ func (b *builder) connect(context.Context) error {
 	}
 	b.peers = agent.NewPeers(b.client, b.Host.Name, b.Log, func() { b.proxy.PodsChanged() })
 	b.checks = agent.NewChecks(b.client, b.Host.Name, b.Log)
-	b.forwarded = newForwarded(b.Log, preflight.Packets{
-		Ranges: slices.Concat(b.Networks.ServiceCIDRs, b.Networks.PodCIDRs), Pods: b.Networks.PodCIDRs, DNSPort: b.DNS.port,
-	})
+	b.forwarded = newForwarded(b.Log, b.packets())
 	b.progress = barrier.NewProgress(barrier.ProxyServices, barrier.ProxySlices, barrier.DNSServices, barrier.DNSSlices)
 	return nil
 }

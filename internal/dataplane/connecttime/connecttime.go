@@ -13,7 +13,6 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane/nft"
 	"github.com/fairlead/fairlead/internal/kernel/connect"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
-	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // ErrBalance is the error of New where endpoints are to be chosen in turn.
@@ -45,12 +44,8 @@ func New(of nft.Config, cfg connect.Config, log *slog.Logger) (*Mode, error) {
 		return nil, errors.Join(err, clients.Close(), programs.Close())
 	}
 	m := &Mode{Mode: behind, programs: programs, clients: clients}
-	s := &shared{
-		kernel: programs, clients: clients, log: log, lists: map[uint32]bool{},
-		missing: map[svc.Family]bool{}, attach: programs.Attach,
-	}
+	s := newShared(programs, clients, log, socket.Families(), programs.Attach)
 	for _, f := range socket.Families() {
-		s.missing[f] = true
 		m.Add(f, &target{shared: s, family: f})
 	}
 	return m, nil
@@ -73,10 +68,4 @@ func (m *Mode) Dump(ctx context.Context) (string, error) {
 // Close releases what this process holds. Rules and programs stay.
 func (m *Mode) Close() error {
 	return errors.Join(m.clients.Close(), m.programs.Close(), m.Mode.Close())
-}
-
-// Pods returns how many network namespaces of Pods the programs translate for.
-func (m *Mode) Pods() int {
-	_, pods := m.clients.Looked()
-	return pods
 }

@@ -60,7 +60,7 @@ func (r rig) createKnown(t testing.TB, h *testbed.Host) dataplane.Applier {
 		defer func() { _ = cmd.Wait() }()
 	}
 	testbed.Until(t, "the Pods to be known", func() error {
-		if n := m.Pods(); n != 3 {
+		if _, n := m.clients.Looked(); n != 3 {
 			return fmt.Errorf("%d are known", n)
 		}
 		return nil

@@ -11,10 +11,6 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// portDNS is left to nft: a DNS server on the node itself, of 'fairlead agent' or NodeLocal DNSCache, answers at the
-// address of the Service before nft sees the packet.
-const portDNS = 53
-
 // front is the content of the maps for one frontend, present or desired.
 type front struct {
 	lists      [2]list // the second one only if split
@@ -39,10 +35,11 @@ func (f *front) same(o *front) bool {
 }
 
 // planned returns what the programs do with a frontend, nil for what they leave to nft: where a connection's way depends on
-// more than who the client is, or there is no endpoint, whose refusal is nft's.
+// more than who the client is, or there is no endpoint, whose refusal is nft's. A DNS server on the node itself, of 'fairlead agent' or
+// NodeLocal DNSCache, answers at the address of the Service before nft sees the packet.
 func planned(set *dataplane.Settings, p *table.ServicePort, f *table.Frontend) *front {
 	switch {
-	case p == nil, p.Protocol != svc.TCP, p.Affinity != 0, f.SourceRanges != nil, f.Addr.Port() == portDNS:
+	case p == nil, p.Protocol != svc.TCP, p.Affinity != 0, f.SourceRanges != nil, f.Addr.Port() == svc.DNSPort:
 		return nil
 	}
 	out := &front{split: f.LocalClients != nil, masquerade: masquerade(set, f)}

@@ -41,13 +41,28 @@ type shared struct {
 	clients classifier
 	log     *slog.Logger
 	sets    [2]dataplane.Settings
+	// unset are the families whose Settings are not known yet. A Pod is classified by both.
+	unset map[svc.Family]bool
 	// lists are the numbers in use, next the one to try next.
 	lists map[uint32]bool
 	next  uint32
-	full  bool // that a map has no room was logged
+	// That the map of frontends, or that of the node's addresses, has no room was logged.
+	full, nodesFull bool
 	// missing are the families of which not everything was written yet. Then attach puts the programs in force.
 	missing map[svc.Family]bool
 	attach  func() error
+}
+
+// newShared has targets of these families wait for one another.
+func newShared(k kernel, clients classifier, log *slog.Logger, families []svc.Family, attach func() error) *shared {
+	s := &shared{
+		kernel: k, clients: clients, log: log, attach: attach,
+		lists: map[uint32]bool{}, unset: map[svc.Family]bool{}, missing: map[svc.Family]bool{},
+	}
+	for _, f := range families {
+		s.unset[f], s.missing[f] = true, true
+	}
+	return s
 }
 
 // target is the dataplane.Target of one family.
@@ -61,7 +76,46 @@ type target struct {
 }
 
 // Read is dataplane.Target's.
-func (t *target) Read(context.Context, *dataplane.Change) error {
+func (t *target) Read(_ context.Context, c *dataplane.Change) error {
+	fronts, nodes := t.fronts, t.nodes
+	if err := t.read(); err != nil {
+		return err
+	}
+	if c.Trusted {
+		t.reportDrift(c, fronts, nodes)
+	}
+	return nil
+}
+
+// reportDrift reports what is installed otherwise than it was left.
+func (t *target) reportDrift(c *dataplane.Change, fronts map[dataplane.FrontKey]*front, nodes map[netip.Addr]bool) {
+	for k, was := range fronts {
+		switch is := t.fronts[k]; {
+		case is == nil:
+			c.Drift("connect-time: %s was missing", k)
+		case !is.same(was):
+			c.Drift("connect-time: %s was altered", k)
+		}
+	}
+	for k := range t.fronts {
+		if fronts[k] == nil {
+			c.Drift("connect-time: a foreign %s was there", k)
+		}
+	}
+	for a := range nodes {
+		if !t.nodes[a] {
+			c.Drift("connect-time: the node's address %s was missing", a)
+		}
+	}
+	for a := range t.nodes {
+		if !nodes[a] {
+			c.Drift("connect-time: a foreign address %s of the node was there", a)
+		}
+	}
+}
+
+// read replaces what the target remembers.
+func (t *target) read() error {
 	lists, err := t.readLists()
 	if err != nil {
 		return err
@@ -95,6 +149,9 @@ func (t *target) Read(context.Context, *dataplane.Change) error {
 		if !t.lists[id] {
 			t.stray = append(t.stray, *l)
 		}
+	}
+	for i := range t.stray { // until they are removed no new list may have their numbers
+		t.lists[t.stray[i].id] = true
 	}
 	nodes, err := t.kernel.Nodes()
 	for _, a := range nodes {
@@ -141,7 +198,7 @@ func (t *target) Write(ctx context.Context, c *dataplane.Change) error {
 		}
 		for k := range t.fronts {
 			if _, f := c.Wanted(k); f == nil {
-				if err := t.write(k, nil, c); err != nil {
+				if err := t.write(k, nil); err != nil {
 					return err
 				}
 			}
@@ -155,7 +212,7 @@ func (t *target) Write(ctx context.Context, c *dataplane.Change) error {
 		if p, f := c.Wanted(k); f != nil {
 			want = planned(&c.Settings, p, f)
 		}
-		if err := t.write(k, want, c); err != nil {
+		if err := t.write(k, want); err != nil {
 			return err
 		}
 	}
@@ -181,53 +238,63 @@ func (t *target) settings(set *dataplane.Settings) error {
 		i = 1
 	}
 	t.sets[i] = *set
-	sets := t.sets
-	if err := t.clients.Classify(func(ns *connect.Namespace) connect.Class { return classify(&sets, ns) }); err != nil {
-		return err
-	}
-	want := map[netip.Addr]bool{}
-	for _, a := range set.NodeAddrs {
-		want[a] = true
-		if t.nodes[a] {
-			continue
-		}
-		if err := t.kernel.PutNode(a); err != nil {
+	if delete(t.unset, t.family); len(t.unset) == 0 {
+		sets := t.sets
+		if err := t.clients.Classify(func(ns *connect.Namespace) connect.Class { return classify(&sets, ns) }); err != nil {
 			return err
 		}
 	}
+	return t.nodeAddrs(set.NodeAddrs)
+}
+
+// nodeAddrs has node ports answer on want. Where there is no room for an address, its node ports are left to nft.
+func (t *target) nodeAddrs(want []netip.Addr) error {
 	for a := range t.nodes {
-		if want[a] {
+		if slices.Contains(want, a) {
 			continue
 		}
 		if err := t.kernel.DelNode(a); err != nil {
 			return err
 		}
+		delete(t.nodes, a)
 	}
-	t.nodes = want
+	for _, a := range want {
+		if t.nodes[a] {
+			continue
+		}
+		err := t.kernel.PutNode(a)
+		if errors.Is(err, connect.ErrFull) {
+			if !t.nodesFull {
+				t.log.Warn("connect-time has no room for all addresses of the node; nft alone translates node ports of the others",
+					"address", a, "err", err)
+			}
+			t.nodesFull = true
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		t.nodes[a] = true
+	}
 	return nil
 }
 
 // write brings one frontend from what is installed to want; nil is none. What a frontend leads to is written before it, and removed
 // after it. Where there is no room it is left to nft.
-func (t *target) write(k dataplane.FrontKey, want *front, c *dataplane.Change) error {
+func (t *target) write(k dataplane.FrontKey, want *front) error {
 	has := t.fronts[k]
-	switch {
-	case has == nil && want == nil, has != nil && want != nil && has.same(want):
+	if has == nil && want == nil || has != nil && want != nil && has.same(want) {
 		return nil
-	case has != nil:
-		c.Drift("connect-time: %s was altered", k)
-	default:
-		c.Drift("connect-time: %s was missing", k)
 	}
-	var err error
 	if want != nil {
-		if err = t.install(k, has, want); errors.Is(err, connect.ErrFull) {
-			t.warnFull(k, err)
-			want, err = nil, nil
+		full, err := t.install(k, has, want)
+		if err != nil {
+			return fmt.Errorf("connect-time, %s: %w", k, err)
 		}
-	}
-	if err != nil {
-		return fmt.Errorf("connect-time, %s: %w", k, err)
+		if full != nil {
+			t.warnFull(k, full)
+			want = nil
+		}
 	}
 	if want == nil {
 		if err := t.kernel.DelFront(keyOf(k, t.family)); err != nil {
@@ -251,8 +318,9 @@ func (t *target) write(k dataplane.FrontKey, want *front, c *dataplane.Change) e
 	return nil
 }
 
-// install writes the lists of want that has does not have, and the frontend.
-func (t *target) install(k dataplane.FrontKey, has, want *front) (err error) {
+// install writes the lists of want that has does not have, and the frontend. full is the error of a map that has no room; then
+// nothing was changed.
+func (t *target) install(k dataplane.FrontKey, has, want *front) (full, err error) {
 	r := connect.Route{Split: want.split, Masquerade: want.masquerade}
 	var added []*list
 	for i := range want.lists {
@@ -275,12 +343,17 @@ func (t *target) install(k dataplane.FrontKey, has, want *front) (err error) {
 	if err == nil {
 		err = t.kernel.PutFront(keyOf(k, t.family), r)
 	}
-	if err != nil {
-		for _, l := range added {
-			err = errors.Join(err, t.remove(l))
-		}
+	if err == nil {
+		return nil, nil
 	}
-	return err
+	var left error
+	for _, l := range added {
+		left = errors.Join(left, t.remove(l))
+	}
+	if left == nil && errors.Is(err, connect.ErrFull) {
+		return err, nil
+	}
+	return nil, errors.Join(err, left)
 }
 
 func (t *target) putList(l *list) error {
@@ -333,11 +406,11 @@ func (s *shared) warnFull(k dataplane.FrontKey, err error) {
 
 // dump writes what the programs have, sorted and without the numbers of lists.
 func dump(b interface{ WriteString(string) (int, error) }, k kernel) error {
-	t := &target{shared: &shared{kernel: k, lists: map[uint32]bool{}}}
+	t := &target{shared: newShared(k, nil, nil, nil, nil)}
 	var lines []string
 	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
 		t.family = f
-		if err := t.Read(context.Background(), nil); err != nil {
+		if err := t.read(); err != nil {
 			return err
 		}
 		for _, k := range slices.SortedFunc(maps.Keys(t.fronts), dataplane.FrontKey.Compare) {

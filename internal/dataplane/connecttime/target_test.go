@@ -30,7 +30,11 @@ type kernelMaps struct {
 	slots  map[slot]netip.AddrPort
 	own    map[own]bool
 	nodes  map[netip.Addr]bool
-	room   int          // for slots
+	room   int   // for slots
+	places int   // for addresses of the node
+	unable error // of each removal of a slot, nil for none
+	found  []connect.Class
+	broken error        // the first write that let a connection meet half of a frontend
 	fail   func() error // of each write, nil for none
 	writes int
 }
@@ -38,8 +42,15 @@ type kernelMaps struct {
 func newMaps() *kernelMaps {
 	return &kernelMaps{
 		fronts: map[connect.Front]connect.Route{}, slots: map[slot]netip.AddrPort{}, own: map[own]bool{},
-		nodes: map[netip.Addr]bool{}, room: 1 << 20,
+		nodes: map[netip.Addr]bool{}, room: 1 << 20, places: 1 << 10,
 	}
+}
+
+func (m *kernelMaps) breaks(err error) error {
+	if m.broken == nil {
+		m.broken = err
+	}
+	return err
 }
 
 func (m *kernelMaps) write() error {
@@ -61,7 +72,7 @@ func (m *kernelMaps) PutFront(f connect.Front, r connect.Route) error {
 	for i, list := range r.List {
 		for n := range r.Count[i] {
 			if !m.slots[slot{list, n}].IsValid() {
-				return fmt.Errorf("%v leads to slot %d of list %d, which is not there", f, n, list)
+				return m.breaks(fmt.Errorf("%v leads to slot %d of list %d, which is not there", f, n, list))
 			}
 		}
 	}
@@ -84,7 +95,7 @@ func (m *kernelMaps) DelFront(f connect.Front) error {
 func (m *kernelMaps) used(list uint32) error {
 	for f, r := range m.fronts {
 		if r.List[0] == list || r.List[1] == list {
-			return fmt.Errorf("list %d is changed while %v leads to it", list, f)
+			return m.breaks(fmt.Errorf("list %d is changed while %v leads to it", list, f))
 		}
 	}
 	return m.write()
@@ -114,8 +125,10 @@ func (m *kernelMaps) DelSlot(list, n uint32) error {
 	if err := m.used(list); err != nil {
 		return err
 	}
-	delete(m.slots, slot{list, n})
-	return nil
+	if m.unable == nil {
+		delete(m.slots, slot{list, n})
+	}
+	return m.unable
 }
 
 func (m *kernelMaps) Own(f func(list uint32, a netip.Addr)) error {
@@ -149,6 +162,9 @@ func (m *kernelMaps) Nodes() (out []netip.Addr, err error) {
 }
 
 func (m *kernelMaps) PutNode(a netip.Addr) error {
+	if len(m.nodes) >= m.places && !m.nodes[a] {
+		return connect.ErrFull
+	}
 	m.nodes[a] = true
 	return m.write()
 }
@@ -158,14 +174,22 @@ func (m *kernelMaps) DelNode(a netip.Addr) error {
 	return m.write()
 }
 
-// Classify is classifier's.
-func (m *kernelMaps) Classify(func(*connect.Namespace) connect.Class) error { return nil }
+// Classify is classifier's. There is one Pod, of both families.
+func (m *kernelMaps) Classify(f func(*connect.Namespace) connect.Class) error {
+	m.found = append(m.found, f(&connect.Namespace{Addrs: []netip.Addr{flows.AP("10.244.1.7:0").Addr(), flows.AP("[fd00::7]:0").Addr()}}))
+	return nil
+}
 
 // reconciler is a Reconciler that writes into m, as New makes it.
 func (m *kernelMaps) reconciler() *dataplane.Reconciler {
+	return m.reconcilerThatLogs(slog.DiscardHandler)
+}
+
+func (m *kernelMaps) reconcilerThatLogs(to slog.Handler) *dataplane.Reconciler {
 	r := dataplane.NewReconciler("nft", dataplane.Hooks{})
-	s := &shared{kernel: m, clients: m, log: slog.New(slog.DiscardHandler), lists: map[uint32]bool{}, attach: func() error { return nil }}
-	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
+	families := []svc.Family{svc.IPv4, svc.IPv6}
+	s := newShared(m, m, slog.New(to), families, func() error { return nil })
+	for _, f := range families {
 		r.Add(f, &target{shared: s, family: f})
 	}
 	return r
@@ -231,10 +255,10 @@ func TestRandomChangesWithFaults(t *testing.T) {
 			}
 			tab = table.New(some...)
 			changed := []table.Key{key}
-			switch {
-			case failed, r.IntN(8) == 0:
+			if failed || r.IntN(8) == 0 {
 				changed = nil
-			case r.IntN(20) == 0: // the process starts again
+			}
+			if r.IntN(12) == 0 { // the process starts again
 				rec, changed = m.reconciler(), nil
 			}
 			failed = rec.Apply(t.Context(), tab, changed) != nil
@@ -243,8 +267,13 @@ func TestRandomChangesWithFaults(t *testing.T) {
 		if err := rec.Apply(t.Context(), tab, nil); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
-		if failed {
-			rec.Forget()
+		if m.broken != nil {
+			t.Fatalf("seed %d: %v", seed, m.broken)
+		}
+		writes := m.writes
+		rec.Forget()
+		if err := rec.Apply(t.Context(), tab, nil); err != nil || m.writes != writes {
+			t.Fatalf("seed %d: %d writes to maps that are as wanted, %v", seed, m.writes-writes, err)
 		}
 		other := newMaps()
 		if err := other.reconciler().Apply(t.Context(), tab, nil); err != nil {
@@ -350,5 +379,145 @@ func TestClassify(t *testing.T) {
 		if got := classify(&sets, &connect.Namespace{Addrs: []netip.Addr{netip.MustParseAddr(c.addr)}, From: c.from}); got != c.want {
 			t.Errorf("%s from %s: %+v, want %+v", c.addr, c.from, got, c.want)
 		}
+	}
+}
+
+// A list that an earlier process left behind keeps its number until it is removed.
+func TestStrayListsKeepTheirNumbers(t *testing.T) {
+	m := newMaps()
+	for list := range uint32(4) {
+		for n := range uint32(3) {
+			m.slots[slot{list + 1, n}] = flows.AP("10.244.0.9:80")
+		}
+		m.own[own{list + 1, flows.AP("10.244.0.9:80").Addr()}] = true
+	}
+	rec := m.reconciler()
+	at := []table.Endpoint{{Addr: flows.AP("10.244.0.1:80")}, {Addr: flows.AP("10.244.0.2:80")}}
+	web := flows.Port("web", "", svc.IPv4, svc.TCP, table.Frontend{Addr: web4, Endpoints: at})
+	if err := rec.Apply(t.Context(), table.New(web), nil); err != nil {
+		t.Fatal(err)
+	}
+	if len(m.fronts) != 1 || len(m.slots) != 2 || len(m.own) != 0 {
+		t.Errorf("%d frontends, %d slots, %d own endpoints; want 1, 2 and none", len(m.fronts), len(m.slots), len(m.own))
+	}
+}
+
+// What the Table changed is no repair, what another program changed is one.
+func TestRepairs(t *testing.T) {
+	m := newMaps()
+	rec := m.reconciler()
+	port := func(n int, endpoints ...string) *table.ServicePort {
+		f := table.Frontend{Addr: flows.AP(fmt.Sprintf("10.96.0.%d:80", n))}
+		for _, at := range endpoints {
+			f.Endpoints = append(f.Endpoints, table.Endpoint{Addr: flows.AP(at)})
+		}
+		return flows.Port(fmt.Sprintf("web%d", n), "", svc.IPv4, svc.TCP, f)
+	}
+	apply := func(want string, tab *table.Table) {
+		t.Helper()
+		tab.NodePortAddrs = []netip.Addr{flows.AP("192.0.2.1:0").Addr()}
+		if err := rec.Apply(t.Context(), tab, nil); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(rec.Repaired(), "; "); got != want {
+			t.Errorf("repaired: %q, want %q", got, want)
+		}
+	}
+	apply("", table.New(port(1, "10.244.0.1:80"), port(2, "10.244.0.1:80")))
+	apply("", table.New(port(1, "10.244.0.2:80"), port(3, "10.244.0.1:80")))
+
+	at := func(n int) connect.Front {
+		return connect.Front{Addr: flows.AP(fmt.Sprintf("10.96.0.%d:80", n)), Protocol: uint8(svc.TCP)}
+	}
+	delete(m.fronts, at(1))
+	m.slots[slot{m.fronts[at(3)].List[0], 0}] = flows.AP("10.244.0.66:80")
+	m.fronts[at(66)] = connect.Route{}
+	clear(m.nodes)
+	m.nodes[flows.AP("192.0.2.66:0").Addr()] = true
+	apply("connect-time: TCP 10.96.0.1:80 was missing; connect-time: TCP 10.96.0.3:80 was altered; "+
+		"connect-time: a foreign TCP 10.96.0.66:80 was there; connect-time: a foreign address 192.0.2.66 of the node was there; "+
+		"connect-time: the node's address 192.0.2.1 was missing", table.New(port(1, "10.244.0.5:80"), port(3, "10.244.0.5:80")))
+	apply("", table.New(port(1, "10.244.0.5:80"), port(3, "10.244.0.5:80")))
+}
+
+// Addresses of the node that have no room are nft's, and nothing else fails for their sake.
+func TestNoRoomForNodeAddresses(t *testing.T) {
+	m := newMaps()
+	m.places = 2
+	var log strings.Builder
+	rec := m.reconcilerThatLogs(slog.NewTextHandler(&log, nil))
+	at := []table.Endpoint{{Addr: flows.AP("10.244.0.1:80")}}
+	tab := table.New(flows.Port("web", "", svc.IPv4, svc.TCP, table.Frontend{Addr: web4, Endpoints: at}))
+	for _, a := range []string{"192.0.2.1:0", "192.0.2.2:0", "192.0.2.3:0", "192.0.2.4:0"} {
+		tab.NodePortAddrs = append(tab.NodePortAddrs, flows.AP(a).Addr())
+	}
+	for range 2 {
+		rec.Forget()
+		if err := rec.Apply(t.Context(), tab, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(m.nodes) != 2 || len(m.fronts) != 1 {
+		t.Errorf("%d addresses and %d frontends, want 2 and 1", len(m.nodes), len(m.fronts))
+	}
+	if n := strings.Count(log.String(), "no room for all addresses"); n != 1 {
+		t.Errorf("%d warnings, want 1: %s", n, log.String())
+	}
+	tab.NodePortAddrs = tab.NodePortAddrs[2:]
+	if err := rec.Apply(t.Context(), tab, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range tab.NodePortAddrs {
+		if !m.nodes[a] || len(m.nodes) != 2 {
+			t.Errorf("after others went: %v, want all of %v", m.nodes, tab.NodePortAddrs)
+		}
+	}
+}
+
+// Where there is no room and what was begun cannot be removed, that is an error, whatever error the removal has.
+func TestNoRoomAndNoRemoval(t *testing.T) {
+	for _, unable := range []error{errors.New("a fault"), connect.ErrFull} {
+		m := newMaps()
+		m.room, m.unable = 1, unable
+		rec := m.reconciler()
+		at := []table.Endpoint{{Addr: flows.AP("10.244.0.1:80")}, {Addr: flows.AP("10.244.0.2:80")}}
+		web := flows.Port("web", "", svc.IPv4, svc.TCP, table.Frontend{Addr: web4, Endpoints: at})
+		if err := rec.Apply(t.Context(), table.New(), nil); err != nil {
+			t.Fatal(err)
+		}
+		tab := table.New(web)
+		if err := rec.Apply(t.Context(), tab, []table.Key{web.Key()}); !errors.Is(err, unable) {
+			t.Errorf("%v, want %v", err, unable)
+		}
+		m.unable = nil
+		if err := rec.Apply(t.Context(), tab, nil); err != nil || len(m.slots) > 0 {
+			t.Errorf("the removal works again: %d slots, %v", len(m.slots), err)
+		}
+	}
+}
+
+// A Pod is classified by the ranges of both families, never by one alone.
+func TestClassifiedByBothFamilies(t *testing.T) {
+	m := newMaps()
+	rec := m.reconciler()
+	tab := table.New()
+	tab.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00::/64")}
+	if err := rec.Apply(t.Context(), tab, nil); err != nil {
+		t.Fatal(err)
+	}
+	if len(m.found) == 0 {
+		t.Error("no Pod was classified")
+	}
+	for _, c := range m.found {
+		if c.InPods != [2]bool{true, true} {
+			t.Errorf("a Pod of both families was classified as %+v", c)
+		}
+	}
+	tab.ClusterCIDRs = tab.ClusterCIDRs[1:]
+	if err := rec.Apply(t.Context(), tab, nil); err != nil {
+		t.Fatal(err)
+	}
+	if c := m.found[len(m.found)-1]; c.InPods != [2]bool{false, true} {
+		t.Errorf("after a change of IPv4's ranges: %+v", c)
 	}
 }

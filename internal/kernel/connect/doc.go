@@ -102,14 +102,15 @@ func explain(what string, err error) error {
 	case errors.Is(err, unix.EPERM):
 		return fmt.Errorf("cannot %s: %w: run as root, or with the capabilities CAP_BPF and CAP_NET_ADMIN", what, err)
 	case errors.As(err, &verifier):
-		return fmt.Errorf("cannot %s: the kernel refuses the program (Linux 5.14 or newer takes it): %s", what, lastLine(verifier))
+		return fmt.Errorf("cannot %s: the kernel refuses the program (Linux 5.14 or newer takes it): %s", what, oneLine(verifier))
 	case errors.Is(err, ebpf.ErrNotSupported), errors.Is(err, unix.EINVAL):
 		return fmt.Errorf("cannot %s: %w: it takes Linux 5.14 or newer, with CONFIG_CGROUP_BPF", what, err)
 	}
 	return fmt.Errorf("cannot %s: %w", what, err)
 }
 
-func lastLine(v *ebpf.VerifierError) string {
+// oneLine returns the summary of the error, which may have several lines.
+func oneLine(v *ebpf.VerifierError) string {
 	return strings.ReplaceAll(v.Error(), "\n", " ")
 }
 

@@ -11,15 +11,14 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 )
 
 // native is the byte order of the object, that of all machines that fairlead is built for.
 var native = binary.LittleEndian
 
-// pinned are the maps that outlive the process. The others are questions, and what sockets remember themselves:
-// a socket that was translated by programs of an earlier process is known by that map.
+// pinned are the maps that outlive the process: all of them. By the map of peers a socket is known that programs of an
+// earlier process translated.
 var pinned = []string{
 	programMapFronts, programMapSlots, programMapOwn, programMapNodes, programMapClients, programMapAsks, programMapPeers,
 }
@@ -36,7 +35,7 @@ var hooks = []struct {
 }
 
 // Programs are the programs and maps of one network namespace. Fronts to DelNode have one user at a
-// time; Answer may run beside it.
+// time; Clients may work beside it.
 type Programs struct {
 	cfg    Config
 	cookie uint64
@@ -61,8 +60,6 @@ func Open(cfg Config) (*Programs, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Before Linux 5.11 maps count as locked memory.
-	_ = rlimit.RemoveMemlock()
 	p := &Programs{cfg: cfg, cookie: cookie, dir: cfg.dir(cookie)}
 	spec, err := loadProgram()
 	if err != nil {
@@ -223,7 +220,8 @@ func (p *Programs) Close() error {
 var _ io.Closer = (*Programs)(nil)
 
 // Cleanup takes the programs of the calling thread's network namespace from their group, and frees their maps.
-// Where there are none it does nothing.
+// Where there are none it does nothing. Nor does it where this process may not look: systemd mounts the BPF file system
+// for root only, and a node without root has a network namespace that no program of root is for.
 func Cleanup(bpffs string) error {
 	if bpffs == "" {
 		bpffs = DefaultFS
@@ -237,6 +235,12 @@ func Cleanup(bpffs string) error {
 	}
 	cfg := Config{FS: bpffs}
 	dir := cfg.dir(cookie)
+	switch _, err := os.Lstat(dir); {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
+		return nil
+	case err != nil:
+		return fmt.Errorf("cannot look for the programs of connect-time: %w", err)
+	}
 	for _, h := range hooks {
 		if err := detach(filepath.Join(dir, "link-"+h.name)); err != nil {
 			return err
@@ -251,15 +255,15 @@ func Cleanup(bpffs string) error {
 
 // detach ends a pinned link at once: to remove only the pin would end it some time later.
 func detach(path string) error {
-	l, err := link.LoadPinnedLink(path, nil)
-	if errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) { // bpf(2) would ask for CAP_BPF first
 		return nil
 	}
+	l, err := link.LoadPinnedLink(path, nil)
 	if err == nil {
 		err = l.Detach()
 		_ = l.Close()
 	}
-	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, ebpf.ErrNotSupported) { // its group is gone; before Linux 5.9
+	if err != nil && !errors.Is(err, unix.EINVAL) { // that says its group is gone
 		return explain("detach "+filepath.Base(path), err)
 	}
 	return os.Remove(path)

@@ -96,17 +96,7 @@ func (p *Programs) PutSlots(list uint32, endpoints []netip.AddrPort) error {
 	return problem("write endpoints", err)
 }
 
-// DelSlots removes the first n slots of a list that no frontend leads to any more.
-func (p *Programs) DelSlots(list uint32, n int) error {
-	for i := range n {
-		if err := p.DelSlot(list, uint32(i)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// DelSlot removes one slot.
+// DelSlot removes one slot of a list that no frontend leads to any more.
 func (p *Programs) DelSlot(list, slot uint32) error {
 	return problem("remove an endpoint", gone(p.maps.Slots.Delete(&programSlotKey{List: list, Slot: slot})))
 }

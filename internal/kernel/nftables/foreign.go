@@ -94,28 +94,36 @@ type Ruleset struct {
 	// Rules are the rules of each chain, in their order. A rule for several addresses of a set, or with several verdicts, is here once
 	// for each.
 	Rules map[BaseChain][]Decoded
+	// Partial is set if rules were left out.
+	Partial bool
 }
 
-// Ruleset reads the rules of all tables, except where skip returns true. At most limit rules are kept.
-func (c *Conn) Ruleset(limit int, skip func(table string) bool) (*Ruleset, error) {
+// Ruleset reads the rules of all chains, except where skip returns true. At most limit rules are kept.
+func (c *Conn) Ruleset(limit int, skip func(at BaseChain) bool) (*Ruleset, error) {
 	out := &Ruleset{Base: map[uint32][]BaseChain{}, Dropping: map[BaseChain]bool{}, Rules: map[BaseChain][]Decoded{}}
+	sets := setReader{conn: c, known: map[setName][]element{}, left: maxElements, decoded: maxDecoded}
 	for _, f := range []Family{IPv4, IPv6, Inet} {
 		if err := c.baseChains(f, skip, out); err != nil {
 			return nil, err
 		}
 		var rules [][]byte
-		err := c.dump(unix.NFT_MSG_GETRULE, Table{Family: f}, func() { rules = nil }, func(*netlink.Encoder) {}, func(body []byte) {
-			if len(rules) < limit && !skip(netlink.CString(netlink.Attr(body, unix.NFTA_RULE_TABLE))) {
-				rules = append(rules, bytes.Clone(body))
-			}
-		})
+		var more bool
+		err := c.dump(unix.NFT_MSG_GETRULE, Table{Family: f}, func() { rules, more = nil, false }, func(*netlink.Encoder) {},
+			func(body []byte) {
+				switch {
+				case skip(chainOf(f, body)):
+				case len(rules) == limit:
+					more = true
+				default:
+					rules = append(rules, bytes.Clone(body))
+				}
+			})
 		if err != nil {
 			return nil, err
 		}
-		sets := setReader{conn: c, known: map[setName][]element{}, left: maxElements}
+		out.Partial = out.Partial || more
 		for _, body := range rules {
-			t := Table{f, netlink.CString(netlink.Attr(body, unix.NFTA_RULE_TABLE))}
-			for _, r := range decode(t, body, &sets) {
+			for _, r := range decode(chainOf(f, body), body, &sets) {
 				out.Rules[r.Chain] = append(out.Rules[r.Chain], r)
 			}
 		}
@@ -127,14 +135,20 @@ func (c *Conn) Ruleset(limit int, skip func(table string) bool) (*Ruleset, error
 	return out, nil
 }
 
+// chainOf returns the chain of a rule.
+func chainOf(f Family, rule []byte) BaseChain {
+	name := func(typ uint16) string { return netlink.CString(netlink.Attr(rule, typ)) }
+	return BaseChain{Table{f, name(unix.NFTA_RULE_TABLE)}, name(unix.NFTA_RULE_CHAIN)}
+}
+
 // baseChains adds those of a family to out.
-func (c *Conn) baseChains(f Family, skip func(table string) bool, out *Ruleset) error {
+func (c *Conn) baseChains(f Family, skip func(at BaseChain) bool, out *Ruleset) error {
 	var chains map[uint32][]BaseChain
 	err := c.dump(unix.NFT_MSG_GETCHAIN, Table{Family: f}, func() { chains = map[uint32][]BaseChain{} }, func(*netlink.Encoder) {},
 		func(body []byte) {
 			table := Table{f, netlink.CString(netlink.Attr(body, unix.NFTA_CHAIN_TABLE))}
 			at := BaseChain{table, netlink.CString(netlink.Attr(body, unix.NFTA_CHAIN_NAME))}
-			if h := netlink.Attr(body, unix.NFTA_CHAIN_HOOK); h != nil && !skip(table.Name) {
+			if h := netlink.Attr(body, unix.NFTA_CHAIN_HOOK); h != nil && !skip(at) {
 				number := uint32At(netlink.Attr(h, unix.NFTA_HOOK_HOOKNUM))
 				chains[number] = append(chains[number], at)
 				policy := netlink.Attr(body, unix.NFTA_CHAIN_POLICY)
@@ -148,9 +162,9 @@ func (c *Conn) baseChains(f Family, skip func(table string) bool, out *Ruleset) 
 }
 
 // decode returns the rules that a rule stands for.
-func decode(t Table, rule []byte, sets *setReader) []Decoded {
+func decode(at BaseChain, rule []byte, sets *setReader) []Decoded {
 	d := decoder{loaded: map[uint32]loaded{}, low: map[string][]byte{}, sets: sets}
-	d.rule.Chain = BaseChain{t, netlink.CString(netlink.Attr(rule, unix.NFTA_RULE_CHAIN))}
+	d.rule.Chain = at
 	if h := netlink.Attr(rule, unix.NFTA_RULE_HANDLE); len(h) == 8 {
 		d.rule.Handle = binary.BigEndian.Uint64(h)
 	}

@@ -12,10 +12,12 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/netlink"
 )
 
-// Bounds of what is read of other programs' sets: elements in all, and for how many elements of a set one rule stands.
+// Bounds of what is read of other programs' sets: elements in all, for how many elements of a set one rule stands, and how many
+// rules all rules that look up sets stand for.
 const (
 	maxElements = 20_000
 	maxSeveral  = 1_000
+	maxDecoded  = 100_000
 )
 
 // element is one of a set, or a range of values of an interval set.
@@ -34,10 +36,11 @@ type setName struct {
 
 // setReader reads sets, each once.
 type setReader struct {
-	conn  *Conn
-	known map[setName][]element
-	left  int
-	err   error // the first
+	conn    *Conn
+	known   map[setName][]element
+	left    int   // of maxElements
+	decoded int   // left of maxDecoded
+	err     error // the first
 }
 
 // elements returns the elements of a set, nil if it is empty or has too many.
@@ -176,7 +179,7 @@ func (e *element) condition(field string) (Condition, bool) {
 	return c, ok && (e.last == nil || bytes.Equal(e.first, e.last))
 }
 
-// all returns the rule, once for each of several elements.
+// all returns the rule, once for each of several elements, or once with a condition that is not known if there is no room for them.
 func (d *decoder) all() (out []Decoded) {
 	for field := range d.low {
 		d.opaqueOf(loaded{field: field})
@@ -184,6 +187,23 @@ func (d *decoder) all() (out []Decoded) {
 	if d.several == nil {
 		return []Decoded{d.rule}
 	}
+	plain := d.rule
+	if d.sets.decoded > 0 {
+		out = d.each()
+		d.sets.decoded -= len(out)
+	}
+	if len(out) > 0 && d.sets.decoded >= 0 {
+		return out
+	}
+	d.rule = plain
+	if d.opaqueOf(d.from); slices.ContainsFunc(d.several, func(e element) bool { return e.hasVerdict }) {
+		d.rule.Verdict = Other
+	}
+	return []Decoded{d.rule}
+}
+
+// each returns the rule for each of several elements.
+func (d *decoder) each() (out []Decoded) {
 	plain := d.rule
 	for i := range d.several {
 		e := &d.several[i]
