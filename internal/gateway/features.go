@@ -26,7 +26,7 @@ func SupportedFeatures() (out []gwv1.SupportedFeature) {
 		features.SupportHTTPRouteRequestMultipleMirrors, features.SupportHTTPRouteRequestPercentageMirror,
 		features.SupportGRPCRoute, features.SupportGRPCRouteNamedRouteRule,
 		features.SupportTLSRoute, features.SupportTLSRouteModeTerminate, features.SupportTLSRouteModeMixed,
-		features.SupportTCPRoute, features.SupportUDPRoute, features.SupportListenerSet, features.SupportGatewayStaticAddresses,
+		features.SupportTCPRoute, features.SupportUDPRoute, features.SupportListenerSet,
 	} {
 		out = append(out, gwv1.SupportedFeature{Name: gwv1.FeatureName(f)})
 	}
