@@ -96,6 +96,7 @@ fetch: ## download what tests build themselves: their namespaces have no network
 	go -C test/helm build -o /dev/null helm.sh/helm/v3/cmd/helm
 	go -C test/h2spec build -o /dev/null github.com/summerwind/h2spec/cmd/h2spec
 	go -C bench/peers/s3 build -o /dev/null .
+	go build -modfile=tools/go.mod -o /dev/null github.com/cilium/ebpf/cmd/bpf2go
 	go -C tools/release build -o /dev/null ./sbom
 	go -C tools/release build -o /dev/null ./image
 	go tool -modfile=tools/release/go.mod nfpm --version >/dev/null

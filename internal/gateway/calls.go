@@ -139,8 +139,8 @@ func (b *ruleCompiler) call(c *call, spec *gwv1.GRPCMethodMatch, at string) bool
 	return true
 }
 
-// refusal is the status of an answer for a backend that a rule has not: clients of gRPC read 503 as UNAVAILABLE, which the
-// specification asks for, and 404 as UNIMPLEMENTED (https://github.com/grpc/grpc/blob/master/doc/http-grpc-status-mapping.md).
+// refusal is the status of the answer if a rule has no valid backend. Clients of gRPC read 503 as the code UNAVAILABLE, which
+// GRPCRoute's specification asks for (https://github.com/grpc/grpc/blob/master/doc/http-grpc-status-mapping.md).
 func refusal(kind gwv1.Kind) int {
 	if kind == KindGRPCRoute {
 		return http.StatusServiceUnavailable

@@ -35,7 +35,7 @@ func TestConnectTimeFlags(t *testing.T) {
 func TestConnectTimeHasNoFallback(t *testing.T) {
 	f := &ProxyFlags{mode: modeAuto, connect: connectFlags{value: "on"}}
 	if got := f.candidates(); len(got) != 1 || got[0].name != "nft" {
-		t.Errorf("%d modes are tried, want nft alone", len(got))
+		t.Errorf("%d modes are tried, want only nft", len(got))
 	}
 	f.connect.cgroup = t.TempDir()
 	err := f.candidates()[0].probe(t.Context(), &modeSetup{flags: f})

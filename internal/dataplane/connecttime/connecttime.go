@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 )
 
-// ErrBalance is the error of New where endpoints are to be chosen in turn.
+// ErrBalance is the error of New for balance roundrobin: the programs choose at random.
 var ErrBalance = errors.New("connect-time chooses endpoints at random: leave --balance away, or --connect-time off")
 
 // Mode is the dataplane.Applier: nft's Reconciler with a second Target for each family, and all else that nft can do.

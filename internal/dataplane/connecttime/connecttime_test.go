@@ -220,7 +220,7 @@ func TestCleanup(t *testing.T) {
 	}
 	e.Node.Do(func() { e.Dataplane = dataplane.Applier(nothing{}) })
 	if _, tracked := asked(t, e, svc.TCP, "node", web4); !tracked {
-		t.Error("a connection was translated, though the programs are to be gone")
+		t.Error("a connection was translated after the programs were removed")
 	}
 }
 

@@ -81,7 +81,7 @@ func self(t testing.TB) string {
 // Every question has the answer that every mode gives.
 func TestFlows(t *testing.T) { flows.Run(t, "nft", newRig(t).createKnown) }
 
-// Every question has the answer that nft gives alone.
+// Every question has the same answer as with nft only.
 func TestSameAsNFT(t *testing.T) {
 	r := newRig(t)
 	flows.Compare(t, flows.NewEnv(t, r.createKnown), r.group.Outside)

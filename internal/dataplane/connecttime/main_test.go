@@ -19,7 +19,7 @@ func TestMain(m *testing.M) {
 	testbed.Main(m)
 }
 
-// call connects until somebody ends the process.
+// call connects until the process is ended.
 func call(to string) {
 	for {
 		if c, err := net.DialTimeout("tcp", to, time.Second); err == nil {

@@ -18,7 +18,7 @@ type front struct {
 	masquerade connect.Masquerade
 }
 
-// list are endpoints by slot, and those that are Pods of this node, sorted.
+// list has endpoints by slot, and the ones that are Pods of this node, sorted.
 type list struct {
 	id        uint32 // 0: not installed
 	endpoints []netip.AddrPort

@@ -265,7 +265,7 @@ func (t *target) nodeAddrs(want []netip.Addr) error {
 		err := t.kernel.PutNode(a)
 		if errors.Is(err, connect.ErrFull) {
 			if !t.nodesFull {
-				t.log.Warn("connect-time has no room for all addresses of the node; nft alone translates node ports of the others",
+				t.log.Warn("connect-time has no room for all addresses of the node; only nft translates node ports of the others",
 					"address", a, "err", err)
 			}
 			t.nodesFull = true
@@ -401,7 +401,7 @@ func (s *shared) warnFull(k dataplane.FrontKey, err error) {
 		return
 	}
 	s.full = true
-	s.log.Warn("connect-time has no room for all Services; nft alone translates the others", "frontend", k, "err", err)
+	s.log.Warn("connect-time has no room for all Services; only nft translates the others", "frontend", k, "err", err)
 }
 
 // dump writes what the programs have, sorted and without the numbers of lists.

@@ -93,9 +93,14 @@ const (
 
 // Meta loads the kernel's metadata of the packet (meta).
 func (p *Program) Meta(to Reg, key uint32) *Program {
-	p.enc.begin("meta")
-	p.enc.Uint32(unix.NFTA_META_KEY, key)
-	p.enc.Uint32(unix.NFTA_META_DREG, to.number())
+	return p.load("meta", unix.NFTA_META_KEY, key, unix.NFTA_META_DREG, to)
+}
+
+// load adds an expression that loads what key names, with the numbers of the two attributes.
+func (p *Program) load(expression string, ofKey uint16, key uint32, ofRegister uint16, to Reg) *Program {
+	p.enc.begin(expression)
+	p.enc.Uint32(ofKey, key)
+	p.enc.Uint32(ofRegister, to.number())
 	p.enc.end()
 	return p
 }
@@ -112,11 +117,8 @@ func (p *Program) SetMark(from Reg) *Program {
 // Transparent loads whether the socket that the packet belongs to is transparent.
 // It ends the rule if there is no socket (socket). Since Linux 4.18.
 func (p *Program) Transparent(to Reg) *Program {
-	p.enc.begin("socket")
-	p.enc.Uint32(1, 0)           // NFTA_SOCKET_KEY, NFT_SOCKET_TRANSPARENT
-	p.enc.Uint32(2, to.number()) // NFTA_SOCKET_DREG
-	p.enc.end()
-	return p
+	const ofKey, transparent, ofRegister = 1, 0, 2 // NFTA_SOCKET_KEY, NFT_SOCKET_TRANSPARENT, NFTA_SOCKET_DREG
+	return p.load("socket", ofKey, transparent, ofRegister, to)
 }
 
 // FromKind matches packets that came by a device of a kind, such as "bridge" (meta iifkind). Since Linux 5.0.

@@ -1,0 +1,201 @@
+package connecttime
+
+import (
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/kernel/connect"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/testbed/flows"
+)
+
+type slot struct{ list, slot uint32 }
+
+type own struct {
+	list uint32
+	addr netip.Addr
+}
+
+// kernelMaps are the kernel's, which refuse what would let a connection meet half of a frontend.
+type kernelMaps struct {
+	fronts map[connect.Front]connect.Route
+	slots  map[slot]netip.AddrPort
+	own    map[own]bool
+	nodes  map[netip.Addr]bool
+	room   int   // for slots
+	places int   // for addresses of the node
+	unable error // of each removal of a slot, nil for none
+	found  []connect.Class
+	broken error        // the first write that let a connection meet half of a frontend
+	fail   func() error // of each write, nil for none
+	writes int
+}
+
+func newMaps() *kernelMaps {
+	return &kernelMaps{
+		fronts: map[connect.Front]connect.Route{}, slots: map[slot]netip.AddrPort{}, own: map[own]bool{},
+		nodes: map[netip.Addr]bool{}, room: 1 << 20, places: 1 << 10,
+	}
+}
+
+func (m *kernelMaps) breaks(err error) error {
+	if m.broken == nil {
+		m.broken = err
+	}
+	return err
+}
+
+func (m *kernelMaps) write() error {
+	m.writes++
+	if m.fail != nil {
+		return m.fail()
+	}
+	return nil
+}
+
+func (m *kernelMaps) Fronts(f func(connect.Front, connect.Route)) error {
+	for k, r := range m.fronts {
+		f(k, r)
+	}
+	return nil
+}
+
+func (m *kernelMaps) PutFront(f connect.Front, r connect.Route) error {
+	for i, list := range r.List {
+		for n := range r.Count[i] {
+			if !m.slots[slot{list, n}].IsValid() {
+				return m.breaks(fmt.Errorf("%v leads to slot %d of list %d, which is not there", f, n, list))
+			}
+		}
+	}
+	if err := m.write(); err != nil {
+		return err
+	}
+	m.fronts[f] = r
+	return nil
+}
+
+func (m *kernelMaps) DelFront(f connect.Front) error {
+	if err := m.write(); err != nil {
+		return err
+	}
+	delete(m.fronts, f)
+	return nil
+}
+
+// used returns an error if a frontend leads to a list.
+func (m *kernelMaps) used(list uint32) error {
+	for f, r := range m.fronts {
+		if r.List[0] == list || r.List[1] == list {
+			return m.breaks(fmt.Errorf("list %d is changed while %v leads to it", list, f))
+		}
+	}
+	return m.write()
+}
+
+func (m *kernelMaps) Slots(f func(list, slot uint32, at netip.AddrPort)) error {
+	for k, at := range m.slots {
+		f(k.list, k.slot, at)
+	}
+	return nil
+}
+
+func (m *kernelMaps) PutSlots(list uint32, endpoints []netip.AddrPort) error {
+	if err := m.used(list); err != nil {
+		return err
+	}
+	for i, at := range endpoints {
+		if len(m.slots) >= m.room {
+			return connect.ErrFull
+		}
+		m.slots[slot{list, uint32(i)}] = at
+	}
+	return nil
+}
+
+func (m *kernelMaps) DelSlot(list, n uint32) error {
+	if err := m.used(list); err != nil {
+		return err
+	}
+	if m.unable == nil {
+		delete(m.slots, slot{list, n})
+	}
+	return m.unable
+}
+
+func (m *kernelMaps) Own(f func(list uint32, a netip.Addr)) error {
+	for k := range m.own {
+		f(k.list, k.addr)
+	}
+	return nil
+}
+
+func (m *kernelMaps) PutOwn(list uint32, a netip.Addr) error {
+	if err := m.used(list); err != nil {
+		return err
+	}
+	m.own[own{list, a}] = true
+	return nil
+}
+
+func (m *kernelMaps) DelOwn(list uint32, a netip.Addr) error {
+	if err := m.used(list); err != nil {
+		return err
+	}
+	delete(m.own, own{list, a})
+	return nil
+}
+
+func (m *kernelMaps) Nodes() (out []netip.Addr, err error) {
+	for a := range m.nodes {
+		out = append(out, a)
+	}
+	return out, nil
+}
+
+func (m *kernelMaps) PutNode(a netip.Addr) error {
+	if len(m.nodes) >= m.places && !m.nodes[a] {
+		return connect.ErrFull
+	}
+	m.nodes[a] = true
+	return m.write()
+}
+
+func (m *kernelMaps) DelNode(a netip.Addr) error {
+	delete(m.nodes, a)
+	return m.write()
+}
+
+// Classify is classifier's. There is one Pod, of both families.
+func (m *kernelMaps) Classify(f func(*connect.Namespace) connect.Class) error {
+	m.found = append(m.found, f(&connect.Namespace{Addrs: []netip.Addr{flows.AP("10.244.1.7:0").Addr(), flows.AP("[fd00::7]:0").Addr()}}))
+	return nil
+}
+
+// reconciler is a Reconciler that writes into m, as New makes it.
+func (m *kernelMaps) reconciler() *dataplane.Reconciler {
+	return m.reconcilerThatLogs(slog.DiscardHandler)
+}
+
+func (m *kernelMaps) reconcilerThatLogs(to slog.Handler) *dataplane.Reconciler {
+	r := dataplane.NewReconciler("nft", dataplane.Hooks{})
+	families := []svc.Family{svc.IPv4, svc.IPv6}
+	s := newShared(m, m, slog.New(to), families, func() error { return nil })
+	for _, f := range families {
+		r.Add(f, &target{shared: s, family: f})
+	}
+	return r
+}
+
+func (m *kernelMaps) text(t *testing.T) string {
+	t.Helper()
+	var b strings.Builder
+	if err := dump(&b, m); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
