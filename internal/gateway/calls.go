@@ -52,8 +52,8 @@ func (x *callIndex) add(m *match) {
 func (x *callIndex) sort() { slices.SortStableFunc(x.regexes, compareCalls) }
 
 // compareCalls orders matches of calls by the precedence of the specification: more characters of the service, then more of the
-// method; then as compareMatches does, of which matches of calls use the header fields, the age and the place. What counts of a regular
-// expression are its own characters.
+// method; then as compareMatches does, of which matches of calls use the header fields, the age and the place. A regular
+// expression counts with the length of its text.
 func compareCalls(a, b *match) int {
 	return cmp.Or(
 		cmp.Compare(len(b.call.service), len(a.call.service)),
@@ -106,7 +106,7 @@ func (b *ruleCompiler) calls(rule *Rule, specs []gwv1.GRPCRouteMatch) (out []*ma
 	return out
 }
 
-// call reads the method of a match. It reports false for one that takes no call: nothing tells which one it is for.
+// call reads the method of a match. It reports false if the match is invalid: it then takes no call.
 func (b *ruleCompiler) call(c *call, spec *gwv1.GRPCMethodMatch, at string) bool {
 	if spec == nil {
 		return true

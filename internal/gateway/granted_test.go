@@ -41,3 +41,20 @@ func TestGrantedSecrets(t *testing.T) {
 		}
 	}
 }
+
+// A ReferenceGrant that only a ListenerSet needs concerns neither the Gateway nor other ListenerSets.
+func TestGrantsOfAListenerSet(t *testing.T) {
+	f := builtFrom(t, openGateway+
+		"\n---\nkind: ReferenceGrant\nmetadata: {name: g, namespace: third}\nspec:\n"+
+		"  from: [{group: gateway.networking.k8s.io, kind: ListenerSet, namespace: b}]\n  to: [{group: \"\", kind: Secret}]"+
+		"\n---\nkind: Secret\nmetadata: {name: c, namespace: third}"+
+		set("b/s", "{name: l, port: 443, protocol: HTTPS, hostname: b.example.com, tls: {certificateRefs: [{name: c, namespace: third}]}}")+
+		set("b/other", "{name: l, port: 444, protocol: TCP}"))
+	for set, want := range map[svc.Name]string{
+		{}: "[]", {Namespace: "b", Name: "s"}: "[third/g]", {Namespace: "b", Name: "other"}: "[]",
+	} {
+		if got := fmt.Sprint(f.GrantsOf(set)); got != want {
+			t.Errorf("%s: %s, want %s", set, got, want)
+		}
+	}
+}

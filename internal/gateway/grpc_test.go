@@ -73,6 +73,7 @@ func TestCallBackends(t *testing.T) {
 	for app, want := range map[string]string{
 		"": "h2c True ResolvedRefs", "kubernetes.io/h2c": "h2c True ResolvedRefs", "grpc": "h2c True ResolvedRefs",
 		"http": "h2c True ResolvedRefs", "https": "503 False UnsupportedProtocol", "kubernetes.io/ws": "503 False UnsupportedProtocol",
+		"tls": "503 False UnsupportedProtocol", "kubernetes.io/wss": "503 False UnsupportedProtocol",
 	} {
 		f := builtFrom(t, plainGateway+grpcRoute("r", "  rules: [{backendRefs: [{name: a, port: 80}]}]")+
 			"\n---\nkind: Service\nmetadata: {name: a}\nspec: {ports: [{port: 80, appProtocol: "+app+"}]}")

@@ -25,7 +25,7 @@ const (
 
 // Labels of the Service that a front is served by.
 const (
-	// FrontLabel is "gateway" or "ingress".
+	// FrontLabel has one of the values below.
 	FrontLabel = svc.Domain + "/front"
 	// NameLabel is the name of the Gateway (well-known label of the Gateway API).
 	NameLabel = "gateway.networking.k8s.io/gateway-name"
@@ -111,7 +111,15 @@ type Secret struct {
 
 // permitted reports whether a ReferenceGrant lets objects of a kind and a namespace name an object of the core group.
 func (o *Objects) permitted(from gwv1.ReferenceGrantFrom, kind gwv1.Kind, to svc.Name) bool {
-	return string(from.Namespace) == to.Namespace || o.grantFor(from, kind, to) != svc.Name{}
+	if string(from.Namespace) == to.Namespace {
+		return true
+	}
+	for n, g := range o.Grants {
+		if n.Namespace == to.Namespace && lets(g, from, kind, to.Name) {
+			return true
+		}
+	}
+	return false
 }
 
 // grantFor returns the first of the ReferenceGrants that permit a reference to another namespace, by name, and the zero Name

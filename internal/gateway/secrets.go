@@ -28,6 +28,22 @@ func (f *Front) Granted() map[svc.Name][]svc.Name {
 	return out
 }
 
+// GrantsOf returns the ReferenceGrants of Granted for the listeners of a ListenerSet, or for the zero Name of the Gateway itself.
+func (f *Front) GrantsOf(set svc.Name) (out []svc.Name) {
+	for _, l := range f.listeners {
+		of := svc.Name{}
+		if l.set != nil {
+			of = svc.NameOf(l.set)
+		}
+		for _, g := range l.granted {
+			if of == set {
+				out = append(out, g.grant)
+			}
+		}
+	}
+	return out
+}
+
 // secretSet collects the Secrets that a front names.
 type secretSet struct {
 	objects *Objects

@@ -4,14 +4,11 @@ import (
 	"bufio"
 	"cmp"
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -34,28 +31,7 @@ var (
 	conformanceVersion  = flag.String("conformance-version", "unknown", "the version in the report")
 )
 
-// knownFailures are the tests that fail, sorted; a table in docs/gateway.md gives the reasons.
-var knownFailures []string
-
-// The document lists exactly the known failures.
-func TestKnownFailuresAreInTheDocument(t *testing.T) {
-	text, err := os.ReadFile("../../docs/gateway.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, section, _ := strings.Cut(string(text), "\n## Conformance\n")
-	section, _, _ = strings.Cut(section, "\n## ")
-	var listed []string
-	for _, row := range regexp.MustCompile(`(?m)^\| ([A-Z][A-Za-z, ]*) \|`).FindAllStringSubmatch(section, -1) {
-		listed = append(listed, strings.Split(row[1], ", ")...)
-	}
-	if slices.Sort(listed); !slices.Equal(listed, knownFailures) {
-		t.Errorf("docs/gateway.md has the failures %v, want %v", listed, knownFailures)
-	}
-}
-
-// All conformance tests of the Gateway API but the known failures pass, on a server and an agent as users start them. The
-// backends are the published echo-basic, run as processes by --image-map; the tests stand on a machine outside of the cluster.
+// All conformance tests of the Gateway API pass on a server and an agent as users start them. The backends are the published echo-basic, run as processes by --image-map; the tests stand on a machine outside of the cluster.
 func TestGatewayConformance(t *testing.T) {
 	if *conformanceProfiles == "" {
 		t.Skip("make conformance runs these tests, which take many minutes")
@@ -126,8 +102,7 @@ func (c *cluster) acceptedClass() {
 	})
 }
 
-// judge runs the tests. Those that fail must be the known failures, no more and no fewer; of a choice of tests none may
-// fail. Some must pass.
+// judge runs the tests. None may fail, and some must pass.
 func (c *cluster) judge(cmd *exec.Cmd) {
 	c.Helper()
 	out, err := cmd.StdoutPipe()
@@ -139,7 +114,6 @@ func (c *cluster) judge(cmd *exec.Cmd) {
 	c.must(cmd.Start())
 	began := time.Now()
 	count := map[string]int{}
-	var failed []string
 	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -151,23 +125,8 @@ func (c *cluster) judge(cmd *exec.Cmd) {
 		}
 		count[verdict]++
 		c.Logf("%s %s", verdict, test)
-		if verdict == "FAIL" {
-			test, _, _ = strings.Cut(test, " (") // the time that it took
-			failed = append(failed, test)
-		}
 	}
 	err = cmd.Wait()
-	var known []string
-	if *conformanceRun == "" {
-		known = knownFailures
-	}
-	if slices.Sort(failed); !slices.Equal(failed, known) {
-		c.Errorf("the tests that fail are %v, want %v", failed, known)
-	}
-	var exit *exec.ExitError
-	if errors.As(err, &exit) && exit.ExitCode() == 1 && len(failed) > 0 {
-		err = nil // as go test ends when tests fail, and not after a panic or a time-out
-	}
 	c.Logf("%d passed, %d failed, %d skipped, in %s", count["PASS"], count["FAIL"], count["SKIP"], time.Since(began).Round(time.Second))
 	if err != nil || count["PASS"] == 0 {
 		text, _ := os.ReadFile(log.Name())

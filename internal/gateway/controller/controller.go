@@ -281,16 +281,21 @@ func (c *controller) syncGateway(
 	} else {
 		unprogrammed = "no listener can be served"
 	}
-	for grant := range f.Granted() {
-		unprogrammed = cmp.Or(unprogrammed, taken[grant])
-	}
 	addresses := addressesOf(have)
 	if unprogrammed == "" && len(addresses) == 0 {
 		unprogrammed = "its Service " + gateway.ServiceOfGateway(svc.NameOf(g)).String() + " has no address yet"
 	}
-	errs := []error{err, c.writeGateway(ctx, g, f.Status(addresses, unprogrammed))}
-	c.syncSets(ctx, s, f, unprogrammed, services, &errs)
+	errs := []error{err, c.writeGateway(ctx, g, f.Status(addresses, cmp.Or(unprogrammed, problemOf(f.GrantsOf(svc.Name{}), taken))))}
+	c.syncSets(ctx, s, f, unprogrammed, services, taken, &errs)
 	return errors.Join(errs...)
+}
+
+// problemOf returns why the first of some ReferenceGrants cannot have its Service, "" if all have theirs.
+func problemOf(grants []svc.Name, taken map[svc.Name]string) (problem string) {
+	for _, n := range grants {
+		problem = cmp.Or(problem, taken[n])
+	}
+	return problem
 }
 
 func addressesOf(s *corev1.Service) (out []string) {

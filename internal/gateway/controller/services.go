@@ -103,8 +103,8 @@ func serviceOfSet(set *gwv1.ListenerSet, secrets []svc.Name) *corev1.Service {
 	return secretsService(gateway.ServiceOfSet(svc.NameOf(set)), gateway.FrontSet, owner, secrets)
 }
 
-// serviceOfGrant returns the Service that names the Secrets of a ReferenceGrant's namespace that Gateways use by it. It goes
-// with the grant.
+// serviceOfGrant returns the Service that names the Secrets of a ReferenceGrant's namespace that Gateways use by it. It is
+// deleted with the grant.
 func serviceOfGrant(grant *gwv1.ReferenceGrant, secrets []svc.Name) *corev1.Service {
 	owner := metav1.NewControllerRef(grant, schema.GroupVersion(gwv1.GroupVersion).WithKind("ReferenceGrant"))
 	return secretsService(gateway.ServiceOfGrant(svc.NameOf(grant)), gateway.FrontGrant, owner, secrets)

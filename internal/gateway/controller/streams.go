@@ -78,12 +78,13 @@ func (c *controller) writeSet(ctx context.Context, set *gwv1.ListenerSet, want g
 	return err
 }
 
-// syncSets keeps the Services of the ListenerSets of a Gateway, and writes their statuses.
+// syncSets keeps the Services of the ListenerSets of a Gateway, and writes their statuses. A Service that one of them cannot
+// have, for itself or for a ReferenceGrant in taken, does not concern the others.
 func (c *controller) syncSets(ctx context.Context, s *watch.State, f *gateway.Front, unprogrammed string,
-	services map[svc.Name]*corev1.Service, errs *[]error,
+	services map[svc.Name]*corev1.Service, taken map[svc.Name]string, errs *[]error,
 ) {
 	for _, n := range f.Sets() {
-		set, why := s.Sets[n], unprogrammed
+		set, why := s.Sets[n], cmp.Or(unprogrammed, problemOf(f.GrantsOf(n), taken))
 		if set == nil {
 			continue
 		}

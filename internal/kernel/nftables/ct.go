@@ -15,7 +15,7 @@ const (
 
 // Conntrack loads connection tracking's state of the packet (ct).
 func (p *Program) Conntrack(to Reg, key uint32) *Program {
-	return p.load("ct", unix.NFTA_CT_KEY, key, unix.NFTA_CT_DREG, to)
+	return load(p, "ct", unix.NFTA_CT_KEY, key, unix.NFTA_CT_DREG, to)
 }
 
 // OriginalAddress loads the destination that the connection's first packet came with, before it was translated. It ends the

@@ -93,11 +93,11 @@ const (
 
 // Meta loads the kernel's metadata of the packet (meta).
 func (p *Program) Meta(to Reg, key uint32) *Program {
-	return p.load("meta", unix.NFTA_META_KEY, key, unix.NFTA_META_DREG, to)
+	return load(p, "meta", unix.NFTA_META_KEY, key, unix.NFTA_META_DREG, to)
 }
 
 // load adds an expression that loads what key names, with the numbers of the two attributes.
-func (p *Program) load(expression string, ofKey uint16, key uint32, ofRegister uint16, to Reg) *Program {
+func load(p *Program, expression string, ofKey uint16, key uint32, ofRegister uint16, to Reg) *Program {
 	p.enc.begin(expression)
 	p.enc.Uint32(ofKey, key)
 	p.enc.Uint32(ofRegister, to.number())
@@ -118,7 +118,7 @@ func (p *Program) SetMark(from Reg) *Program {
 // It ends the rule if there is no socket (socket). Since Linux 4.18.
 func (p *Program) Transparent(to Reg) *Program {
 	const ofKey, transparent, ofRegister = 1, 0, 2 // NFTA_SOCKET_KEY, NFT_SOCKET_TRANSPARENT, NFTA_SOCKET_DREG
-	return p.load("socket", ofKey, transparent, ofRegister, to)
+	return load(p, "socket", ofKey, transparent, ofRegister, to)
 }
 
 // FromKind matches packets that came by a device of a kind, such as "bridge" (meta iifkind). Since Linux 5.0.

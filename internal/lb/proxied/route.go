@@ -26,7 +26,7 @@ type Route struct {
 	To *Config
 	// Reply is the answer to a request that no Pod gets.
 	Reply *Reply
-	// Mirrors get copies of the request; what becomes of these does not concern it.
+	// Mirrors get copies of the request; their results do not change the answer.
 	Mirrors []*Config
 	// Edit, if there is one, changes the head of a Pod's answer.
 	Edit func(*http1.Response)

@@ -17,7 +17,6 @@ export const state = {
   changes: [], // the newest first
   judged: false, // the findings of all Services are there
   trouble: new Map(), // what could not be read, by kind
-  version: 0, // grows with each change of what is here
 };
 
 const listeners = new Set();
@@ -31,7 +30,6 @@ export function subscribe(f) {
 const together = 60; // ms for which changes are gathered
 
 export function changed() {
-  state.version++;
   frame ||= setTimeout(() => requestAnimationFrame(() => { frame = 0; for (const f of listeners) f(); }), together);
 }
 
@@ -229,14 +227,14 @@ export function setServices(list) {
 export function setService(key, s) {
   state.explained.delete(key);
   const known = state.services.has(key);
+  const named = state.concerns.has(key);
   if (s) {
     state.services.set(key, s);
   } else {
     state.services.delete(key);
-    state.findings.delete(key);
-    state.concerns.delete(key);
+    state.findings.delete(key); // its lines of the report stay until the next one, for a Service that returns
   }
-  if (known !== !!s && state.report && (state.report.serviceProblems || []).some((p) => p.service === key)) setOthers();
+  if (known !== !!s && named) setOthers();
   refresh(key);
 }
 

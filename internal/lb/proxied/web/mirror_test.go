@@ -50,7 +50,7 @@ func (r *rig) mirroredCount(result string) (n float64) {
 }
 
 // A mirror gets a copy of what the backend gets, whatever form the body comes in, and its answers go nowhere. A body that is too long
-// reaches the backend, and is not copied, nor is a WebSocket. Who offers HTTP/2 by an upgrade sends a request as others do.
+// reaches the backend, and is not copied, nor is a WebSocket. A request that offers HTTP/2 by an upgrade is copied like others.
 func TestMirrorGetsCopies(t *testing.T) {
 	r := newRig(t, map[string]string{lbProtocol: "http"})
 	r.mirrorTime = time.Hour
@@ -325,4 +325,11 @@ func TestMirrorsOfSlowRequests(t *testing.T) {
 		t.Errorf("a request whose copy is dropped is answered with %d bytes, %v", n, err)
 	}
 	_ = answer.Body.Close()
+
+	ends := make(chan struct{})
+	defer close(ends)
+	mirroring(t, pod, r.Pod(func(net.Conn) { <-ends }), r) // a mirror that does not answer
+	r.posts(r.Client(), 1, "body")
+	r.mirrored("failed", 1)
+	r.noMirrors()
 }
