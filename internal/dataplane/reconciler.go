@@ -52,6 +52,10 @@ type SettingsWriter interface {
 	WritesSettings(old, next *Settings) bool
 }
 
+// Unwatched is a Target whose state other programs can change without Hooks.Unchanged seeing it: every full comparison
+// reads it.
+type Unwatched interface{ Unwatched() }
+
 // ErrStale is wrapped by the error of a Read or Write that met something else
 // than what is remembered: another program has changed it. The Reconciler reads
 // everything again and writes once more, up to MaxAttempts times.
@@ -223,7 +227,8 @@ func (r *Reconciler) Apply(ctx context.Context, t *table.Table, changed []table.
 	}
 	var errs []error
 	for _, f := range r.families {
-		c, err := f.apply(ctx, t, changed, all)
+		_, unwatched := f.target.(Unwatched)
+		c, err := f.apply(ctx, t, changed, all || changed == nil && unwatched)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s %s: %w", r.mode, f.plan.family, err))
 		}

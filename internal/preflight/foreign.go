@@ -152,7 +152,7 @@ func (w *walk) concerns(r *nftables.Decoded) bool {
 }
 
 // newOrEstablished are the states of connections that carry data.
-const newOrEstablished = nftables.StateNew | 2
+const newOrEstablished = nftables.CtStateNew | nftables.CtStateEstablished
 
 // covers reports whether all addresses of p are of a; invalid stands for all addresses.
 func covers(a, p netip.Prefix) bool {

@@ -30,6 +30,7 @@ var legacyHooks = map[string]uint32{
 // have it, so only tables are read that it has. Their names are for the machine's root: who may not read them, as a node without
 // root, may not use these tables either. The error wraps exec.ErrNotFound if there are some and no program to read them.
 func addLegacy(ctx context.Context, all *nftables.Ruleset) error {
+	var errs, lacking []error
 	for _, f := range []struct {
 		family  svc.Family
 		nf      nftables.Family
@@ -37,7 +38,8 @@ func addLegacy(ctx context.Context, all *nftables.Ruleset) error {
 	}{{svc.IPv4, nftables.IPv4, "ip_tables_names"}, {svc.IPv6, nftables.IPv6, "ip6_tables_names"}} {
 		present, err := os.ReadFile("/proc/thread-self/net/" + f.present)
 		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrPermission) {
-			return err
+			errs = append(errs, err)
+			continue
 		}
 		filters := func(table string) bool { return table != "nat" } // that table drops nothing
 		if !slices.ContainsFunc(strings.Fields(string(present)), filters) {
@@ -45,14 +47,18 @@ func addLegacy(ctx context.Context, all *nftables.Ruleset) error {
 		}
 		tool, err := iptables.New(iptables.Legacy, f.family)
 		if err != nil {
-			return err
+			lacking = append(lacking, err)
+			continue
 		}
 		if err := readLegacy(ctx, tool, f.nf, all); err != nil {
 			all.Partial = true
-			return err
+			errs = append(errs, err)
 		}
 	}
-	return nil
+	if len(errs) > 0 { // more than that a program is missing
+		return errors.Join(errs...)
+	}
+	return errors.Join(lacking...)
 }
 
 func readLegacy(ctx context.Context, tool *iptables.Tool, f nftables.Family, all *nftables.Ruleset) error {
@@ -176,7 +182,10 @@ func legacyCondition(option, value string) (c nftables.Condition, ok bool) {
 	case "--ctstate", "--state":
 		c.Field, c.Text = nftables.State, string(nftables.State)
 		for state := range strings.SplitSeq(value, ",") {
-			bit := map[string]uint32{"INVALID": 1, "ESTABLISHED": 2, "RELATED": 4, "NEW": nftables.StateNew, "UNTRACKED": 64}[state]
+			bit := map[string]uint32{
+				"INVALID": nftables.CtStateInvalid, "ESTABLISHED": nftables.CtStateEstablished, "RELATED": nftables.CtStateRelated,
+				"NEW": nftables.CtStateNew, "UNTRACKED": 64,
+			}[state]
 			if bit == 0 { // SNAT and DNAT are no states
 				return c, false
 			}

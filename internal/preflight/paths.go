@@ -164,8 +164,8 @@ func (p *path) has(c *nftables.Condition) match {
 	case c.Field == nftables.Port && len(c.Ports) > 0 && p.port != 0:
 		return yes(slices.ContainsFunc(c.Ports, func(r [2]uint16) bool { return r[0] <= p.port && p.port <= r[1] }))
 	case c.Field == nftables.State && c.Mask != 0:
-		return yes(c.Mask&nftables.StateNew != 0)
-	case c.Field == nftables.Status && c.Mask == statusDNAT && !p.toNode():
+		return yes(c.Mask&nftables.CtStateNew != 0)
+	case c.Field == nftables.Status && c.Mask == nftables.CtStatusDNAT && !p.toNode():
 		return none // such packets are sent to the Pod's address
 	case c.Field == nftables.OutDevice && p.toNode():
 		return none
@@ -181,9 +181,6 @@ func (p *path) has(c *nftables.Condition) match {
 
 // toNode reports whether the packets are for the node itself.
 func (p *path) toNode() bool { return p.hook == nftables.Input }
-
-// statusDNAT is IPS_DST_NAT of the kernel.
-const statusDNAT = 1 << 5
 
 // ofPod returns how many devices of Pods have a name, which may end with a * for any rest.
 func ofPod(name string) match {

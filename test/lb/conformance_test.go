@@ -31,7 +31,8 @@ var (
 	conformanceVersion  = flag.String("conformance-version", "unknown", "the version in the report")
 )
 
-// All conformance tests of the Gateway API pass on a server and an agent as users start them. The backends are the published echo-basic, run as processes by --image-map; the tests stand on a machine outside of the cluster.
+// All conformance tests of the Gateway API pass on a server and an agent as users start them. The backends are the published
+// echo-basic, run as processes by --image-map; the tests stand on a machine outside of the cluster.
 func TestGatewayConformance(t *testing.T) {
 	if *conformanceProfiles == "" {
 		t.Skip("make conformance runs these tests, which take many minutes")

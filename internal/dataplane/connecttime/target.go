@@ -75,6 +75,9 @@ type target struct {
 	stray []list
 }
 
+// Unwatched is dataplane.Unwatched's: nft's generation does not count changes of the maps.
+func (t *target) Unwatched() {}
+
 // Read is dataplane.Target's.
 func (t *target) Read(_ context.Context, c *dataplane.Change) error {
 	fronts, nodes := t.fronts, t.nodes

@@ -10,6 +10,7 @@ const (
 	CtStateInvalid     = 1
 	CtStateEstablished = 2
 	CtStateRelated     = 4
+	CtStateNew         = 8
 	CtStatusDNAT       = 1 << 5
 )
 

@@ -69,9 +69,6 @@ func Protocols() map[string]uint8 {
 	}
 }
 
-// StateNew is the bit of new connections in the mask of a Condition of State (NF_CT_STATE_BIT of the kernel).
-const StateNew = 8
-
 // Condition is one on a field of a packet. Of its values the ones of the field count; none are known if all are empty.
 type Condition struct {
 	Field Field
