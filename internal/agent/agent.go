@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/retry"
 
+	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -98,8 +99,9 @@ const DefaultMaxPods = 110
 
 // Registrar creates this machine's Node and keeps it up to date.
 type Registrar struct {
-	opts Options
-	log  *slog.Logger
+	opts   Options
+	log    *slog.Logger
+	events *events.Recorder
 
 	// Only Run uses it.
 	reported time.Time // the last time the status was written
@@ -112,7 +114,8 @@ type Registrar struct {
 
 // New returns a Registrar for Run. It has no effect yet.
 func New(opts Options) *Registrar {
-	return &Registrar{opts: opts, log: opts.Log.With("node", opts.NodeName)}
+	source := corev1.EventSource{Component: "fairlead-agent", Host: opts.NodeName}
+	return &Registrar{opts: opts, log: opts.Log.With("node", opts.NodeName), events: events.NewRecorder(opts.Client, source, opts.Log)}
 }
 
 // Run keeps the registration until ctx ends, and always returns nil. The Node
@@ -121,6 +124,7 @@ func (r *Registrar) Run(ctx context.Context) error {
 	var renewed time.Time
 	var failing bool
 	r.began = time.Now()
+	defer r.events.Start()()
 	for ctx.Err() == nil {
 		err := r.keepNode(ctx)
 		// The Lease does not depend on the status: a status that the API server
@@ -209,6 +213,7 @@ func (r *Registrar) keepNode(ctx context.Context) error {
 			node = fresh
 		} else if err == nil {
 			r.reported = now
+			tell(r.events, r.opts.NodeName, node.Status.Conditions, next.Status.Conditions)
 		}
 		return err
 	})

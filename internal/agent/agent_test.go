@@ -42,7 +42,7 @@ func (w *world) Dump(context.Context) (string, error) { return "", nil }
 func (w *world) Close() error { return nil }
 
 // inBubble runs f beside a Registrar and checks that it ends.
-func inBubble(t *testing.T, opts Options, f func(*world)) {
+func inBubble(t *testing.T, opts Options, f func(*world), conditions ...func() corev1.NodeCondition) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{t: t, client: fake.NewClientset()}
@@ -56,7 +56,7 @@ func inBubble(t *testing.T, opts Options, f func(*world)) {
 		}
 		opts.Client, opts.NodeName, opts.Log = w.client, "here", log
 		opts.Node, opts.Changed = p.Node, p.Changed()
-		opts.Conditions = []func() corev1.NodeCondition{func() corev1.NodeCondition { return p.Status().Condition() }}
+		opts.Conditions = append(conditions, func() corev1.NodeCondition { return p.Status().Condition() })
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error, 2)
 		go func() { ended <- p.Run(ctx) }()

@@ -1,7 +1,9 @@
 package podspec
 
 import (
+	"errors"
 	"fmt"
+	"math"
 	"net/url"
 	"strconv"
 	"strings"
@@ -22,10 +24,13 @@ func ParsePort(s string) (corev1.ContainerPort, error) {
 		name, rest = "", s
 	}
 	number, proto, _ := strings.Cut(rest, "/")
-	port, err := strconv.ParseUint(number, 10, 16)
+	port, err := strconv.ParseInt(number, 10, 32)
 	protocol, perr := svc.ParseProtocol(strings.ToUpper(proto))
-	if err != nil || perr != nil || port == 0 {
+	if err != nil && !errors.Is(err, strconv.ErrRange) || perr != nil {
 		return corev1.ContainerPort{}, wrong
+	}
+	if err != nil || port < 1 || port > math.MaxUint16 {
+		return corev1.ContainerPort{}, fmt.Errorf("%q: the port %s is not one of 1 to 65535", s, number)
 	}
 	if errs := validation.IsValidPortName(name); named && len(errs) > 0 {
 		return corev1.ContainerPort{}, fmt.Errorf("%q: the name %s", s, errs[0])

@@ -80,10 +80,11 @@ func (o *AuthOptions) Complete() error {
 	if o.OIDC.UsernameClaim == "" {
 		o.OIDC.UsernameClaim = "sub"
 	}
-	if o.Audit != nil {
-		if err := errors.Join(o.Audit.Validate()...); err != nil {
-			return err
-		}
+	if o.Audit == nil {
+		return nil
 	}
-	return nil
+	if log := o.Audit.LogOptions; min(log.MaxAge, log.MaxBackups, log.MaxSize) < 0 { // k8s.io/apiserver asks only if there is a log
+		return errors.New("--audit-log-maxage, --audit-log-maxbackup and --audit-log-maxsize must not be negative")
+	}
+	return errors.Join(o.Audit.Validate()...)
 }

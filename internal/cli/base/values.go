@@ -69,12 +69,21 @@ func parseList[S ~[]T, T any](s string, to *S, parse func(string) (T, error), wa
 		}
 		v, err := parse(part)
 		if err != nil {
-			return fmt.Errorf("%q is not %s", part, want)
+			return fmt.Errorf("%q is not %s%s", part, want, cause(err))
 		}
 		out = append(out, v)
 	}
 	*to = out
 	return nil
+}
+
+// cause returns what an error of netip says last, which is what is wrong: its beginning repeats the value.
+func cause(err error) string {
+	text := err.Error()
+	if i := strings.LastIndex(text, "): "); i >= 0 {
+		return ": " + text[i+len("): "):]
+	}
+	return ""
 }
 
 // ListOf joins values by commas.

@@ -1,6 +1,7 @@
 package parts
 
 import (
+	"errors"
 	"net/netip"
 	"strings"
 	"time"
@@ -131,14 +132,15 @@ func (f *DNSFlags) Options(networks base.NetworkFlags) (dns.Options, error) {
 			addr, name, _ := strings.Cut(rest, "#")
 			at, err := parseResolver(addr, tlsPort)
 			if err != nil {
-				return o, base.Usagef("--upstream: %q is not of the form tls://IP[:PORT]#NAME", s)
+				return o, base.Usagef("--upstream: %q is not of the form tls://IP[:PORT]#NAME with a port of 1 to 65535", s)
 			}
 			o.TLSUpstream = append(o.TLSUpstream, dns.TLSServer{Addr: at, ServerName: name})
 			continue
 		}
 		at, err := parseResolver(s, dnsPort)
 		if err != nil {
-			return o, base.Usagef("--upstream: %q is neither IP, nor IP:PORT, nor tls://IP#NAME, nor the path of a file", s)
+			return o, base.Usagef("--upstream: %q is neither IP, nor IP:PORT with a port of 1 to 65535, nor tls://IP#NAME, "+
+				"nor the path of a file", s)
 		}
 		o.Upstream = append(o.Upstream, at)
 	}
@@ -172,5 +174,9 @@ func parseResolver(s string, port uint16) (netip.AddrPort, error) {
 	if a, err := netip.ParseAddr(s); err == nil {
 		return netip.AddrPortFrom(a, port), nil
 	}
-	return netip.ParseAddrPort(s)
+	at, err := netip.ParseAddrPort(s)
+	if err == nil && at.Port() == 0 {
+		return at, errors.New("port 0 is nobody's")
+	}
+	return at, err
 }

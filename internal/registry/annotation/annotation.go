@@ -1,5 +1,6 @@
 // Package annotation knows which kinds read which annotations of the domain fairlead.dev, and warns of one that has no
-// effect: unknown, on a kind that does not read it, or with a value that means nothing.
+// effect: unknown, on a kind that does not read it, or with a value that means nothing. It warns of labels that are
+// annotations, or nearly a label that is read.
 package annotation
 
 import (
@@ -101,6 +102,16 @@ func only(values ...string) func(string) string {
 // Warnings returns which annotations of an object of a kind have no effect. An annotation that the object had before with the same
 // value is left out: its writer has been warned. at is where the annotations stand.
 func Warnings(kind string, at *field.Path, now, before map[string]string) (out []string) {
+	return warn(at, now, before, func(key, value string) string { return noEffect(kind, key, value) })
+}
+
+// LabelWarnings returns which labels of an object have no effect and were probably meant to have one: an annotation's key, or
+// nearly that of a label that fairlead reads. Labels that the object had before are left out. at is where the labels stand.
+func LabelWarnings(at *field.Path, now, before map[string]string) []string {
+	return warn(at, now, before, func(key, _ string) string { return noLabel(key) })
+}
+
+func warn(at *field.Path, now, before map[string]string, wrong func(key, value string) string) (out []string) {
 	var keys []string
 	for key, value := range now {
 		if was, had := before[key]; strings.HasPrefix(key, prefix) && (!had || was != value) {
@@ -109,16 +120,33 @@ func Warnings(kind string, at *field.Path, now, before map[string]string) (out [
 	}
 	slices.Sort(keys)
 	for _, key := range keys {
-		why := noEffect(kind, key, now[key])
+		why := wrong(key, now[key])
 		if why == "" {
 			continue
 		}
 		if len(out) == maxWarnings {
-			return append(out, fmt.Sprintf("%s: more annotations of %s have no effect", at, svc.Domain))
+			return append(out, fmt.Sprintf("%s: more keys of %s have no effect", at, svc.Domain))
 		}
 		out = append(out, fmt.Sprintf("%s: %s", at.Key(shorten(key)), why))
 	}
 	return out
+}
+
+// noLabel returns why a label has no effect and was meant to have one, "" otherwise.
+func noLabel(key string) string {
+	_, read := readers[key]
+	switch {
+	case slices.Contains(labels, key):
+		return ""
+	case read || slices.Contains(dialect.OwnKeys(), key):
+		return "it is an annotation, and has no effect as a label"
+	case len(key) > maxKey:
+		return ""
+	}
+	if m := dialect.Nearest(key, labels, maxSlip); m != "" {
+		return "unknown label; did you mean " + m + "?"
+	}
+	return ""
 }
 
 // noEffect returns why an annotation has no effect on an object of a kind, "" if it has.

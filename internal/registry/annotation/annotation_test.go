@@ -51,6 +51,28 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
+func TestLabelWarnings(t *testing.T) {
+	t.Parallel()
+	for key, want := range map[string]string{
+		"fairlead.dev/dns-server":  "",
+		"fairlead.dev/dns-servers": "[fairlead.dev/dns-servers]: unknown label; did you mean fairlead.dev/dns-server?",
+		"fairlead.dev/weight":      "[fairlead.dev/weight]: it is an annotation, and has no effect as a label",
+		"fairlead.dev/lb-internal": "it is an annotation, and has no effect as a label",
+		"fairlead.dev/team":        "",
+		"fairlead.dev/run":         "",
+		"example.com/dns-servers":  "",
+	} {
+		now := map[string]string{key: "true"}
+		got := LabelWarnings(field.NewPath("metadata", "labels"), now, nil)
+		if want == "" && len(got) > 0 || want != "" && (len(got) != 1 || !strings.Contains(got[0], want)) {
+			t.Errorf("%s: %q, want %q", key, got, want)
+		}
+		if again := LabelWarnings(nil, now, now); len(again) > 0 {
+			t.Errorf("%s: %q of what the object had before", key, again)
+		}
+	}
+}
+
 // A hostile object gets few and short warnings.
 func TestWarningsAreBounded(t *testing.T) {
 	t.Parallel()

@@ -1,13 +1,17 @@
 package pod
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"pgregory.net/rapid"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // Defaults run on every decoding, so the second time must change nothing.
@@ -129,4 +133,22 @@ func TestSummary(t *testing.T) {
 func add(p *corev1.Pod, state corev1.ContainerState, ready bool) {
 	p.Spec.Containers = append(p.Spec.Containers, corev1.Container{})
 	p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, corev1.ContainerStatus{State: state, Ready: ready})
+}
+
+// What is accepted and never runs is named when it is written, not when a node fails.
+func TestCommandWarnings(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		container corev1.Container
+		want      string
+	}{
+		{corev1.Container{Image: svc.HostImage}, "spec.containers[0].command: image host has no program of its own: name one here"},
+		{corev1.Container{Image: svc.HostImage, Args: []string{"true"}}, ""},
+		{corev1.Container{Image: svc.HostImage, Command: []string{"true"}}, ""},
+	} {
+		got := commandWarnings(&corev1.PodSpec{Containers: []corev1.Container{c.container}}, field.NewPath("spec"))
+		if strings.Join(got, "\n") != c.want {
+			t.Errorf("%+v: %q, want %q", c.container, got, c.want)
+		}
+	}
 }

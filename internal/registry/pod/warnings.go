@@ -36,6 +36,7 @@ func SpecWarnings(s *corev1.PodSpec, spec *field.Path) (out []string) {
 		}
 	}
 	out = append(out, imageWarnings(s, spec)...)
+	out = append(out, commandWarnings(s, spec)...)
 	for _, f := range podspec.FindingsAt(s, spec) {
 		out = append(out, f.String())
 	}
@@ -62,6 +63,16 @@ func imageWarnings(s *corev1.PodSpec, spec *field.Path) []string {
 		}
 	}
 	return nil
+}
+
+// commandWarnings warns of each container of the machine's own programs that names none.
+func commandWarnings(s *corev1.PodSpec, spec *field.Path) (out []string) {
+	for _, c := range containers(s, spec) {
+		if c.Image == svc.HostImage && len(c.Command)+len(c.Args) == 0 {
+			out = append(out, fmt.Sprintf("%s: image %s has no program of its own: name one here", c.at.Child("command"), svc.HostImage))
+		}
+	}
+	return out
 }
 
 // placed is a container and where it stands in the Pod.

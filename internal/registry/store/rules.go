@@ -109,7 +109,7 @@ func (r Rules[T]) Strategy() Strategy {
 	return &strategy[T]{ObjectTyper: scheme.Scheme, NameGenerator: names.SimpleNameGenerator, rules: r}
 }
 
-var annotationsPath = field.NewPath("metadata", "annotations") //nolint:gochecknoglobals // constant in all but name
+var metadataPath = field.NewPath("metadata") //nolint:gochecknoglobals // constant in all but name
 
 type strategy[T Object] struct {
 	runtime.ObjectTyper
@@ -187,14 +187,14 @@ func MetaOf(obj metav1.ObjectMetaAccessor) *metav1.ObjectMeta {
 
 func (s *strategy[T]) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
 	var none T
-	return s.warnings(obj.(T), none, nil)
+	return s.warnings(obj.(T), none, &metav1.ObjectMeta{})
 }
 
 func (s *strategy[T]) WarningsOnUpdate(_ context.Context, obj, old runtime.Object) []string {
-	return s.warnings(obj.(T), old.(T), old.(T).GetAnnotations())
+	return s.warnings(obj.(T), old.(T), MetaOf(old.(T)))
 }
 
-func (s *strategy[T]) warnings(obj, old T, before map[string]string) (out []string) {
+func (s *strategy[T]) warnings(obj, old T, before *metav1.ObjectMeta) (out []string) {
 	if s.rules.Warn != nil {
 		out = s.rules.Warn(obj, old)
 	}
@@ -202,7 +202,8 @@ func (s *strategy[T]) warnings(obj, old T, before map[string]string) (out []stri
 		return out
 	}
 	kind := reflect.TypeFor[T]().Elem().Name()
-	return append(out, annotation.Warnings(kind, annotationsPath, obj.GetAnnotations(), before)...)
+	out = append(out, annotation.LabelWarnings(metadataPath.Child("labels"), obj.GetLabels(), before.Labels)...)
+	return append(out, annotation.Warnings(kind, metadataPath.Child("annotations"), obj.GetAnnotations(), before.Annotations)...)
 }
 
 func (s *strategy[T]) Canonicalize(obj runtime.Object) {
