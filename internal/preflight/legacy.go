@@ -41,8 +41,9 @@ func addLegacy(ctx context.Context, all *nftables.Ruleset) error {
 			errs = append(errs, err)
 			continue
 		}
-		filters := func(table string) bool { return table != "nat" } // that table drops nothing
-		if !slices.ContainsFunc(strings.Fields(string(present)), filters) {
+		// The table nat drops nothing, and has the rules of all Services.
+		tables := slices.DeleteFunc(strings.Fields(string(present)), func(table string) bool { return table == "nat" })
+		if len(tables) == 0 {
 			continue
 		}
 		tool, err := iptables.New(iptables.Legacy, f.family)
@@ -50,7 +51,7 @@ func addLegacy(ctx context.Context, all *nftables.Ruleset) error {
 			lacking = append(lacking, err)
 			continue
 		}
-		if err := readLegacy(ctx, tool, f.nf, all); err != nil {
+		if err := readLegacy(ctx, tool, f.nf, tables, all); err != nil {
 			all.Partial = true
 			errs = append(errs, err)
 		}
@@ -61,32 +62,40 @@ func addLegacy(ctx context.Context, all *nftables.Ruleset) error {
 	return errors.Join(lacking...)
 }
 
-func readLegacy(ctx context.Context, tool *iptables.Tool, f nftables.Family, all *nftables.Ruleset) error {
+func readLegacy(ctx context.Context, tool *iptables.Tool, f nftables.Family, tables []string, all *nftables.Ruleset) error {
 	ctx, cancel := context.WithTimeout(ctx, legacyTimeout)
 	defer cancel()
-	at := func(table, chain string) nftables.BaseChain {
-		return nftables.BaseChain{Table: nftables.Table{Family: f, Name: table + legacyMark}, Name: chain}
+	left := maxRules
+	for _, table := range tables {
+		if err := readLegacyTable(ctx, tool, nftables.Table{Family: f, Name: table + legacyMark}, table, &left, all); err != nil {
+			return err
+		}
 	}
-	left, chains := maxRules, map[nftables.BaseChain]uint64{}
-	return tool.SavePolicies(ctx, func(table, name, policy string) {
-		chain := at(table, name)
-		chains[chain] = 0
+	return nil
+}
+
+// readLegacyTable adds the rules of one table, left at most, which it counts down.
+func readLegacyTable(ctx context.Context, tool *iptables.Tool, as nftables.Table, table string, left *int, all *nftables.Ruleset) error {
+	chains := map[string]uint64{}
+	return tool.SavePolicies(ctx, table, func(name, policy string) {
+		chains[name] = 0
 		if hook, ok := legacyHooks[name]; ok && policy != "-" {
+			chain := nftables.BaseChain{Table: as, Name: name}
 			all.Base[hook] = append(all.Base[hook], chain)
 			all.Dropping[chain] = policy == "DROP"
 		}
-	}, func(table, name, line string) {
-		chain := at(table, name)
-		chains[chain]++
-		if known(name) || table == "nat" {
+	}, func(name, line string) {
+		chains[name]++
+		if known(name) {
 			return
 		}
-		if left--; left < 0 {
+		if *left--; *left < 0 {
 			all.Partial = true
 			return
 		}
-		r := parseRule(line, func(target string) bool { _, ok := chains[at(table, target)]; return ok })
-		r.Chain, r.Handle = chain, chains[chain]
+		chain := nftables.BaseChain{Table: as, Name: name}
+		r := parseRule(line, func(target string) bool { _, ok := chains[target]; return ok })
+		r.Chain, r.Handle = chain, chains[name]
 		all.Rules[chain] = append(all.Rules[chain], r)
 	})
 }

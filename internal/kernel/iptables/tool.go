@@ -214,14 +214,9 @@ func (t *Tool) Tables(ctx context.Context, chain func(name string), rule func(ch
 	return t.run(ctx, t.save, nil, nil, &reader{chain: chain, rule: rule, unread: func(string) {}})
 }
 
-// SavePolicies is SaveAll with the policy of each chain, - for a chain that a program made.
-func (t *Tool) SavePolicies(ctx context.Context, chain func(table, name, policy string), rule func(table, chain, line string)) error {
-	var now string
-	return t.run(ctx, t.save, nil, nil, &reader{
-		table:  func(name string) { now = name },
-		policy: func(name, policy string) { chain(now, name, policy) },
-		rule:   func(name, line string) { rule(now, name, line) },
-	})
+// SavePolicies is Save with the policy of each chain, - for a chain that a program made.
+func (t *Tool) SavePolicies(ctx context.Context, table string, chain func(name, policy string), rule func(chain, line string)) error {
+	return t.run(ctx, t.save, []string{"-t", table}, nil, &reader{policy: chain, rule: rule})
 }
 
 func (t *Tool) run(ctx context.Context, program, args []string, input []byte, out *reader) error {
