@@ -73,6 +73,7 @@ var rooms = map[string]int{
 	"election":              2,
 	"gateway/watch":         2,
 	"lb/announce":           2,
+	"lb/bfd":                1,
 	"lb/bgp":                2,
 	"lb/claim":              2,
 	"lb/filter":             2,

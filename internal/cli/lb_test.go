@@ -36,7 +36,7 @@ func TestFlagsOfLoadBalancers(t *testing.T) {
 		`--lb-interface: "a/b" cannot be the name`:   {"lb", "--lb-interface", "a/b"},
 		`want ADDRESS or ADDRESS:PORT`:               {"lb", "--lb-bgp-peer", "router,peer-asn=1,local-asn=2"},
 		`local AS number is missing`:                 {"agent", "--lb-bgp-peer", "192.0.2.1,peer-asn=1"},
-		`BFD is not supported`:                       {"lb", "--lb-bgp-peer", "192.0.2.1,peer-asn=1,local-asn=2,bfd"},
+		`the BFD transmit interval 1h0m0s is not`:    {"lb", "--lb-bgp-peer", "192.0.2.1,peer-asn=1,local-asn=2,bfd=1h"},
 		`name= tells them apart`: {"lb", "--lb-bgp-peer", "192.0.2.1,peer-asn=1,local-asn=2",
 			"--lb-bgp-peer", "192.0.2.1:1179,peer-asn=1,local-asn=2"},
 		`is already the address of peer 192.0.2.1`: {"lb", "--lb-bgp-peer", "192.0.2.1,peer-asn=1,local-asn=2",

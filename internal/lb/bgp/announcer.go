@@ -16,6 +16,8 @@ import (
 	"time"
 
 	wire "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+
+	"github.com/fairlead/fairlead/internal/lb/bfd"
 )
 
 // Options are what an Announcer is made of.
@@ -26,6 +28,8 @@ type Options struct {
 	// OnChange, if set, is called when a session begins, and when it ends or cannot
 	// begin for a new reason. It must not call the Announcer's SetPeers or Close.
 	OnChange func(PeerStatus)
+	// OnPath, if set, is called when a PeerStatus has another BFD. The same holds for it.
+	OnPath func()
 }
 
 // PeerStatus is the state of the session with a peer.
@@ -40,6 +44,8 @@ type PeerStatus struct {
 	// Reason is why the last session ended or could not begin, or what an established
 	// one lacks; empty if there is nothing to say.
 	Reason string
+	// BFD is the state of the BFD session beside an established one, or why there is none; empty if none is wanted.
+	BFD string
 	// Prefixes counts the routes that the peer has been sent.
 	Prefixes int
 	// Ended counts the sessions that ended.
@@ -54,6 +60,7 @@ func (s PeerStatus) Established() bool { return s.State == established }
 type Announcer struct {
 	options Options
 	table   *table
+	paths   *bfd.Sessions
 
 	mu       sync.Mutex
 	routerID netip.Addr
@@ -67,7 +74,7 @@ func New(o Options) *Announcer {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(o.NodeName))
 	id := netip.AddrFrom4([4]byte(h.Sum(nil)))
-	return &Announcer{options: o, routerID: id, table: newTable(), sessions: map[string]*session{}}
+	return &Announcer{options: o, routerID: id, table: newTable(), paths: bfd.New(), sessions: map[string]*session{}}
 }
 
 // SetRouterID sets the BGP identifier of sessions that begin later: an IPv4 address

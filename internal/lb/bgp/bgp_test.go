@@ -64,7 +64,9 @@ func TestParsePeer(t *testing.T) {
 		{flag: "192.0.2.1" + as + ",graceful-restart=2h", fails: "restart time"},
 		{flag: "192.0.2.1" + as + ",password-file=/nonexistent", fails: "no such file"},
 		{flag: "192.0.2.1" + as + ",password-file=" + empty, fails: "is empty"},
-		{flag: "192.0.2.1" + as + ",bfd", fails: "BFD is not supported; use a short hold-time"},
+		{flag: "192.0.2.1" + as + ",bfd=1ms", fails: "the BFD transmit interval 1ms is not between 10ms and 1m0s"},
+		{flag: "192.0.2.1" + as + ",bfd-multiplier=3", fails: "give bfd before it"},
+		{flag: "192.0.2.1" + as + ",bfd,bfd-multiplier=1", fails: "multiplier 1 is not between 2 and 255"},
 		{flag: "192.0.2.1" + as + ",colour=red", fails: "unknown option"},
 	} {
 		got, err := bgp.ParsePeer(c.flag)

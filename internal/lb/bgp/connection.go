@@ -60,6 +60,8 @@ func (c *connection) run() error {
 	if err := c.endOfRIB(); err != nil {
 		return err
 	}
+	dead, unwatch := c.watchPath()
+	defer unwatch()
 	var keepalive <-chan time.Time
 	if c.terms.keep > 0 {
 		ticker := time.NewTicker(c.terms.keep)
@@ -74,6 +76,8 @@ func (c *connection) run() error {
 			return fail(reject(c.conn, end.err))
 		case <-s.ctx.Done():
 			return c.goodbye(incoming)
+		case reason := <-dead:
+			return c.deadPath(reason)
 		case <-s.wake:
 			err = c.announce(slices.Collect(maps.Keys(s.takeDirty())))
 		case f := <-refresh:

@@ -45,8 +45,13 @@ type order struct {
 // runNode is an Announcer in its own process. It ends like the program: SIGTERM
 // withdraws everything first.
 func runNode(name string) {
-	a := bgp.New(bgp.Options{Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), NodeName: name, OnChange: func(s bgp.PeerStatus) {
+	var a *bgp.Announcer
+	a = bgp.New(bgp.Options{Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), NodeName: name, OnChange: func(s bgp.PeerStatus) {
 		fmt.Printf("peer %s: %s: %s\n", s.Name, s.State, s.Reason)
+	}, OnPath: func() {
+		for _, p := range a.Peers() {
+			fmt.Printf("bfd %s: %s\n", p.Name, p.BFD)
+		}
 	}})
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM)

@@ -89,3 +89,20 @@ func addressesOf(i net.Interface) ([]netip.Addr, error) {
 	}
 	return out, nil
 }
+
+// onLink reports whether a is in one of the networks of this node's interfaces, or link-local.
+func onLink(a netip.Addr) bool {
+	if a.IsLinkLocalUnicast() {
+		return true
+	}
+	interfaces, err := net.InterfaceAddrs()
+	if err != nil {
+		return false
+	}
+	for _, i := range interfaces {
+		if n, err := netip.ParsePrefix(i.String()); err == nil && n.Contains(a) {
+			return true
+		}
+	}
+	return false
+}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel/socket"
+	"github.com/fairlead/fairlead/internal/lb/bfd"
 )
 
 // Defaults of a Peer.
@@ -55,6 +56,9 @@ type Peer struct {
 	// MultihopTTL is the TTL of packets to a router of another AS that is not on the
 	// node's own network; 0 and 1 are for one that is.
 	MultihopTTL int
+	// BFD are the times of a BFD session beside the one of BGP, which ends when the router is not heard by it any more. The zero
+	// Config is for none.
+	BFD bfd.Config
 	// SourceAddress and Interface restrict from where the router is connected to.
 	SourceAddress netip.Addr
 	Interface     string
@@ -120,6 +124,9 @@ func (p Peer) Validate() error {
 	bad(p.MultihopTTL > 1 && p.Internal(), "multihop is for a peer of another AS")
 	bad(p.SourceAddress.IsValid() && p.SourceAddress.Is4() != a.Is4(), "address %s and source address %s are of different families",
 		a, p.SourceAddress)
+	if p.BFD != (bfd.Config{}) {
+		errs = append(errs, p.BFD.Validate())
+	}
 	return errors.Join(errs...)
 }
 
@@ -175,10 +182,19 @@ func (p *Peer) setOption(key, value string) (err error) {
 	case "interface":
 		p.Interface = value
 	case "bfd":
-		return errors.New("BFD is not supported; use a short hold-time, at least " + MinHoldTime.String())
+		p.BFD = bfd.Default()
+		if value != "" {
+			p.BFD.Transmit, err = time.ParseDuration(value)
+			p.BFD.Receive = p.BFD.Transmit
+		}
+	case "bfd-multiplier":
+		if p.BFD == (bfd.Config{}) {
+			return errors.New("give bfd before it")
+		}
+		p.BFD.Multiplier, err = strconv.Atoi(value)
 	default:
 		return errors.New("unknown option; known are peer-asn, local-asn, name, password-file, hold-time, keepalive-time, " +
-			"graceful-restart, multihop, source-address, interface")
+			"graceful-restart, bfd, bfd-multiplier, multihop, source-address, interface")
 	}
 	return err
 }

@@ -107,7 +107,7 @@ func TestRefusals(t *testing.T) {
 		{"name: l,", "name: p,", ""}, // of another kind
 		{peer, "peerAddress: router", "BGPPeer/r: spec.peerAddress"},
 		{peer, "interface: eth0", "BGPPeer/r: spec.interface"},
-		{peer, peer + ", bfdProfile: fast", "BGPPeer/r: spec.bfdProfile"},
+		{peer, peer + ", bfdProfile: fast", `BGPPeer/r: spec.bfdProfile: there is no BFDProfile "fast"`},
 		{peer, peer + ", vrf: red", "BGPPeer/r: spec.vrf"},
 		{peer, peer + ", disableMP: true", "BGPPeer/r: spec.disableMP"},
 		{peer, peer + ", localASN: 7", "BGPPeer/r: spec.localASN"},

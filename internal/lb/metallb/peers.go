@@ -2,10 +2,13 @@ package metallb
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/fairlead/fairlead/internal/lb/bfd"
 	"github.com/fairlead/fairlead/internal/lb/bgp"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 )
@@ -50,7 +53,6 @@ func (c *converter) refusePeerFields(p *object[peerSpec]) {
 	refuse(s.DynamicASN != "" && s.DynamicASN != "internal" && s.DynamicASN != "external", "dynamicASN", "want internal or external")
 	refuse(s.DynamicASN != "" && s.PeerASN != 0, "dynamicASN", "it excludes peerASN")
 	refuse(s.Interface != "", "interface", "fairlead has no unnumbered sessions: give the router's address as peerAddress")
-	refuse(s.BFDProfile != "", "bfdProfile", "fairlead has no BFD: remove it, and set holdTime, of 3s at least")
 	refuse(s.VRF != "", "vrf", "fairlead connects from the node's main routing table")
 	refuse(s.DisableMP, "disableMP", "fairlead announces both families to a router that takes both")
 	refuse(len(s.NodeSelectors) > 1, "nodeSelectors", "fairlead takes one: join them with matchExpressions and the operator In")
@@ -80,9 +82,49 @@ func (c *converter) convertPeer(p *object[peerSpec]) {
 	if len(s.NodeSelectors) == 1 {
 		out.Spec.NodeSelector = &s.NodeSelectors[0]
 	}
+	out.Spec.BFD = c.convertProfile(p)
 	c.checkPeer(p, out)
 	c.convertPassword(p, out)
 	c.out.Peers = append(c.out.Peers, out)
+}
+
+// convertProfile returns the BFD session of a peer, nil without one.
+func (c *converter) convertProfile(p *object[peerSpec]) *v1.BFDSpec {
+	if p.Spec.BFDProfile == "" {
+		return nil
+	}
+	i := slices.IndexFunc(c.profiles, func(b object[profileSpec]) bool { return b.Name == p.Spec.BFDProfile })
+	if i < 0 {
+		c.refuse(id(p), "spec.bfdProfile", "there is no BFDProfile %q", p.Spec.BFDProfile)
+		return nil
+	}
+	profile := &c.profiles[i]
+	s, out := &profile.Spec, &v1.BFDSpec{}
+	interval := func(path string, ms *uint32) *metav1.Duration {
+		if ms == nil {
+			return nil
+		}
+		d := time.Duration(*ms) * time.Millisecond
+		if d < bfd.MinInterval || d > bfd.MaxInterval {
+			c.refuse(id(profile), path, "it is %s: want %s to %s", d, bfd.MinInterval, bfd.MaxInterval)
+		}
+		return &metav1.Duration{Duration: d}
+	}
+	out.TransmitInterval = interval("spec.transmitInterval", s.TransmitInterval)
+	out.ReceiveInterval = interval("spec.receiveInterval", s.ReceiveInterval)
+	if s.DetectMultiplier != nil {
+		out.DetectMultiplier = int32(*s.DetectMultiplier)
+	}
+	if s.EchoMode != nil && *s.EchoMode {
+		c.note(id(profile), "spec.echoMode", "it has no effect: fairlead has no echo function")
+	}
+	if s.PassiveMode != nil && *s.PassiveMode {
+		c.note(id(profile), "spec.passiveMode", "it has no effect: fairlead begins sessions itself")
+	}
+	if s.MinimumTTL != nil {
+		c.note(id(profile), "spec.minimumTtl", "it has no effect: over one hop a packet must have the TTL 255")
+	}
+	return out
 }
 
 // checkPeer refuses a peer that fairlead's speakers could not use.

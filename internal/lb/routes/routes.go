@@ -3,6 +3,7 @@
 package routes
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/events"
+	"github.com/fairlead/fairlead/internal/lb/bfd"
 	"github.com/fairlead/fairlead/internal/lb/bgp"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/reflector"
@@ -67,7 +69,7 @@ type followed struct {
 // New returns Routes that announce nothing before Begin.
 func New(o Options) *Routes {
 	r := &Routes{o: o, objects: map[string]*v1.BGPPeer{}, secrets: map[string]*followed{}, invalid: map[string]v1.PeerStatus{}}
-	r.announcer = bgp.New(bgp.Options{Log: o.Log, NodeName: o.Node, OnChange: r.sessionChanged})
+	r.announcer = bgp.New(bgp.Options{Log: o.Log, NodeName: o.Node, OnChange: r.sessionChanged, OnPath: r.changed})
 	return r
 }
 
@@ -188,8 +190,8 @@ func (r *Routes) reconcile() {
 		}
 	}
 	r.announcer.SetPeers(peers)
-	if changed && r.o.Changed != nil {
-		r.o.Changed()
+	if changed {
+		r.changed()
 	}
 }
 
@@ -221,6 +223,12 @@ func (r *Routes) peerOf(o *v1.BGPPeer) (p bgp.Peer, use bool, err error) {
 		Name: o.Name, Port: uint16(s.Port), LocalASN: uint32(s.LocalASN), PeerASN: uint32(s.PeerASN),
 		HoldTime: durationOf(s.HoldTime), KeepaliveTime: durationOf(s.KeepaliveTime),
 		GracefulRestart: s.GracefulRestart, RestartTime: durationOf(s.RestartTime), MultihopTTL: int(s.EBGPMultihop),
+	}
+	if s.BFD != nil {
+		p.BFD = bfd.Default()
+		p.BFD.Transmit = cmp.Or(durationOf(s.BFD.TransmitInterval), p.BFD.Transmit)
+		p.BFD.Receive = cmp.Or(durationOf(s.BFD.ReceiveInterval), p.BFD.Receive)
+		p.BFD.Multiplier = cmp.Or(int(s.BFD.DetectMultiplier), p.BFD.Multiplier)
 	}
 	if p.Port == 0 {
 		p.Port = bgp.Port
@@ -316,6 +324,10 @@ func (r *Routes) sessionChanged(s bgp.PeerStatus) {
 			r.record(o, corev1.EventTypeWarning, "BGPSessionFailed", "node "+r.o.Node+": "+s.Reason)
 		}
 	}
+	r.changed()
+}
+
+func (r *Routes) changed() {
 	if r.o.Changed != nil {
 		r.o.Changed()
 	}
@@ -335,7 +347,7 @@ func (r *Routes) Status() []v1.PeerStatus {
 	var out []v1.PeerStatus
 	for _, p := range r.announcer.Peers() {
 		out = append(out, v1.PeerStatus{Name: p.Name, Address: p.Address.String(), State: p.State, Since: metav1.NewMicroTime(p.Since),
-			Reason: p.Reason, Prefixes: int32(p.Prefixes)})
+			Reason: p.Reason, BFD: p.BFD, Prefixes: int32(p.Prefixes)})
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

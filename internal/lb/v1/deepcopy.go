@@ -62,6 +62,9 @@ func (p *BGPPeer) DeepCopy() *BGPPeer {
 	s.PasswordSecretRef = copyOf(s.PasswordSecretRef)
 	s.HoldTime, s.KeepaliveTime, s.RestartTime = copyOf(s.HoldTime), copyOf(s.KeepaliveTime), copyOf(s.RestartTime)
 	s.NodeSelector = s.NodeSelector.DeepCopy()
+	if s.BFD = copyOf(s.BFD); s.BFD != nil {
+		s.BFD.TransmitInterval, s.BFD.ReceiveInterval = copyOf(s.BFD.TransmitInterval), copyOf(s.BFD.ReceiveInterval)
+	}
 	return &out
 }
 

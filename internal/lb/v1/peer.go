@@ -40,6 +40,8 @@ type BGPPeerSpec struct {
 	// while the speaker restarts (RFC 4724).
 	GracefulRestart bool             `json:"gracefulRestart,omitempty"`
 	RestartTime     *metav1.Duration `json:"restartTime,omitempty"`
+	// BFD begins a BFD session beside the one of BGP (RFC 5880): the session of BGP ends when the router is not heard any more.
+	BFD *BFDSpec `json:"bfd,omitempty"`
 	// EBGPMultihop is the TTL of packets to a router of another AS that is not on the
 	// nodes' own network: 2 to 255. Zero or 1 is a router on that network.
 	EBGPMultihop int32 `json:"ebgpMultihop,omitempty"`
@@ -48,6 +50,16 @@ type BGPPeerSpec struct {
 	// SourceAddress is the node's address of the session. It is seldom of use in a peer of
 	// more than one node.
 	SourceAddress string `json:"sourceAddress,omitempty"`
+}
+
+// BFDSpec are the times of a BFD session.
+type BFDSpec struct {
+	// TransmitInterval is how often a packet is sent and ReceiveInterval how often one may come, 300ms by default, 10ms to 60s. The
+	// longer interval of both ends counts.
+	TransmitInterval *metav1.Duration `json:"transmitInterval,omitempty"`
+	ReceiveInterval  *metav1.Duration `json:"receiveInterval,omitempty"`
+	// DetectMultiplier is after how many intervals without a packet an end gives the other one up: 2 to 255, 3 by default.
+	DetectMultiplier int32 `json:"detectMultiplier,omitempty"`
 }
 
 // SecretReference names a Secret of kube-system.

@@ -118,6 +118,8 @@ type PeerStatus struct {
 	// Since is when State was entered, and Reason why the last session ended.
 	Since  metav1.MicroTime `json:"since"`
 	Reason string           `json:"reason,omitempty"`
+	// BFD is the state of the BFD session beside an established one, or why there is none. Empty if none is wanted.
+	BFD string `json:"bfd,omitempty"`
 	// Prefixes is the number of routes announced to the peer.
 	Prefixes int32 `json:"prefixes"`
 }

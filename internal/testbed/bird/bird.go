@@ -30,7 +30,7 @@ type Router struct {
 const AS = 64512
 
 // Start starts BIRD with a session for each neighbor, given as the body of its
-// protocol: "neighbor 192.0.2.1 as 64513;". Routes go into the host's kernel, all of
+// protocol: "neighbor 192.0.2.1 as 64513; bfd on;". Routes go into the host's kernel, all of
 // equal value beside each other.
 func Start(t testing.TB, h *testbed.Host, neighbors ...string) *Router {
 	t.Helper()
@@ -46,6 +46,7 @@ func Start(t testing.TB, h *testbed.Host, neighbors ...string) *Router {
 	fmt.Fprintf(&c, `router id %s;
 log stderr all;
 protocol device { scan time 1; }
+protocol bfd { interface "*" { min rx interval 200 ms; min tx interval 200 ms; }; }
 protocol kernel { ipv4 { export all; }; merge paths yes; }
 protocol kernel { ipv6 { export all; }; merge paths yes; }
 template bgp node {
