@@ -30,6 +30,8 @@ var rooms = map[string]int{
 	"clientmetrics":         0,
 	"kubeproxyconfig":       0,
 	"gateway/api":           0,
+	"gateway/policy":        0,
+	"lb/proxied/budget":     0,
 	"lb/proxied/http1":      0,
 	"lb/proxied/proxyproto": 0,
 	"lb/quorum":             0,

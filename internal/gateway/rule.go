@@ -9,6 +9,7 @@ import (
 
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -37,6 +38,8 @@ type Rule struct {
 	total    uint64 // of the weights
 	// Timeout is how long a backend may be silent before the answer is 504; 0 is what the front has for all.
 	Timeout time.Duration
+	// Retry, if not nil, is when a request goes to a backend again.
+	Retry *policy.Retry
 }
 
 // Weighted is a backend of a rule.

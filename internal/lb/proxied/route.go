@@ -3,6 +3,7 @@ package proxied
 import (
 	"net/netip"
 
+	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 )
 
@@ -28,6 +29,8 @@ type Route struct {
 	Reply *Reply
 	// Mirrors get copies of the request; their results do not change the answer.
 	Mirrors []*Config
+	// Retry, if there is one, is when the request goes to a Pod again.
+	Retry *policy.Retry
 	// Edit, if there is one, changes the head of a Pod's answer.
 	Edit func(*http1.Response)
 }

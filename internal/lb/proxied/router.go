@@ -74,7 +74,7 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 	for _, m := range []*gateway.Modifier{&rule.Filters.Request, &w.Filters.Request} {
 		r.Fields = modify(r.Fields, m)
 	}
-	out := Route{To: to, Mirrors: o.mirrors(rule, w)}
+	out := Route{To: to, Mirrors: o.mirrors(rule, w), Retry: rule.Retry}
 	if !rule.Filters.Response.Empty() || !w.Filters.Response.Empty() || rule.CORS != nil {
 		out.Edit = func(answer *http1.Response) {
 			answer.Fields = modify(answer.Fields, &w.Filters.Response)

@@ -223,7 +223,9 @@ type pump struct {
 	bytes    *atomic.Int64 // of the body
 	of       pumping
 	copied   *mirrored   // gets what is carried; nil if nothing does
-	ended    atomic.Bool // all of the body was read
+	kept     *retrying   // so does this
+	came     atomic.Bool // all of the body has come
+	ended    atomic.Bool // and was read
 	// abandoned is set before the source is woken, which ends the pump.
 	abandoned atomic.Bool
 }
@@ -248,6 +250,10 @@ func (p *pump) run(poll time.Duration) error {
 		if len(data) > 0 {
 			p.bytes.Add(int64(len(data)))
 			p.copied.add(data)
+			p.kept.add(data)
+			if last {
+				p.came.Store(true)
+			}
 			if err := p.to.add(data, last); err != nil {
 				return fmt.Errorf("%w: %w", errSink, err)
 			}
@@ -285,6 +291,7 @@ func (p *pump) run(poll time.Duration) error {
 
 // finish writes the rest of the output, and the end.
 func (p *pump) finish() error {
+	p.came.Store(true)
 	p.ended.Store(true)
 	var fields []http1.Field
 	if p.trailers {
@@ -301,7 +308,7 @@ func (p *pump) finish() error {
 func (p *pump) splice() (bool, error) {
 	from, is := p.from.(*wireSource)
 	to, too := p.to.(*wireSink)
-	if !is || !too || to.to.tcp == nil || from.from.tcp == nil || p.copied.wants() {
+	if !is || !too || to.to.tcp == nil || from.from.tcp == nil || p.copied.wants() || p.kept.wants() {
 		return false, nil
 	}
 	left, ok := from.body.Sized()

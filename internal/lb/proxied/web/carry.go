@@ -73,6 +73,10 @@ func (x *exchange) carry() bool {
 		x.copied = copyOf(x, route.Mirrors)
 		defer x.copied.end()
 	}
+	if route.Retry != nil {
+		x.again = newRetrying(x, route.Retry)
+		defer x.again.end()
+	}
 	err := x.try()
 	x.leave()
 	stream.PutBuffer(x.body)
@@ -88,7 +92,21 @@ func (x *exchange) try() (err error) {
 		x.copied.send()
 	}
 	r := reaching{x: x, t: transportOf(x.to)}
-	return r.deliver(whole, x.client.source().done() && len(whole) == 0 && x.req.Idempotent())
+	simple := x.client.source().done() && len(whole) == 0 && x.req.Idempotent() && !x.again.never()
+	err = r.deliver(whole, simple)
+	for x.repeats(err) {
+		if err := x.again.wait(); err != nil {
+			return err
+		}
+		whole = x.again.rewind(whole)
+		r = reaching{x: x, t: r.t, again: true}
+		if x.member != nil {
+			r.tried = append(r.tried, x.member)
+		}
+		x.leave()
+		err = r.deliver(whole, simple)
+	}
+	return err
 }
 
 // deliver has a Pod answer, and another one while no byte of the request was sent. simple reports whether it may be sent again.
@@ -143,7 +161,7 @@ func (x *exchange) ask(b pod, m *pods.Member, whole []byte, simple bool) error {
 		err := x.converse(b, m, whole)
 		x.attach(nil)
 		unseen := b.unseen(err)
-		b.release(x, err == nil && x.reusable && !x.drained.Load())
+		b.release(x, (err == nil || errors.Is(err, errRepeat)) && x.reusable && !x.drained.Load())
 		if simple && !x.answering && errors.Is(err, syscall.ETIMEDOUT) && !x.drained.Load() { // its node is dark
 			x.to.Pool.Failed(m, err)
 			return &dialError{err}
@@ -152,7 +170,7 @@ func (x *exchange) ask(b pod, m *pods.Member, whole []byte, simple bool) error {
 			judge(x, m, err)
 			return err
 		}
-		x.config.Traffic().Retried()
+		x.retried()
 		if b, err = transportOf(x.to).dial(x.dialling(), m.Addr()); err != nil {
 			return err
 		}
@@ -206,6 +224,10 @@ func (x *exchange) converse(b pod, m *pods.Member, whole []byte) (err error) {
 	if x.res.Status == http.StatusSwitchingProtocols {
 		return x.switchProtocols(b)
 	}
+	if x.again.takes(x.res.Status) {
+		x.again.skip(b)
+		return errRepeat
+	}
 	return x.answer(b, m, waits)
 }
 
@@ -217,7 +239,7 @@ func (x *exchange) beginUpload(b pod) {
 	up := &upload{exchange: x, done: make(chan struct{})}
 	x.upload = up
 	up.pump = pump{to: b, from: x.client.source(), trailers: x.req.Announced || x.second, timeout: x.limit(), bytes: &x.received, of: up}
-	up.copied = x.copied
+	up.copied, up.kept = x.copied, x.again.keep()
 	up.err = panics.Err // if there is one
 	x.engine.host.Run(func() {
 		defer close(up.done)
@@ -335,7 +357,7 @@ func (x *exchange) readAnswer(b pod, first, waits bool) error {
 			if waits {
 				return errContinue
 			}
-			if x.silentFor() >= x.patience() {
+			if x.silentFor() >= x.patience() || x.again.late() {
 				return errSilent
 			}
 			if err := x.waited(); err != nil {

@@ -61,6 +61,7 @@ type exchange struct {
 	to     *proxied.Config // has the Pods: see proxied.Route
 	edit   func(*http1.Response)
 	copied *mirrored // nil unless there are mirrors
+	again  *retrying // nil unless its rule has a retry
 	client client
 	second bool // the client speaks HTTP/2
 	req    *http1.Request
@@ -102,7 +103,7 @@ type exchange struct {
 
 // begin prepares for a request by a configuration.
 func (x *exchange) begin(c *proxied.Config) {
-	x.config, x.to, x.edit, x.copied, x.upgrades = c, c, nil, nil, x.req.Upgrades
+	x.config, x.to, x.edit, x.copied, x.again, x.upgrades = c, c, nil, nil, nil, x.req.Upgrades
 	x.key, x.began, x.asked, x.answered = "", time.Now(), time.Time{}, time.Time{}
 	x.pod, x.podStatus, x.status = netip.AddrPort{}, 0, 0
 	x.hasInterim, x.answering, x.unread, x.reusable, x.upload, x.over = false, false, false, false, nil, false
@@ -119,7 +120,7 @@ func (x *exchange) begin(c *proxied.Config) {
 // forget keeps nothing of the last request.
 func (x *exchange) forget() {
 	x.engine, x.conn, x.config, x.to, x.edit, x.client, x.req, x.link = nil, nil, nil, nil, nil, nil, nil, nil
-	x.copied = nil
+	x.copied, x.again = nil, nil
 	x.line, x.cookies, x.upload, x.back = requestLine{}, nil, nil, nil
 	x.down.to, x.down.from = nil, nil
 }
@@ -172,7 +173,7 @@ func (x *exchange) patience() time.Duration {
 }
 
 // poll is how long something is waited for before a look at the rest.
-func (x *exchange) poll() time.Duration { return min(pollInterval, x.patience()/4) }
+func (x *exchange) poll() time.Duration { return x.again.within(min(pollInterval, x.patience()/4)) }
 
 // drain ends the request: its Pod has left, and the time to drain is over.
 func (x *exchange) drain() {
@@ -221,6 +222,13 @@ func (x *exchange) record(r requestLine, status int, sent int64) {
 		}
 	}
 	x.config.Record(e)
+}
+
+// retried counts a further attempt, unless it is for a copy: that is not of the traffic of the front.
+func (x *exchange) retried() {
+	if _, copies := x.client.(*mirror); !copies {
+		x.config.Traffic().Retried()
+	}
 }
 
 // use makes a member have the request.
