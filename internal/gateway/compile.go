@@ -91,18 +91,31 @@ func (b *ruleCompiler) compile(index int) bool {
 			b.fail(".retry.%s", wrong)
 		}
 	}
-	if b.spec.SessionPersistence != nil {
-		b.fail(".sessionPersistence is not served")
-	}
+	b.session(rule)
 	for i := range b.spec.BackendRefs {
 		b.backend(rule, i)
 	}
 	matches := b.matchesOf(rule, index)
 	if b.invalid { // no request may pass without what the rule asks for
-		rule.Filters, rule.Redirect, rule.CORS, rule.Retry, rule.Backends, rule.total = Filters{}, nil, nil, nil, nil, 0
+		rule.Filters, rule.Redirect, rule.CORS, rule.Backends, rule.total = Filters{}, nil, nil, nil, 0
+		rule.Retry, rule.Session = nil, nil
 	}
 	b.route.matches = append(b.route.matches, matches...)
 	return !b.invalid
+}
+
+// session reads the session persistence of the rule.
+func (b *ruleCompiler) session(rule *Rule) {
+	if b.spec.SessionPersistence == nil {
+		return
+	}
+	s, wrong := policy.ReadSession(b.spec.SessionPersistence)
+	if wrong == "" && s.Header && s.Name != "" && !validField(s.Name, "x") {
+		wrong = "sessionName: want the name of a field that belongs to no connection"
+	}
+	if rule.Session = s; wrong != "" {
+		b.fail(".sessionPersistence.%s", wrong)
+	}
 }
 
 // timeouts reads the timeouts of the rule. It returns that of a whole request, 0 without one.

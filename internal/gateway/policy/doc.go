@@ -1,2 +1,2 @@
-// Package policy is what a rule of a route says about requests that fail: how often they go to a backend again. It is pure.
+// Package policy is what a rule of a route says about requests that fail, and about requests that belong together. It is pure.
 package policy

@@ -5,6 +5,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
+	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 )
 
 // Router chooses where each request of a listener goes. Many goroutines call it at a time.
@@ -31,6 +32,8 @@ type Route struct {
 	Mirrors []*Config
 	// Retry, if there is one, is when the request goes to a Pod again.
 	Retry *policy.Retry
+	// Session, if there is one, chooses the Pod, and is told to the client.
+	Session *pods.Session
 	// Edit, if there is one, changes the head of a Pod's answer.
 	Edit func(*http1.Response)
 }

@@ -64,7 +64,7 @@ func (x *exchange) carry() bool {
 		x.reply(route.Reply)
 		return true
 	}
-	x.to, x.edit = route.To, route.Edit
+	x.to, x.edit, x.held = route.To, route.Edit, route.Session
 	mark(x)
 	if x.to.Sticky.Cookies() {
 		x.cookies = cookies(x.req)
@@ -405,13 +405,10 @@ func (c *clientConn) hasLeft() bool {
 func (x *exchange) answer(b pod, m *pods.Member, waits bool) error {
 	x.unread = waits
 	x.reusable = !waits
-	cookie := ""
-	if x.to.Sticky.Cookies() {
-		cookie = x.to.Sticky.Keep(x.to.Pool, m, x.cookies, setCookies(&x.res), x.conn.secure)
-	}
 	if x.edit != nil {
 		x.edit(&x.res)
 	}
+	cookie := x.keep(m)
 	body := b.source(x)
 	x.answering, x.status = true, x.res.Status
 	to := x.client.answer(body, cookie)

@@ -3,6 +3,8 @@ package web
 import (
 	"net/http"
 	"net/netip"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -60,8 +62,9 @@ type exchange struct {
 	config *proxied.Config // of the listener
 	to     *proxied.Config // has the Pods: see proxied.Route
 	edit   func(*http1.Response)
-	copied *mirrored // nil unless there are mirrors
-	again  *retrying // nil unless its rule has a retry
+	copied *mirrored     // nil unless there are mirrors
+	again  *retrying     // nil unless its rule has a retry
+	held   *pods.Session // nil unless its rule has sessions
 	client client
 	second bool // the client speaks HTTP/2
 	req    *http1.Request
@@ -103,7 +106,7 @@ type exchange struct {
 
 // begin prepares for a request by a configuration.
 func (x *exchange) begin(c *proxied.Config) {
-	x.config, x.to, x.edit, x.copied, x.again, x.upgrades = c, c, nil, nil, nil, x.req.Upgrades
+	x.config, x.to, x.edit, x.copied, x.again, x.held, x.upgrades = c, c, nil, nil, nil, nil, x.req.Upgrades
 	x.key, x.began, x.asked, x.answered = "", time.Now(), time.Time{}, time.Time{}
 	x.pod, x.podStatus, x.status = netip.AddrPort{}, 0, 0
 	x.hasInterim, x.answering, x.unread, x.reusable, x.upload, x.over = false, false, false, false, nil, false
@@ -120,7 +123,7 @@ func (x *exchange) begin(c *proxied.Config) {
 // forget keeps nothing of the last request.
 func (x *exchange) forget() {
 	x.engine, x.conn, x.config, x.to, x.edit, x.client, x.req, x.link = nil, nil, nil, nil, nil, nil, nil, nil
-	x.copied, x.again = nil, nil
+	x.copied, x.again, x.held = nil, nil, nil
 	x.line, x.cookies, x.upload, x.back = requestLine{}, nil, nil, nil
 	x.down.to, x.down.from = nil, nil
 }
@@ -229,6 +232,36 @@ func (x *exchange) retried() {
 	if _, copies := x.client.(*mirror); !copies {
 		x.config.Traffic().Retried()
 	}
+}
+
+// choose returns a member for the request, none of tried.
+func (x *exchange) choose(tried []*pods.Member) (*pods.Member, error) {
+	if x.held != nil {
+		return x.held.Choose(x.to.Pool, x.conn.client.Addr(), tried)
+	}
+	return x.to.Sticky.Choose(x.to.Pool, x.conn.client.Addr(), x.cookies, tried)
+}
+
+// keep returns the cookie by which further requests of the client go to a member, "" if there is none, or sets the header field of a
+// session.
+func (x *exchange) keep(m *pods.Member) (cookie string) {
+	if x.to.Sticky.Cookies() {
+		return x.to.Sticky.Keep(x.to.Pool, m, x.cookies, setCookies(&x.res), x.conn.secure)
+	}
+	if x.held == nil {
+		return ""
+	}
+	token := x.held.Token(x.to.Pool, m)
+	name := x.held.Field()
+	if token == "" {
+		return ""
+	}
+	if name == "" {
+		return x.held.Cookie(token, x.conn.secure)
+	}
+	x.res.Fields = slices.DeleteFunc(x.res.Fields, func(f http1.Field) bool { return strings.EqualFold(string(f.Name), name) })
+	x.res.Fields = append(x.res.Fields, http1.Field{Name: []byte(name), Value: []byte(token)})
+	return ""
 }
 
 // use makes a member have the request.

@@ -114,9 +114,9 @@ func (r *reaching) next() (pod, *pods.Member, error) {
 	if len(r.tried) >= pods.MaxDials || x.drained.Load() {
 		return nil, nil, pods.ErrNone
 	}
-	m, err := x.to.Sticky.Choose(x.to.Pool, x.conn.client.Addr(), x.cookies, r.tried)
+	m, err := x.choose(r.tried)
 	if err != nil && r.again {
-		m, err = x.to.Sticky.Choose(x.to.Pool, x.conn.client.Addr(), x.cookies, nil)
+		m, err = x.choose(nil)
 	}
 	if err != nil {
 		return nil, nil, err
