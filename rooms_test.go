@@ -33,6 +33,7 @@ var rooms = map[string]int{
 	"gateway/policy":        0,
 	"lb/proxied/budget":     0,
 	"lb/proxied/http1":      0,
+	"lb/proxied/mark":       1,
 	"lb/proxied/proxyproto": 0,
 	"lb/quorum":             0,
 	"lb/v1":                 0,

@@ -25,11 +25,13 @@ func TestDefinitions(t *testing.T) {
 			if names[d.Name] = true; d.Bundle != strings.TrimSpace(string(version)) {
 				t.Errorf("%s is of %s, want %s: run go generate", d.Name, d.Bundle, version)
 			}
-			if own := []byte(`"` + ChannelAnnotation + `":"` + string(channel) + `"`); !bytes.Contains(d.Object, own) || d.Channel != channel {
+			own := []byte(`"` + ChannelAnnotation + `":"` + string(channel) + `"`)
+			if !bytes.Contains(d.Object, own) || d.Channel != channel {
 				t.Errorf("%s is not of the %s channel", d.Name, channel)
 			}
 		}
-		files, _ := filepath.Glob(filepath.Join(strings.TrimSpace(string(dir)), "config/crd", string(channel), "gateway.networking.k8s.io_*s.yaml"))
+		from := filepath.Join(strings.TrimSpace(string(dir)), "config/crd", string(channel))
+		files, _ := filepath.Glob(filepath.Join(from, "gateway.networking.k8s.io_*s.yaml"))
 		for _, f := range files {
 			kind := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(f), "gateway.networking.k8s.io_"), ".yaml")
 			if !strings.HasPrefix(kind, "vap_") && !names[kind+".gateway.networking.k8s.io"] {
@@ -50,7 +52,8 @@ func TestReplaces(t *testing.T) {
 	}{
 		{"v1.6.2", "standard", true, true}, {"v1.0.0", "standard", true, true}, {"v1.6.3", "standard", false, true},
 		{"v1.7.0", "standard", false, false}, {"v1.5.0", "experimental", false, true}, {"v1.6.3", "experimental", false, false},
-		{"v1.7.0", "experimental", false, false}, {"", "standard", false, false}, {"v1.0.0", "", false, false}, {"main", "standard", false, false},
+		{"v1.7.0", "experimental", false, false}, {"", "standard", false, false}, {"v1.0.0", "", false, false},
+		{"main", "standard", false, false},
 	} {
 		for own, want := range map[Channel]bool{Standard: c.want, Experimental: c.experimental} {
 			d := Definition{Bundle: "v1.6.3", Channel: own}

@@ -31,8 +31,11 @@ func TestRetry(t *testing.T) {
 		"{backoff: 0s, codes: [400, 503, 599]}": {2, 0, []int{400, 503, 599}},
 	} {
 		r, wrong := retryOf(t, text)
-		if wrong != "" || r.Attempts != want.attempts || r.Backoff != want.backoff || r.Within != time.Minute || r.Never() != (want.attempts == 0) {
-			t.Errorf("%s: %+v, %s", text, r, wrong)
+		if wrong != "" {
+			t.Fatalf("%s: %s", text, wrong)
+		}
+		if r.Attempts != want.attempts || r.Backoff != want.backoff || r.Within != time.Minute || r.Never() != (want.attempts == 0) {
+			t.Errorf("%s: %+v", text, r)
 		}
 		n := 0
 		for status := range 1000 {

@@ -22,7 +22,7 @@ func TestSession(t *testing.T) {
 	for text, want := range map[string]Session{
 		"{}":                                   {},
 		"{type: Cookie, sessionName: a-b_c.d}": {Name: "a-b_c.d"},
-		"{type: Header, sessionName: X-Session, absoluteTimeout: 1h30m}":             {Header: true, Name: "X-Session", Absolute: 90 * time.Minute},
+		"{type: Header, sessionName: X-S, absoluteTimeout: 1h30m}":                   {Header: true, Name: "X-S", Absolute: 90 * time.Minute},
 		"{absoluteTimeout: 1m, cookieConfig: {lifetimeType: Permanent}}":             {Absolute: time.Minute, Permanent: true},
 		"{type: Cookie, absoluteTimeout: 1m, cookieConfig: {lifetimeType: Session}}": {Absolute: time.Minute},
 	} {

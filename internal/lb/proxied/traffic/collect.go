@@ -60,7 +60,8 @@ type Collector struct {
 
 // Describe implements prometheus.Collector.
 func (c Collector) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{requests, duration, bytes, opened, connections, retries, denied, rejected, mirrored, endpoints, certificate,
+	for _, d := range []*prometheus.Desc{requests, duration, bytes, opened, connections, retries, denied,
+		rejected, mirrored, endpoints, certificate,
 		answers, waited, inUse, failed, ejects} {
 		to <- d
 	}

@@ -65,7 +65,7 @@ func (x *exchange) carry() bool {
 		return true
 	}
 	x.to, x.edit, x.held = route.To, route.Edit, route.Session
-	mark(x)
+	markRequest(x)
 	if x.to.Sticky.Cookies() {
 		x.cookies = cookies(x.req)
 	}
@@ -94,7 +94,7 @@ func (x *exchange) try() (err error) {
 	r := reaching{x: x, t: transportOf(x.to)}
 	simple := x.client.source().done() && len(whole) == 0 && x.req.Idempotent() && !x.again.never()
 	err = r.deliver(whole, simple)
-	for x.repeats(err) {
+	for repeats(x, err) {
 		if err := x.again.wait(); err != nil {
 			return err
 		}
@@ -170,7 +170,7 @@ func (x *exchange) ask(b pod, m *pods.Member, whole []byte, simple bool) error {
 			judge(x, m, err)
 			return err
 		}
-		x.retried()
+		retried(x)
 		if b, err = transportOf(x.to).dial(x.dialling(), m.Addr()); err != nil {
 			return err
 		}
@@ -408,7 +408,7 @@ func (x *exchange) answer(b pod, m *pods.Member, waits bool) error {
 	if x.edit != nil {
 		x.edit(&x.res)
 	}
-	cookie := x.keep(m)
+	cookie := keep(x, m)
 	body := b.source(x)
 	x.answering, x.status = true, x.res.Status
 	to := x.client.answer(body, cookie)

@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
+	"github.com/fairlead/fairlead/internal/lb/proxied/mark"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
@@ -131,10 +132,10 @@ func TestSubjects(t *testing.T) {
 	} {
 		cert := &x509.Certificate{Subject: pkix.Name{CommonName: name}}
 		s := &tls.ConnectionState{PeerCertificates: []*x509.Certificate{cert}, VerifiedChains: [][]*x509.Certificate{{cert}}}
-		if got := subjectOf(s); got != want {
+		if got := mark.Subject(s); got != want {
 			t.Errorf("%.20q: %q, want %q", name, got, want)
 		}
-		if s.VerifiedChains = nil; subjectOf(s) != "" {
+		if s.VerifiedChains = nil; mark.Subject(s) != "" {
 			t.Error("a certificate that was not verified has a subject")
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/accesslog"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
+	"github.com/fairlead/fairlead/internal/lb/proxied/mark"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 )
 
@@ -213,7 +214,7 @@ func (x *exchange) record(r requestLine, status int, sent int64) {
 	if x.conn.secure {
 		scheme = "https"
 		e.TLS(x.conn.tls)
-		e.Domain, e.Subject = x.conn.tls.ServerName, subjectOf(&x.conn.tls)
+		e.Domain, e.Subject = x.conn.tls.ServerName, mark.Subject(&x.conn.tls)
 	}
 	if r.method != "" { // else it is none
 		e.Request = r.text(scheme, x.conn.at.Port())
@@ -227,15 +228,41 @@ func (x *exchange) record(r requestLine, status int, sent int64) {
 	x.config.Record(e)
 }
 
+// markRequest changes the fields of the request as the Service asks for: which names stay, by what it is found again, and what the
+// Pod gets about the client's certificate, if that was verified, in place of what the client says.
+func markRequest(x *exchange) {
+	spec := &x.to.Spec.Headers
+	if spec.Underscores {
+		for i := range x.req.Fields {
+			if f := &x.req.Fields[i]; f.Kind == http1.Underscored {
+				f.Kind = http1.Other
+			}
+		}
+	}
+	if spec.RequestID {
+		x.id = mark.RequestID(x.req)
+	}
+	if spec.TraceParent {
+		mark.TraceParent(x.req)
+	}
+	if spec.ClientCertificate != "" {
+		var value []byte
+		if subject := mark.Subject(&x.conn.tls); subject != "" {
+			value = []byte(subject)
+		}
+		mark.SetField(x.req, []byte(spec.ClientCertificate), value)
+	}
+}
+
 // retried counts a further attempt, unless it is for a copy: that is not of the traffic of the front.
-func (x *exchange) retried() {
+func retried(x *exchange) {
 	if _, copies := x.client.(*mirror); !copies {
 		x.config.Traffic().Retried()
 	}
 }
 
 // choose returns a member for the request, none of tried.
-func (x *exchange) choose(tried []*pods.Member) (*pods.Member, error) {
+func choose(x *exchange, tried []*pods.Member) (*pods.Member, error) {
 	if x.held != nil {
 		return x.held.Choose(x.to.Pool, x.conn.client.Addr(), tried)
 	}
@@ -244,7 +271,7 @@ func (x *exchange) choose(tried []*pods.Member) (*pods.Member, error) {
 
 // keep returns the cookie by which further requests of the client go to a member, "" if there is none, or sets the header field of a
 // session.
-func (x *exchange) keep(m *pods.Member) (cookie string) {
+func keep(x *exchange, m *pods.Member) (cookie string) {
 	if x.to.Sticky.Cookies() {
 		return x.to.Sticky.Keep(x.to.Pool, m, x.cookies, setCookies(&x.res), x.conn.secure)
 	}

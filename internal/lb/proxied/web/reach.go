@@ -114,15 +114,15 @@ func (r *reaching) next() (pod, *pods.Member, error) {
 	if len(r.tried) >= pods.MaxDials || x.drained.Load() {
 		return nil, nil, pods.ErrNone
 	}
-	m, err := x.choose(r.tried)
+	m, err := choose(x, r.tried)
 	if err != nil && r.again {
-		m, err = x.choose(nil)
+		m, err = choose(x, nil)
 	}
 	if err != nil {
 		return nil, nil, err
 	}
 	if len(r.tried) > 0 || r.again {
-		x.retried()
+		retried(x)
 	}
 	r.again = false
 	r.tried = append(r.tried, m)

@@ -97,7 +97,7 @@ func (r *retrying) end() {
 }
 
 // repeats decides whether the request goes to a Pod again after a failure.
-func (x *exchange) repeats(err error) bool {
+func repeats(x *exchange, err error) bool {
 	r := x.again
 	switch {
 	case r == nil, err == nil, x.answering, x.drained.Load(), x.conn.malformed.Load(), errors.Is(err, errLeft), errors.Is(err, pods.ErrNone):

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -20,7 +21,8 @@ import (
 )
 
 // retryRoute leads all requests to Service a.
-const retryRoute = "metadata: {name: r, namespace: default}\nspec:\n  parentRefs: [{name: shop}]\n  rules: [{backendRefs: [{name: a, port: 80}], %s}]"
+const retryRoute = "metadata: {name: r, namespace: default}\nspec:\n  parentRefs: [{name: shop}]\n" +
+	"  rules: [{backendRefs: [{name: a, port: 80}], %s}]"
 
 // retried has all requests go to Pods by a rule.
 func (r *rig) retried(rule string, pods ...netip.AddrPort) {
@@ -328,6 +330,34 @@ func TestRetriesOfMirrors(t *testing.T) {
 	r.mirrored("failed", 5)
 	if n := r.counted("fairlead_lb_retries_total"); n != 0 {
 		t.Errorf("%v retries", n)
+	}
+}
+
+// The example of the documentation does what the page says.
+func TestExampleOfRetries(t *testing.T) {
+	page, err := os.ReadFile("../../../../docs/gateway.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, found := strings.Cut(string(page), "<!-- run by internal/lb/proxied/web/retry_test.go -->\n```yaml\n")
+	text, _, closed := strings.Cut(rest, "```")
+	if !found || !closed {
+		t.Fatal("docs/gateway.md has no example of retries")
+	}
+	r := newRig(t, map[string]string{lbProtocol: "http"})
+	r.service.Key = "uid"
+	pod := &failing{how: answering(503)}
+	at := r.Web(pod.ServeHTTP)
+	example := strings.Replace(text, "{name: shop}\nspec", "{name: shop, namespace: default}\nspec", 1)
+	r.front(map[string]netip.AddrPort{"web": at, "web-next": at}, example)
+	client, get := r.browser()
+	pod.left.Store(2)
+	body, answer := get()
+	if cookies := answer.Cookies(); body != "0" || answer.StatusCode != 200 || len(cookies) != 1 || cookies[0].Name != "shop-session" {
+		t.Errorf("%s %q, cookies %v", answer.Status, body, cookies)
+	}
+	if got := pod.ask(r, client, 3, "GET", nil); got != "503  3" {
+		t.Error(got)
 	}
 }
 
