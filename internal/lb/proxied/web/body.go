@@ -207,6 +207,8 @@ func (s *streamSink) finish(trailers []http1.Field) error {
 var (
 	errSource = errors.New("cannot read a body")
 	errSink   = errors.New("cannot write a body")
+	// errBody means that a body is longer than the Service lets it be.
+	errBody = errors.New("the body is too long")
 	// errAbandoned means that the rest of a body is not wanted.
 	errAbandoned = errors.New("the rest of a body is not wanted")
 )
@@ -221,6 +223,7 @@ type pump struct {
 	trailers bool // pass trailers on
 	timeout  time.Duration
 	bytes    *atomic.Int64 // of the body
+	most     int64         // of them, 0 without a bound
 	of       pumping
 	copied   *mirrored   // gets what is carried; nil if nothing does
 	kept     *retrying   // so does this
@@ -248,7 +251,9 @@ func (p *pump) run(poll time.Duration) error {
 			return err
 		}
 		if len(data) > 0 {
-			p.bytes.Add(int64(len(data)))
+			if n := p.bytes.Add(int64(len(data))); p.most > 0 && n > p.most {
+				return errBody
+			}
 			p.copied.add(data)
 			p.kept.add(data)
 			if last {

@@ -59,6 +59,10 @@ func (x *exchange) carry() bool {
 		x.reply(tooMany)
 		return true
 	}
+	if tooLong(x, x.req.Length) {
+		x.reply(&proxied.Reply{Status: http.StatusRequestEntityTooLarge})
+		return true
+	}
 	route := x.config.Route(x.req, x.conn.origin())
 	if route.Reply != nil {
 		x.reply(route.Reply)
@@ -87,6 +91,9 @@ func (x *exchange) carry() bool {
 // try has a Pod answer, and another one while no byte of the request was sent.
 func (x *exchange) try() (err error) {
 	whole := x.prepare()
+	if tooLong(x, int64(len(whole))) { // there was no Content-Length
+		return errBody
+	}
 	if x.client.source().done() {
 		x.copied.add(whole)
 		x.copied.send()
@@ -239,6 +246,7 @@ func (x *exchange) beginUpload(b pod) {
 	up := &upload{exchange: x, done: make(chan struct{})}
 	x.upload = up
 	up.pump = pump{to: b, from: x.client.source(), trailers: x.req.Announced || x.second, timeout: x.limit(), bytes: &x.received, of: up}
+	up.most = bodyLimit(x)
 	up.copied, up.kept = x.copied, x.again.keep()
 	up.err = panics.Err // if there is one
 	x.engine.host.Run(func() {
@@ -250,6 +258,9 @@ func (x *exchange) beginUpload(b pod) {
 			up.copied.send()
 		case errors.Is(up.err, http1.ErrMalformed):
 			x.conn.malformed.Store(true)
+			b.abort()
+		case errors.Is(up.err, errBody):
+			x.bodyLong.Store(true)
 			b.abort()
 		case !errors.Is(up.err, errSink): // the Pod may have answered before it has closed
 			b.abort()
@@ -430,6 +441,15 @@ func (x *exchange) switchProtocols(b pod) error {
 // statusLeft is what the access log has of a request whose client has left before an answer, as nginx has it.
 const statusLeft = 499
 
+// bodyLimit is how long the body of the request may be, in bytes, 0 without a bound.
+func bodyLimit(x *exchange) int64 { return int64(x.config.Spec.Clients.Body) << 10 }
+
+// tooLong reports whether a body is longer than it may be.
+func tooLong(x *exchange, length int64) bool {
+	limit := bodyLimit(x)
+	return limit > 0 && length > limit
+}
+
 // failed answers for a Pod, unless its answer has begun. It reports whether the client has a whole answer.
 func (x *exchange) failed(err error) bool {
 	log := func(status int) {
@@ -443,6 +463,8 @@ func (x *exchange) failed(err error) bool {
 	switch {
 	case x.conn.malformed.Load():
 		status = http.StatusBadRequest
+	case x.bodyLong.Load(), errors.Is(err, errBody):
+		status = http.StatusRequestEntityTooLarge
 	case errors.Is(err, pods.ErrNone), x.drained.Load():
 		status = http.StatusServiceUnavailable
 	case errors.Is(err, errSilent), errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, syscall.ETIMEDOUT):

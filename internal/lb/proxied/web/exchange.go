@@ -75,10 +75,11 @@ type exchange struct {
 	// upgrades is true if the client asks for another protocol, and websocket if that is one that it gets.
 	upgrades, websocket bool
 
-	member  *pods.Member
-	link    *pods.Link
-	drained atomic.Bool
-	counted *proxied.Config // by Host.AdmitRequest, nil if it was not
+	member   *pods.Member
+	link     *pods.Link
+	drained  atomic.Bool
+	bodyLong atomic.Bool     // the body is longer than it may be
+	counted  *proxied.Config // by Host.AdmitRequest, nil if it was not
 
 	hasInterim bool // 100 was sent to the client
 	answering  bool // the answer has begun
@@ -112,6 +113,7 @@ func (x *exchange) begin(c *proxied.Config) {
 	x.pod, x.podStatus, x.status = netip.AddrPort{}, 0, 0
 	x.hasInterim, x.answering, x.unread, x.reusable, x.upload, x.over = false, false, false, false, nil, false
 	x.drained.Store(false)
+	x.bodyLong.Store(false)
 	x.received.Store(0)
 	x.sent.Store(0)
 	x.touch()
