@@ -58,6 +58,9 @@ conformance: setup build ## the conformance tests of the Gateway API, profiles o
 	FAIRLEAD_BIN=$(CURDIR)/bin go test ./test/lb -v -run TestGatewayConformance -count=1 -timeout 60m -args \
 	  -conformance-profiles GATEWAY-HTTP,GATEWAY-GRPC,GATEWAY-TLS,GATEWAY-TCP,GATEWAY-UDP -conformance-report $(CURDIR)/bin/conformance.yaml \
 	  -conformance-log $(CURDIR)/bin/conformance.log -conformance-version $(VERSION)
+	FAIRLEAD_BIN=$(CURDIR)/bin go test ./test/lb -v -run TestGatewayConformance -count=1 -timeout 20m -args \
+	  -conformance-profiles GATEWAY-HTTP -conformance-channel experimental -conformance-run HTTPRouteRetry \
+	  -conformance-log $(CURDIR)/bin/conformance-experimental.log
 
 bench: build ## measure against the peers; bench/README.md says what to expect
 	$(MAKE) -C bench

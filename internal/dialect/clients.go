@@ -16,6 +16,8 @@ type Clients struct {
 	// Requests a second, and Connections at a time, bound each client: an IPv4 address, or an IPv6 network of 64 bits; 0 for no bound.
 	Requests    int `json:"requests,omitempty"`
 	Connections int `json:"connections,omitempty"`
+	// Body bounds the body of a request, in KiB; 0 for no bound.
+	Body int `json:"body,omitempty"`
 }
 
 // Headers is what becomes of fields of requests.
@@ -53,6 +55,7 @@ func ourClients() []Annotation {
 			Values: "a field that begins with X-, by which Pods get the subject of the client's certificate; " + defaultClientField + " without it"},
 		number(lbPrefix+"client-requests", 1, 100000, "a second", FieldClientRequests, func(s *Spec, n int) { s.Clients.Requests = n }),
 		number(lbPrefix+"client-connections", 1, 100000, "connections", FieldClientConns, func(s *Spec, n int) { s.Clients.Connections = n }),
+		number(lbPrefix+"request-body-limit", 1, 10<<20, "KiB", FieldRequestBody, func(s *Spec, n int) { s.Clients.Body = n }),
 		word(lbPrefix+"underscore-headers", map[string]bool{"drop": false, "keep": true}, FieldUnderscores, false,
 			func(s *Spec, keep bool) { s.Headers.Underscores = keep }),
 		{Key: lbPrefix + "request-id", Sets: []Field{FieldRequestID}, read: readRequestID,
@@ -118,7 +121,9 @@ func (r *reader) finishClients() {
 		wrong(FieldClientConns, "no port is of TCP: sessions of UDP have no such bound")
 	}
 	if !has(isHTTP) {
-		wrong(FieldClientRequests, "no port is of http or https: there are no requests in other protocols")
+		const why = "no port is of http or https: there are no requests in other protocols"
+		wrong(FieldClientRequests, why)
+		wrong(FieldRequestBody, why)
 		for i, f := range r.Findings {
 			if f.State == Applied && (f.Field == FieldUnderscores || f.Field == FieldRequestID) {
 				r.Findings[i].State = Unused

@@ -69,6 +69,7 @@ const (
 	FieldClientField     Field = "client subject header"
 	FieldClientRequests  Field = "requests of a client"
 	FieldClientConns     Field = "connections of a client"
+	FieldRequestBody     Field = "request body"
 	FieldUnderscores     Field = "header names with _"
 	FieldRequestID       Field = "request identifier"
 )

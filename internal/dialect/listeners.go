@@ -280,7 +280,7 @@ func (r *reader) chooseWay() {
 	wants(FieldProxyProtocol, s.ProxyProtocol != 0)
 	for _, f := range []Field{FieldTrustedFronts, FieldIdleTimeout, FieldRequestTimeout, FieldDraining, FieldDrainTimeout, FieldBalance,
 		FieldLogEnabled, FieldBandwidth, FieldConnections, FieldSlowStart, FieldWeightLabel, FieldBackendNodes, FieldClientCA,
-		FieldClientRequests, FieldClientConns, FieldRedirects} {
+		FieldClientRequests, FieldClientConns, FieldRequestBody, FieldRedirects} {
 		if _, has := r.Origins[f]; has {
 			wants(f, true)
 		}

@@ -11,6 +11,7 @@ import (
 
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -77,7 +78,7 @@ func (b *ruleCompiler) fail(format string, args ...any) {
 // compile adds the matches of the rule to the route. It reports whether all of the rule is served.
 func (b *ruleCompiler) compile(index int) bool {
 	rule := &Rule{Index: index, Route: b.route.from.age()}
-	b.timeouts(rule)
+	within := b.timeouts(rule)
 	rule.Filters, rule.Redirect = b.filters(rule, b.spec.Filters, ".filters", true)
 	for i := range b.spec.Filters {
 		if f := &b.spec.Filters[i]; f.Type == gwv1.HTTPRouteFilterCORS && f.CORS != nil {
@@ -85,26 +86,43 @@ func (b *ruleCompiler) compile(index int) bool {
 		}
 	}
 	if b.spec.Retry != nil {
-		b.fail(".retry is not served")
+		wrong := ""
+		if rule.Retry, wrong = policy.ReadRetry(b.spec.Retry, within); wrong != "" {
+			b.fail(".retry.%s", wrong)
+		}
 	}
-	if b.spec.SessionPersistence != nil {
-		b.fail(".sessionPersistence is not served")
-	}
+	b.session(rule)
 	for i := range b.spec.BackendRefs {
 		b.backend(rule, i)
 	}
 	matches := b.matchesOf(rule, index)
 	if b.invalid { // no request may pass without what the rule asks for
 		rule.Filters, rule.Redirect, rule.CORS, rule.Backends, rule.total = Filters{}, nil, nil, nil, 0
+		rule.Retry, rule.Session = nil, nil
 	}
 	b.route.matches = append(b.route.matches, matches...)
 	return !b.invalid
 }
 
-func (b *ruleCompiler) timeouts(rule *Rule) {
+// session reads the session persistence of the rule.
+func (b *ruleCompiler) session(rule *Rule) {
+	if b.spec.SessionPersistence == nil {
+		return
+	}
+	s, wrong := policy.ReadSession(b.spec.SessionPersistence)
+	if wrong == "" && s.Header && s.Name != "" && !validField(s.Name, "x") {
+		wrong = "sessionName: want the name of a field that belongs to no connection"
+	}
+	if rule.Session = s; wrong != "" {
+		b.fail(".sessionPersistence.%s", wrong)
+	}
+}
+
+// timeouts reads the timeouts of the rule. It returns that of a whole request, 0 without one.
+func (b *ruleCompiler) timeouts(rule *Rule) (request time.Duration) {
 	t := b.spec.Timeouts
 	if t == nil {
-		return
+		return 0
 	}
 	read := func(field string, d *gwv1.Duration) time.Duration {
 		if d == nil {
@@ -116,10 +134,12 @@ func (b *ruleCompiler) timeouts(rule *Rule) {
 		}
 		return v
 	}
-	rule.Timeout = read("request", t.Request)
+	request = read("request", t.Request)
+	rule.Timeout = request
 	if v := read("backendRequest", t.BackendRequest); v > 0 && (rule.Timeout == 0 || v < rule.Timeout) {
 		rule.Timeout = v
 	}
+	return request
 }
 
 // matchesOf returns the matches of the rule, of the kind of its route.

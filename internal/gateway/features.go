@@ -9,17 +9,19 @@ import (
 )
 
 // SupportedFeatures are the features of the Gateway API whose conformance tests pass, sorted, and its core features, for the
-// status of a GatewayClass. The tests take from it what to test (make conformance).
-func SupportedFeatures() (out []gwv1.SupportedFeature) {
-	for _, f := range []features.FeatureName{
+// status of a GatewayClass. The tests take from it what to test (make conformance). experimental adds what needs fields of the
+// experimental channel: without them the API server drops these.
+func SupportedFeatures(experimental bool) (out []gwv1.SupportedFeature) {
+	list := []features.FeatureName{
 		features.SupportGateway, features.SupportReferenceGrant, features.SupportHTTPRoute,
 		features.SupportGatewayPort8080, features.SupportGatewayHTTPListenerIsolation,
-		features.SupportGatewayInfrastructure, features.SupportGatewayAddressEmpty, features.SupportGatewayHTTPSListenerDetectMisdirectedRequests,
+		features.SupportGatewayInfrastructure, features.SupportGatewayAddressEmpty, features.SupportGatewayStaticAddresses,
+		features.SupportGatewayHTTPSListenerDetectMisdirectedRequests,
 		features.SupportHTTPRouteBackendRequestHeaderModification, features.SupportHTTPRouteQueryParamMatching,
 		features.SupportHTTPRouteMethodMatching, features.SupportHTTPRouteResponseHeaderModification, features.SupportHTTPRoutePortRedirect,
 		features.SupportHTTPRouteSchemeRedirect, features.SupportHTTPRoutePathRedirect, features.SupportHTTPRouteHostRewrite,
 		features.SupportHTTPRoutePathRewrite, features.SupportHTTPRouteRequestTimeout, features.SupportHTTPRouteBackendTimeout,
-		features.SupportHTTPRouteParentRefPort, features.SupportHTTPRouteBackendProtocolH2C,
+		features.SupportHTTPRouteParentRefPort, features.SupportHTTPRouteDestinationPortMatching, features.SupportHTTPRouteBackendProtocolH2C,
 		features.SupportHTTPRouteBackendProtocolWebSocket, features.SupportHTTPRouteNamedRouteRule, features.SupportHTTPRouteCORS,
 		features.SupportHTTPRoute303RedirectStatusCode, features.SupportHTTPRoute307RedirectStatusCode,
 		features.SupportHTTPRoute308RedirectStatusCode, features.SupportHTTPRouteRequestMirror,
@@ -27,7 +29,12 @@ func SupportedFeatures() (out []gwv1.SupportedFeature) {
 		features.SupportGRPCRoute, features.SupportGRPCRouteNamedRouteRule,
 		features.SupportTLSRoute, features.SupportTLSRouteModeTerminate, features.SupportTLSRouteModeMixed,
 		features.SupportTCPRoute, features.SupportUDPRoute, features.SupportListenerSet,
-	} {
+	}
+	if experimental {
+		list = append(list, features.SupportHTTPRouteRetry, features.SupportHTTPRouteRetryBackendTimeout,
+			features.SupportHTTPRouteRetryConnectionError)
+	}
+	for _, f := range list {
 		out = append(out, gwv1.SupportedFeature{Name: gwv1.FeatureName(f)})
 	}
 	slices.SortFunc(out, func(a, b gwv1.SupportedFeature) int { return strings.Compare(string(a.Name), string(b.Name)) })

@@ -457,16 +457,38 @@ func BenchmarkChange(b *testing.B) {
 
 // The status of a Gateway without an address reports whether that was asked for, and cannot be had.
 func TestAddressNotUsable(t *testing.T) {
+	const asked = ", addresses: [{value: 203.0.113.9}]"
 	for addresses, want := range map[string]string{
-		"": "False AddressNotAssigned", ", addresses: [{value: 203.0.113.9}]": "False AddressNotUsable",
-		", addresses: [{type: IPAddress}]": "False AddressNotAssigned",
+		"": "False AddressNotAssigned", asked: "False AddressNotUsable", ", addresses: [{type: IPAddress}]": "False AddressNotAssigned",
 	} {
 		f := builtFrom(t, strings.Replace(plainGateway, "protocol: HTTP}]", "protocol: HTTP}]"+addresses, 1))
 		if got := conditionOf(f.Status(nil, "no address yet").Conditions, "Programmed"); got != want {
 			t.Errorf("%q: %s, want %s", addresses, got, want)
 		}
-		if got := conditionOf(f.Status([]string{"192.0.2.1"}, "").Conditions, "Programmed"); got != "True Programmed" {
-			t.Errorf("%q with an address: %s", addresses, got)
+		want = "True Programmed"
+		if addresses == asked {
+			want = "False AddressNotUsable" // also while it keeps an earlier one
+		}
+		if got := conditionOf(f.Status([]string{"192.0.2.1"}, "").Conditions, "Programmed"); got != want {
+			t.Errorf("%q with another address: %s, want %s", addresses, got, want)
+		}
+	}
+}
+
+// A Gateway has the addresses that it asks for, all of them.
+func TestStaticAddresses(t *testing.T) {
+	both := []string{"192.0.2.1", "2001:db8::1"}
+	for addresses, want := range map[string]string{
+		"{value: 192.0.2.1}": "", "{value: '2001:DB8:0::1'}": "", "{value: 192.0.2.1}, {value: '2001:db8::1'}": "",
+		"{value: 192.0.2.1}, {type: IPAddress}":      "",
+		"{type: IPAddress}, {value: 192.0.2.2}":      "addresses[1]: 192.0.2.2 is of no pool",
+		"{value: 192.0.2.1}, {value: 192.0.2.2}":     "addresses[1]: a Gateway has one address",
+		"{value: 192.0.2.1}, {value: '2001:db8::2'}": "addresses[1]: 2001:db8::2 is",
+		"{value: name}": "addresses[0].value: want an IP",
+	} {
+		f := builtFrom(t, strings.Replace(plainGateway, "protocol: HTTP}]", "protocol: HTTP}], addresses: ["+addresses+"]", 1))
+		if got := f.Unusable(both); !strings.HasPrefix(got, want) || (got == "") != (want == "") {
+			t.Errorf("%s: %q, want %q", addresses, got, want)
 		}
 	}
 }

@@ -1,8 +1,10 @@
 package gateway
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strconv"
 
@@ -24,8 +26,8 @@ type Front struct {
 	// accepted is why the Gateway is not served, "" if it is.
 	accepted gwv1.GatewayConditionReason
 	refused  string
-	// static is true if the Gateway asks for addresses of its own choice.
-	static bool
+	// asked are the addresses that the Gateway asks for, by their places in its spec.
+	asked []askedAddress
 
 	generation int64
 	gateway    svc.Name
@@ -124,12 +126,39 @@ func (f *Front) accept(g *gwv1.Gateway) {
 		f.accepted = gwv1.GatewayReasonListenersNotValid
 	}
 	for i, a := range g.Spec.Addresses {
-		f.static = f.static || a.Value != ""
+		if a.Value != "" {
+			f.asked = append(f.asked, askedAddress{i, a.Value})
+		}
 		if valueOf(a.Type, gwv1.IPAddressType) != gwv1.IPAddressType && f.refused == "" {
 			f.accepted = gwv1.GatewayReasonUnsupportedAddress
 			f.refused = fmt.Sprintf("addresses[%d].type: want IPAddress", i)
 		}
 	}
+}
+
+// askedAddress is an address of a Gateway's spec.
+type askedAddress struct {
+	index int
+	value string
+}
+
+// Unusable returns why the Gateway does not have an address that it asks for, "" if it has all of them. have are those of its Service.
+func (f *Front) Unusable(have []string) string {
+	families := map[bool]bool{}
+	for _, a := range f.asked {
+		asked, err := netip.ParseAddr(a.value)
+		switch {
+		case err != nil:
+			return fmt.Sprintf("addresses[%d].value: want an IP address", a.index)
+		case families[asked.Is4()]:
+			return fmt.Sprintf("addresses[%d]: a Gateway has one address of each family", a.index)
+		case !slices.ContainsFunc(have, func(h string) bool { had, err := netip.ParseAddr(h); return err == nil && had == asked }):
+			return fmt.Sprintf("addresses[%d]: %s is of no pool for this Gateway, or in use, or not assigned yet: see the Events of Service %s",
+				a.index, asked, ServiceOfGateway(f.gateway))
+		}
+		families[asked.Is4()] = true
+	}
+	return ""
 }
 
 // verifiesClients reports whether a Gateway asks for certificates of clients: to serve it without them would let everybody in.
@@ -291,12 +320,12 @@ func (f *Front) Routes() []StreamKey {
 
 // Status returns the status of the Gateway. unprogrammed is why it is not served at its addresses, "" if it is.
 func (f *Front) Status(addresses []string, unprogrammed string) gwv1.GatewayStatus {
-	programmed := gwv1.GatewayReasonProgrammed
+	programmed, unusable := gwv1.GatewayReasonProgrammed, f.Unusable(addresses)
 	switch {
 	case f.refused != "":
 		programmed, unprogrammed = gwv1.GatewayReasonInvalid, f.refused
-	case unprogrammed != "" && len(addresses) == 0 && f.static:
-		programmed = gwv1.GatewayReasonAddressNotUsable
+	case unusable != "":
+		programmed, unprogrammed = gwv1.GatewayReasonAddressNotUsable, cmp.Or(unprogrammed, unusable)
 	case unprogrammed != "" && len(addresses) == 0:
 		programmed = gwv1.GatewayReasonAddressNotAssigned
 	case unprogrammed != "":

@@ -9,6 +9,7 @@ import (
 
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -37,6 +38,10 @@ type Rule struct {
 	total    uint64 // of the weights
 	// Timeout is how long a backend may be silent before the answer is 504; 0 is what the front has for all.
 	Timeout time.Duration
+	// Retry, if not nil, is when a request goes to a backend again.
+	Retry *policy.Retry
+	// Session, if not nil, keeps the requests of a client at one endpoint.
+	Session *policy.Session
 }
 
 // Weighted is a backend of a rule.
@@ -62,6 +67,7 @@ type Backend struct {
 type Target struct {
 	Backend
 	Timeout time.Duration // 0 is what the front has for all
+	Session bool          // clients stay at one endpoint
 	// Route is a route of connections or of datagrams, zero for requests: its connections end when it loses the backend.
 	Route StreamKey
 }
@@ -71,7 +77,7 @@ func (r *Rule) Target(w *Weighted) Target {
 	if w.Backend.Protocol == TCP || w.Backend.Protocol == UDP {
 		return Target{Backend: w.Backend, Route: StreamKey{gwv1.Kind(r.Route.Kind), r.Route.Name}}
 	}
-	return Target{Backend: w.Backend, Timeout: r.Timeout}
+	return Target{Backend: w.Backend, Timeout: r.Timeout, Session: r.Session != nil}
 }
 
 // Revocation is a Service that a route names and must not reach: no ReferenceGrant permits it, or no more.

@@ -28,6 +28,7 @@ var (
 	conformanceRun      = flag.String("conformance-run", "", "run only the tests that match this pattern, without a report")
 	conformanceReport   = flag.String("conformance-report", "", "the file for the report")
 	conformanceLog      = flag.String("conformance-log", "", "the file for the output of the tests")
+	conformanceChannel  = flag.String("conformance-channel", "on", "the channel of the kinds, as --gateway-api has it")
 	conformanceVersion  = flag.String("conformance-version", "unknown", "the version in the report")
 )
 
@@ -42,7 +43,7 @@ func TestGatewayConformance(t *testing.T) {
 	suite := process.BuildTest(t, "test/conformance", ".")
 	echo := process.Build(t, "test/conformance", "sigs.k8s.io/gateway-api/conformance/echo-basic")
 	dns := process.Build(t, "bench/peers/coredns", ".")
-	c := newClusterWith(t, nil, []string{
+	c := newClusterWith(t, []string{"--gateway-api", *conformanceChannel}, []string{
 		"--image-map", "registry.k8s.io/gateway-api/echo-basic=" + echo, "--image-map", "registry.k8s.io/coredns/coredns=" + dns,
 	}, "n1")
 	c.staticPool()

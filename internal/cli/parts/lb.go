@@ -16,6 +16,7 @@ import (
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/cli/lifecycle"
 	"github.com/fairlead/fairlead/internal/events"
+	"github.com/fairlead/fairlead/internal/gateway/api"
 	gatewaycontroller "github.com/fairlead/fairlead/internal/gateway/controller"
 	lbcontroller "github.com/fairlead/fairlead/internal/lb/controller"
 	"github.com/fairlead/fairlead/internal/lb/pool"
@@ -48,8 +49,9 @@ func announcements() []string { return []string{announceARP, announceBGP, announ
 
 // The values of --gateway-api.
 const (
-	gatewayOn  = "on"
-	gatewayOff = "off"
+	gatewayOn           = "on"
+	gatewayExperimental = "experimental"
+	gatewayOff          = "off"
 )
 
 // defaultPool is the name of the pool of a --lb-pool without one.
@@ -76,6 +78,7 @@ func (f *LBFlags) Add(cmd *cobra.Command) {
 	f.acme.add(flags)
 	flags.StringVar(&f.gatewayAPI, "gateway-api", gatewayOn,
 		"on: install the kinds of the Gateway API, unless a newer or another bundle of them is installed, and serve Gateways; "+
+			"experimental: those of the experimental channel, with more fields, as retry; "+
 			"off: neither; Ingresses are served in either case; the same on all servers")
 	flags.Uint16Var(&f.peerPort, "lb-peer-port", svc.SpeakerPort,
 		"UDP port on the node's address at which the speakers of all nodes hear each other; the same on all")
@@ -87,8 +90,8 @@ func (f *LBFlags) Check(networks base.NetworkFlags) error {
 	if !slices.Contains(announcements(), f.announce) {
 		return base.Usagef("--lb-announce is %q; want arp, bgp or none", f.announce)
 	}
-	if f.gatewayAPI != gatewayOn && f.gatewayAPI != gatewayOff {
-		return base.Usagef("--gateway-api is %q; want on or off", f.gatewayAPI)
+	if !slices.Contains([]string{gatewayOn, gatewayExperimental, gatewayOff}, f.gatewayAPI) {
+		return base.Usagef("--gateway-api is %q; want on, experimental or off", f.gatewayAPI)
 	}
 	if f.peerPort == 0 {
 		return base.Usagef("--lb-peer-port must be 1 to 65535: the other speakers have to know it")
@@ -193,11 +196,15 @@ func (f *LBFlags) Controller(log *slog.Logger, config *rest.Config) (*lbcontroll
 	if err != nil {
 		return nil, err
 	}
+	channel := api.Standard
+	if f.gatewayAPI == gatewayExperimental {
+		channel = api.Experimental
+	}
 	return lbcontroller.New(lbcontroller.Options{
 		Config: config, Log: log, Pools: f.Pools, Default: f.byDefault, LeaderElect: true, ACME: orders,
 		Beside: func(ctx context.Context, config *rest.Config, events *events.Recorder) error {
 			return gatewaycontroller.Run(ctx, gatewaycontroller.Options{
-				Config: config, Log: log, Events: events, Gateway: f.gatewayAPI == gatewayOn,
+				Config: config, Log: log, Events: events, Gateway: f.gatewayAPI != gatewayOff, Channel: channel,
 			})
 		},
 	})

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -39,6 +40,8 @@ type Options struct {
 	Events Recorder
 	// Gateway installs the definitions of the Gateway API and serves its objects; otherwise only Ingresses are served.
 	Gateway bool
+	// Channel is that of the definitions.
+	Channel api.Channel
 }
 
 // The times of the controller.
@@ -61,6 +64,8 @@ type controller struct {
 	rest   rest.Interface // for definitions
 	wake   loop.Signal
 	watch  *watch.Watch
+	// experimental is true if the installed definitions are of the experimental channel.
+	experimental atomic.Bool
 
 	mu     sync.Mutex
 	fronts map[svc.Name]*corev1.Service // with gateway.FrontLabel
@@ -285,6 +290,7 @@ func (c *controller) syncGateway(
 	if unprogrammed == "" && len(addresses) == 0 {
 		unprogrammed = "its Service " + gateway.ServiceOfGateway(svc.NameOf(g)).String() + " has no address yet"
 	}
+	unprogrammed = cmp.Or(f.Unusable(addresses), unprogrammed)
 	errs := []error{err, c.writeGateway(ctx, g, f.Status(addresses, cmp.Or(unprogrammed, problemOf(f.GrantsOf(svc.Name{}), taken))))}
 	c.syncSets(ctx, s, f, unprogrammed, services, taken, &errs)
 	return errors.Join(errs...)

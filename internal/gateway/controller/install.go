@@ -20,10 +20,11 @@ const definitionsPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions
 
 // install makes the definitions that are missing or older, and waits until the API server serves the kinds.
 func (c *controller) install(ctx context.Context) error {
-	list, err := api.Definitions()
+	list, err := api.Definitions(c.o.Channel)
 	if err != nil {
 		return err
 	}
+	c.experimental.Store(false)
 	for _, d := range list {
 		if err := c.define(ctx, &d); err != nil {
 			return fmt.Errorf("definition of %s: %w", d.Name, err)
@@ -37,13 +38,28 @@ func (c *controller) install(ctx context.Context) error {
 	return errors.Join(err, err2, err3, err4)
 }
 
+// features returns what is served with the installed definitions.
+func (c *controller) features() []gwv1.SupportedFeature {
+	return gateway.SupportedFeatures(c.experimental.Load())
+}
+
+// found notes the channel of an installed definition: that of HTTPRoutes is what features are about.
+func (c *controller) found(d *api.Definition, channel api.Channel) {
+	if d.Name == "httproutes."+gwv1.GroupName {
+		c.experimental.Store(channel == api.Experimental)
+	}
+}
+
 // define makes or replaces one definition. Where that is forbidden, an administrator must have made it.
 func (c *controller) define(ctx context.Context, d *api.Definition) error {
 	text, err := c.rest.Get().AbsPath(definitionsPath, d.Name).SetHeader("Accept", "application/json").DoRaw(ctx)
 	if apierrors.IsNotFound(err) {
 		err = c.rest.Post().AbsPath(definitionsPath).SetHeader("Content-Type", "application/json").Body([]byte(d.Object)).Do(ctx).Error()
 		if apierrors.IsAlreadyExists(err) {
-			return nil
+			return err // another server has it: look at that
+		}
+		if err == nil {
+			c.found(d, d.Channel)
 		}
 		return c.allowed(d, err)
 	}
@@ -55,6 +71,7 @@ func (c *controller) define(ctx context.Context, d *api.Definition) error {
 		return err
 	}
 	if !d.Replaces(have.Annotations) {
+		c.found(d, api.Channel(have.Annotations[api.ChannelAnnotation]))
 		return nil
 	}
 	c.o.Log.Info("updating a definition of the Gateway API", "definition", d.Name, "to", d.Bundle)
@@ -67,7 +84,12 @@ func (c *controller) define(ctx context.Context, d *api.Definition) error {
 	if err != nil {
 		return err
 	}
-	return c.allowed(d, c.rest.Put().AbsPath(definitionsPath, d.Name).SetHeader("Content-Type", "application/json").Body(body).Do(ctx).Error())
+	c.found(d, api.Channel(have.Annotations[api.ChannelAnnotation])) // if it stays
+	err = c.rest.Put().AbsPath(definitionsPath, d.Name).SetHeader("Content-Type", "application/json").Body(body).Do(ctx).Error()
+	if err == nil {
+		c.found(d, d.Channel)
+	}
+	return c.allowed(d, err)
 }
 
 func (c *controller) allowed(d *api.Definition, err error) error {

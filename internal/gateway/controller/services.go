@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -74,11 +75,9 @@ func serviceOf(g *gwv1.Gateway, ports map[gateway.PortKey]string, secrets []svc.
 			}
 		}
 	}
-	var addresses []string
-	for _, a := range g.Spec.Addresses {
-		if a.Value != "" {
-			addresses = append(addresses, a.Value)
-		}
+	addresses, family := addressesFor(g)
+	if family != "" {
+		s.Spec.IPFamilyPolicy, s.Spec.IPFamilies = new(corev1.IPFamilyPolicySingleStack), []corev1.IPFamily{family}
 	}
 	if len(addresses) > 0 {
 		s.Annotations[addressesAnnotation] = strings.Join(addresses, ",")
@@ -95,6 +94,31 @@ func serviceOf(g *gwv1.Gateway, ports map[gateway.PortKey]string, secrets []svc.
 	s.Labels[gateway.ClassLabel] = labelValue(string(g.Spec.GatewayClassName))
 	s.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(g, schema.GroupVersion(gwv1.GroupVersion).WithKind("Gateway"))}
 	return s
+}
+
+// addressesFor returns the addresses that a Gateway asks for, the first of each family: others are not usable. If all that it asks
+// for are of one family, it has no address of the other.
+func addressesFor(g *gwv1.Gateway) (addresses []string, only corev1.IPFamily) {
+	families := map[corev1.IPFamily]bool{}
+	for _, a := range g.Spec.Addresses {
+		asked, err := netip.ParseAddr(a.Value)
+		if err != nil {
+			only = ""
+			families[only] = true // any address
+			continue
+		}
+		if only = corev1.IPv6Protocol; asked.Is4() {
+			only = corev1.IPv4Protocol
+		}
+		if !families[only] {
+			families[only] = true
+			addresses = append(addresses, asked.String())
+		}
+	}
+	if len(families) != 1 {
+		only = ""
+	}
+	return addresses, only
 }
 
 // serviceOfSet returns the Service that names the Secrets of a ListenerSet's namespace.
@@ -148,18 +172,33 @@ func (c *controller) keepService(ctx context.Context, want, have *corev1.Service
 		if apierrors.IsAlreadyExists(err) {
 			return fmt.Sprintf("there is a Service %s that is not of this controller", svc.NameOf(want)), nil
 		}
+		if apierrors.IsInvalid(err) { // as for a family of addresses that the cluster has not
+			return err.Error(), nil
+		}
 		return "", err
 	}
 	if !c.ours(have) || len(want.OwnerReferences) > 0 && metav1.GetControllerOf(have).UID != want.OwnerReferences[0].UID {
 		return fmt.Sprintf("there is a Service %s that is not of this controller", svc.NameOf(want)), nil
 	}
 	labels, annotations := changes(have, want)
-	if len(labels)+len(annotations) == 0 && samePorts(have.Spec.Ports, want.Spec.Ports) {
+	spec := map[string]any{}
+	if !samePorts(have.Spec.Ports, want.Spec.Ports) {
+		spec["ports"] = want.Spec.Ports
+	}
+	switch familiesOf(have, want) {
+	case sameFamilies:
+	case otherPolicy:
+		spec["ipFamilyPolicy"] = want.Spec.IPFamilyPolicy
+	case otherFamily: // no Service can have another first family: it is made again
+		o := metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(have.UID))}
+		return "its Service is made again for another family of addresses", services.Delete(ctx, have.Name, o)
+	}
+	if len(labels)+len(annotations)+len(spec) == 0 {
 		return "", nil
 	}
 	patch := map[string]any{
 		"metadata": map[string]any{"uid": have.UID, "labels": labels, "annotations": annotations},
-		"spec":     map[string]any{"ports": want.Spec.Ports},
+		"spec":     spec,
 	}
 	text, err := json.Marshal(patch)
 	if err != nil {
@@ -167,6 +206,29 @@ func (c *controller) keepService(ctx context.Context, want, have *corev1.Service
 	}
 	_, err = services.Patch(ctx, want.Name, types.MergePatchType, text, metav1.PatchOptions{FieldManager: svc.LoadBalancer})
 	return "", err
+}
+
+// What differs between the families of two Services.
+type familyChange int
+
+const (
+	sameFamilies familyChange = iota
+	otherPolicy
+	otherFamily
+)
+
+// familiesOf compares the families of a Service with the desired ones. The API server decides about them where a Service has no policy.
+func familiesOf(have, want *corev1.Service) familyChange {
+	h, w := have.Spec, want.Spec
+	switch {
+	case h.IPFamilyPolicy == nil || w.IPFamilyPolicy == nil:
+		return sameFamilies
+	case len(w.IPFamilies) > 0 && len(h.IPFamilies) > 0 && w.IPFamilies[0] != h.IPFamilies[0]:
+		return otherFamily
+	case *h.IPFamilyPolicy != *w.IPFamilyPolicy:
+		return otherPolicy
+	}
+	return sameFamilies
 }
 
 // changes returns the labels and annotations of have that differ from want: nil is to be removed. A key that the Gateway

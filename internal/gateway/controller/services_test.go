@@ -44,6 +44,53 @@ func TestTakenFromAGateway(t *testing.T) {
 	}
 }
 
+// A Gateway that asks for addresses of one family has no address of the other, and a Service gets another family only with a new one.
+func TestFamiliesOfAddresses(t *testing.T) {
+	const four, six, any = corev1.IPv4Protocol, corev1.IPv6Protocol, corev1.IPFamily("")
+	ports := map[gateway.PortKey]string{{Number: 80}: "http"}
+	service := func(values ...string) *corev1.Service {
+		g := &gwv1.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}
+		for _, v := range values {
+			g.Spec.Addresses = append(g.Spec.Addresses, gwv1.GatewaySpecAddress{Value: v})
+		}
+		return serviceOf(g, ports, nil)
+	}
+	for _, c := range []struct {
+		asked     []string
+		addresses string
+		only      corev1.IPFamily
+	}{
+		{nil, "", any}, {[]string{""}, "", any}, {[]string{"192.0.2.1"}, "192.0.2.1", four}, {[]string{"2001:DB8::1"}, "2001:db8::1", six},
+		{[]string{"192.0.2.1", "2001:db8::1"}, "192.0.2.1,2001:db8::1", any}, {[]string{"192.0.2.1", ""}, "192.0.2.1", any},
+		{[]string{"", "192.0.2.1"}, "192.0.2.1", any}, {[]string{"192.0.2.1", "192.0.2.2"}, "192.0.2.1", four},
+	} {
+		s := service(c.asked...)
+		var families []corev1.IPFamily
+		policy := corev1.IPFamilyPolicyPreferDualStack
+		if c.only != any {
+			policy, families = corev1.IPFamilyPolicySingleStack, []corev1.IPFamily{c.only}
+		}
+		same := *s.Spec.IPFamilyPolicy == policy && reflect.DeepEqual(s.Spec.IPFamilies, families)
+		if s.Annotations[addressesAnnotation] != c.addresses || !same {
+			t.Errorf("%q: %v, %+v", c.asked, s.Annotations, s.Spec)
+		}
+	}
+	have := service()
+	have.Spec.IPFamilies = []corev1.IPFamily{four, six} // as the API server fills it in
+	single := service("192.0.2.1")
+	for want, next := range map[*corev1.Service]familyChange{
+		service(): sameFamilies, service("192.0.2.1"): otherPolicy, service("2001:db8::1"): otherFamily,
+		service("192.0.2.1", "2001:db8::1"): sameFamilies,
+	} {
+		if got := familiesOf(have, want); got != next {
+			t.Errorf("%s: %d, want %d", want.Annotations[addressesAnnotation], got, next)
+		}
+	}
+	if got := familiesOf(single, service()); got != otherPolicy {
+		t.Errorf("back to both: %d", got)
+	}
+}
+
 // The Service of a front takes the proxied way whatever its ports are.
 func TestFrontsAreProxied(t *testing.T) {
 	g := &gwv1.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}

@@ -55,7 +55,7 @@ func (c *controller) writeClass(ctx context.Context, class *gwv1.GatewayClass) e
 		want[i].ObservedGeneration = class.Generation
 	}
 	keepTimes(want, class.Status.Conditions)
-	features := gateway.SupportedFeatures()
+	features := c.features()
 	if equality.Semantic.DeepEqual(want, class.Status.Conditions) && equality.Semantic.DeepEqual(features, class.Status.SupportedFeatures) {
 		return nil
 	}

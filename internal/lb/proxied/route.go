@@ -3,7 +3,9 @@ package proxied
 import (
 	"net/netip"
 
+	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
+	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 )
 
 // Router chooses where each request of a listener goes. Many goroutines call it at a time.
@@ -28,6 +30,10 @@ type Route struct {
 	Reply *Reply
 	// Mirrors get copies of the request; their results do not change the answer.
 	Mirrors []*Config
+	// Retry, if there is one, is when the request goes to a Pod again.
+	Retry *policy.Retry
+	// Session, if there is one, chooses the Pod, and is told to the client.
+	Session *pods.Session
 	// Edit, if there is one, changes the head of a Pod's answer.
 	Edit func(*http1.Response)
 }

@@ -2,19 +2,27 @@ package proxied
 
 import (
 	"bytes"
+	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
+	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 )
 
 // router is the Router of a port of a front. It does not change.
 type router struct {
 	port    *gateway.Port
 	targets map[gateway.Target]*Config
+	key     string // of the front
+	// sessions are those of the rules that have had requests: *pods.Sessions by *gateway.Rule.
+	sessions sync.Map
 }
 
 func reply(status int) Route { return Route{Reply: &Reply{Status: status}} }
@@ -53,11 +61,11 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 	if d := rule.Redirect; d != nil {
 		return redirect(d, host, canonical, query, prefix, from)
 	}
-	w := rule.Pick(rand.Uint64())
+	w, session := o.pick(rule, r)
 	if w == nil || !w.Valid {
 		return reply(rule.Refusal())
 	}
-	to := o.targets[gateway.Target{Backend: w.Backend, Timeout: rule.Timeout}]
+	to := o.targets[rule.Target(w)]
 	if to == nil {
 		return reply(http.StatusServiceUnavailable) // its endpoints have not been read yet
 	}
@@ -74,7 +82,7 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 	for _, m := range []*gateway.Modifier{&rule.Filters.Request, &w.Filters.Request} {
 		r.Fields = modify(r.Fields, m)
 	}
-	out := Route{To: to, Mirrors: o.mirrors(rule, w)}
+	out := Route{To: to, Mirrors: o.mirrors(rule, w), Retry: rule.Retry, Session: session}
 	if !rule.Filters.Response.Empty() || !w.Filters.Response.Empty() || rule.CORS != nil {
 		out.Edit = func(answer *http1.Response) {
 			answer.Fields = modify(answer.Fields, &w.Filters.Response)
@@ -83,6 +91,58 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 				answer.Fields = modify(answer.Fields, &m)
 			}
 			answer.Fields = modify(answer.Fields, &rule.Filters.Response)
+		}
+	}
+	return out
+}
+
+// pick returns the backend of a request: that of its session, or one by the weights.
+func (o *router) pick(rule *gateway.Rule, r *http1.Request) (*gateway.Weighted, *pods.Session) {
+	if rule.Session == nil {
+		return rule.Pick(rand.Uint64()), nil
+	}
+	all := o.sessionsOf(rule)
+	name, header := all.Source()
+	token := ""
+	if header {
+		fields := head{r: r}
+		token, _ = fields.Header(strings.ToLower(name))
+	} else {
+		token = pods.CookieIn(cookiesOf(r), name)
+	}
+	session, at := all.Read(token, time.Now())
+	if at < 0 || !rule.Backends[at].Valid {
+		w := rule.Pick(rand.Uint64())
+		if at = slices.IndexFunc(rule.Backends, func(b gateway.Weighted) bool { return w != nil && b.Backend == w.Backend }); at < 0 {
+			return nil, nil
+		}
+		session.Use(at)
+		return w, session
+	}
+	session.Use(at)
+	return &rule.Backends[at], session
+}
+
+// sessionsOf returns the sessions of a rule.
+func (o *router) sessionsOf(rule *gateway.Rule) *pods.Sessions {
+	if all, ok := o.sessions.Load(rule); ok {
+		return all.(*pods.Sessions)
+	}
+	var backends []string
+	for i := range rule.Backends {
+		b := &rule.Backends[i].Backend
+		backends = append(backends, fmt.Sprintf("%s:%d", b.Name, b.Port))
+	}
+	scope := fmt.Sprintf("%s %s %d", rule.Route.Kind, rule.Route.Name, rule.Index)
+	all, _ := o.sessions.LoadOrStore(rule, pods.NewSessions(rule.Session, o.key, scope, backends))
+	return all.(*pods.Sessions)
+}
+
+// cookiesOf returns the fields Cookie of a request.
+func cookiesOf(r *http1.Request) (out []string) {
+	for i := range r.Fields {
+		if f := &r.Fields[i]; f.Kind == http1.Cookie {
+			out = append(out, string(f.Value))
 		}
 	}
 	return out

@@ -58,10 +58,10 @@ func carries(table *gateway.Port, p dialect.Protocol) bool {
 }
 
 // give sets what chooses a backend for each request, connection, or client of UDP.
-func (t *Routes) give(c *Config, l dialect.Listener, targets map[gateway.Target]*Config) {
+func (t *Routes) give(c *Config, l dialect.Listener, key string, targets map[gateway.Target]*Config) {
 	table := t.port(l)
 	if c.Protocol.IsHTTP() {
-		c.Router = &router{port: table, targets: targets}
+		c.Router = &router{port: table, targets: targets, key: key}
 	}
 	if table.Streams {
 		c.streams = &streams{port: table, targets: targets}
@@ -188,6 +188,9 @@ func (m *targeting) one(t gateway.Target, addrs []netip.AddrPort, old *Config) *
 	c.Pool = m.pool(key)
 	o := pods.Options{Balance: v.Spec.Balance, SlowStart: v.Spec.SlowStart.Std(), Checks: pods.Checks{Health: health},
 		Eject: v.Spec.Eject}
+	if t.Session {
+		o.Key = v.Key
+	}
 	c.Pool.Set(o, addrs, drain)
 	return c
 }

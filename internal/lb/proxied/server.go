@@ -294,7 +294,7 @@ func (s *Server) setListener(v *Service, l dialect.Listener) (listens []netip.Ad
 		s.web.Configure(c, old)
 	}
 	if v.Routes != nil {
-		v.Routes.give(c, l, s.targets[v.Name])
+		v.Routes.give(c, l, v.Key, s.targets[v.Name])
 	}
 	c.Pool = s.pool(keyOf(v, l), v)
 	var errs []error

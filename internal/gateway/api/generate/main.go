@@ -1,5 +1,5 @@
-// Command generate writes definitions.json.gz: the definitions of the standard channel of the module sigs.k8s.io/gateway-api,
-// as a list in JSON, compressed.
+// Command generate CHANNEL FILE writes the definitions of a channel of the module sigs.k8s.io/gateway-api, as a list in JSON,
+// compressed.
 package main
 
 import (
@@ -16,9 +16,9 @@ import (
 )
 
 func main() {
-	text, err := definitions()
+	text, err := definitions(os.Args[1])
 	if err == nil {
-		err = os.WriteFile(os.Args[1], text, 0o644) //nolint:gosec // it is checked in
+		err = os.WriteFile(os.Args[2], text, 0o644) //nolint:gosec // it is checked in
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "generate:", err)
@@ -26,12 +26,12 @@ func main() {
 	}
 }
 
-func definitions() ([]byte, error) {
+func definitions(channel string) ([]byte, error) {
 	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/gateway-api").Output()
 	if err != nil {
 		return nil, err
 	}
-	files, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(dir)), "config/crd/standard/*s.yaml"))
+	files, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(dir)), "config/crd", channel, "gateway.networking.k8s.io_*s.yaml"))
 	if err != nil {
 		return nil, err
 	}

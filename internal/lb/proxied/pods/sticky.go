@@ -86,9 +86,14 @@ func (s *Sticky) member(of *Pool, cookies []string) *Member {
 	if tag == "" || !application {
 		return nil
 	}
-	of.mu.Lock()
-	defer of.mu.Unlock()
-	if m := of.tags[tag]; m != nil && !m.bad && !time.Now().Before(m.ejected) {
+	return of.tagged(tag)
+}
+
+// tagged returns the member with a tag, nil if there is none that is good.
+func (p *Pool) tagged(tag string) *Member {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if m := p.tags[tag]; m != nil && !m.bad && !time.Now().Before(m.ejected) {
 		return m
 	}
 	return nil
@@ -121,10 +126,7 @@ func (s *Sticky) Keep(of *Pool, m *Member, cookies, set []string, secure bool) s
 	of.mu.Lock()
 	value := m.tag
 	of.mu.Unlock()
-	out := fmt.Sprintf("%s=%s; Path=/; HttpOnly; SameSite=Lax", s.cookie, value)
-	if secure {
-		out += "; Secure"
-	}
+	out := setCookie(s.cookie, value, secure)
 	if s.spec.Lifetime > 0 {
 		out += fmt.Sprintf("; Max-Age=%d", s.spec.Lifetime.Std()/time.Second)
 	}

@@ -34,6 +34,7 @@ var (
 		slices.Concat(ofService, []string{"to"}), nil)
 	opened      = prometheus.NewDesc("fairlead_lb_connections_total", "Connections of clients, and sessions of UDP.", ofService, nil)
 	connections = prometheus.NewDesc("fairlead_lb_connections", "Open connections of clients, and sessions of UDP.", ofService, nil)
+	denied      = prometheus.NewDesc("fairlead_lb_retries_denied_total", "Retries beyond the budget of a backend.", ofService, nil)
 	retries     = prometheus.NewDesc("fairlead_lb_retries_total", "Further attempts for a request or a connection.", ofService, nil)
 	rejected    = prometheus.NewDesc("fairlead_lb_rejected_total", "Connections and requests that got no Pod, by the reason.",
 		slices.Concat(ofService, []string{"reason"}), nil)
@@ -59,7 +60,8 @@ type Collector struct {
 
 // Describe implements prometheus.Collector.
 func (c Collector) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{requests, duration, bytes, opened, connections, retries, rejected, mirrored, endpoints, certificate,
+	for _, d := range []*prometheus.Desc{requests, duration, bytes, opened, connections, retries, denied,
+		rejected, mirrored, endpoints, certificate,
 		answers, waited, inUse, failed, ejects} {
 		to <- d
 	}
@@ -146,6 +148,9 @@ func (to sink) service(s *Service) {
 	of := labelsOf(s.name)
 	to.count(opened, float64(s.opened.Load()), of...)
 	to.count(retries, float64(s.retries.Load()), of...)
+	if n := s.denied.Load(); n > 0 {
+		to.count(denied, float64(n), of...)
+	}
 	to.count(bytes, float64(s.received.Load()), with(of, "endpoints")...)
 	to.count(bytes, float64(s.sent.Load()), with(of, "clients")...)
 	for r := range rejections {

@@ -134,6 +134,7 @@ type Service struct {
 	http      atomic.Bool  // it has had requests
 
 	opened, received, sent, retries atomic.Uint64
+	denied                          atomic.Uint64 // retries
 	rejected                        [rejections]atomic.Uint64
 	mirrored                        [mirrorings]atomic.Uint64
 
@@ -171,6 +172,9 @@ func (s *Service) Carried(received, sent int64) {
 
 // Retried counts a further attempt for a request or a connection.
 func (s *Service) Retried() { s.retries.Add(1) }
+
+// RetryDenied counts a retry that a rule asks for, and its budget does not allow.
+func (s *Service) RetryDenied() { s.denied.Add(1) }
 
 // Mirrored counts a copy of a request.
 func (s *Service) Mirrored(m Mirroring) { s.mirrored[m].Add(1) }

@@ -207,6 +207,8 @@ func (s *streamSink) finish(trailers []http1.Field) error {
 var (
 	errSource = errors.New("cannot read a body")
 	errSink   = errors.New("cannot write a body")
+	// errBody means that a body is longer than the Service lets it be.
+	errBody = errors.New("the body is too long")
 	// errAbandoned means that the rest of a body is not wanted.
 	errAbandoned = errors.New("the rest of a body is not wanted")
 )
@@ -221,9 +223,12 @@ type pump struct {
 	trailers bool // pass trailers on
 	timeout  time.Duration
 	bytes    *atomic.Int64 // of the body
+	most     int64         // of them, 0 without a bound
 	of       pumping
 	copied   *mirrored   // gets what is carried; nil if nothing does
-	ended    atomic.Bool // all of the body was read
+	kept     *retrying   // so does this
+	came     atomic.Bool // all of the body has come
+	ended    atomic.Bool // and was read
 	// abandoned is set before the source is woken, which ends the pump.
 	abandoned atomic.Bool
 }
@@ -246,8 +251,14 @@ func (p *pump) run(poll time.Duration) error {
 			return err
 		}
 		if len(data) > 0 {
-			p.bytes.Add(int64(len(data)))
+			if n := p.bytes.Add(int64(len(data))); p.most > 0 && n > p.most {
+				return errBody
+			}
 			p.copied.add(data)
+			p.kept.add(data)
+			if last {
+				p.came.Store(true)
+			}
 			if err := p.to.add(data, last); err != nil {
 				return fmt.Errorf("%w: %w", errSink, err)
 			}
@@ -285,6 +296,7 @@ func (p *pump) run(poll time.Duration) error {
 
 // finish writes the rest of the output, and the end.
 func (p *pump) finish() error {
+	p.came.Store(true)
 	p.ended.Store(true)
 	var fields []http1.Field
 	if p.trailers {
@@ -301,7 +313,7 @@ func (p *pump) finish() error {
 func (p *pump) splice() (bool, error) {
 	from, is := p.from.(*wireSource)
 	to, too := p.to.(*wireSink)
-	if !is || !too || to.to.tcp == nil || from.from.tcp == nil || p.copied.wants() {
+	if !is || !too || to.to.tcp == nil || from.from.tcp == nil || p.copied.wants() || p.kept.wants() {
 		return false, nil
 	}
 	left, ok := from.body.Sized()

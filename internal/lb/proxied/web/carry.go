@@ -59,19 +59,27 @@ func (x *exchange) carry() bool {
 		x.reply(tooMany)
 		return true
 	}
+	if tooLong(x, x.req.Length) {
+		x.reply(&proxied.Reply{Status: http.StatusRequestEntityTooLarge})
+		return true
+	}
 	route := x.config.Route(x.req, x.conn.origin())
 	if route.Reply != nil {
 		x.reply(route.Reply)
 		return true
 	}
-	x.to, x.edit = route.To, route.Edit
-	mark(x)
+	x.to, x.edit, x.held = route.To, route.Edit, route.Session
+	markRequest(x)
 	if x.to.Sticky.Cookies() {
 		x.cookies = cookies(x.req)
 	}
 	if len(route.Mirrors) > 0 {
 		x.copied = copyOf(x, route.Mirrors)
 		defer x.copied.end()
+	}
+	if route.Retry != nil {
+		x.again = newRetrying(x, route.Retry)
+		defer x.again.end()
 	}
 	err := x.try()
 	x.leave()
@@ -83,12 +91,29 @@ func (x *exchange) carry() bool {
 // try has a Pod answer, and another one while no byte of the request was sent.
 func (x *exchange) try() (err error) {
 	whole := x.prepare()
+	if tooLong(x, int64(len(whole))) { // there was no Content-Length
+		return errBody
+	}
 	if x.client.source().done() {
 		x.copied.add(whole)
 		x.copied.send()
 	}
 	r := reaching{x: x, t: transportOf(x.to)}
-	return r.deliver(whole, x.client.source().done() && len(whole) == 0 && x.req.Idempotent())
+	simple := x.client.source().done() && len(whole) == 0 && x.req.Idempotent() && !x.again.never()
+	err = r.deliver(whole, simple)
+	for repeats(x, err) {
+		if err := x.again.wait(); err != nil {
+			return err
+		}
+		whole = x.again.rewind(whole)
+		r = reaching{x: x, t: r.t, again: true}
+		if x.member != nil {
+			r.tried = append(r.tried, x.member)
+		}
+		x.leave()
+		err = r.deliver(whole, simple)
+	}
+	return err
 }
 
 // deliver has a Pod answer, and another one while no byte of the request was sent. simple reports whether it may be sent again.
@@ -143,7 +168,7 @@ func (x *exchange) ask(b pod, m *pods.Member, whole []byte, simple bool) error {
 		err := x.converse(b, m, whole)
 		x.attach(nil)
 		unseen := b.unseen(err)
-		b.release(x, err == nil && x.reusable && !x.drained.Load())
+		b.release(x, (err == nil || errors.Is(err, errRepeat)) && x.reusable && !x.drained.Load())
 		if simple && !x.answering && errors.Is(err, syscall.ETIMEDOUT) && !x.drained.Load() { // its node is dark
 			x.to.Pool.Failed(m, err)
 			return &dialError{err}
@@ -152,7 +177,7 @@ func (x *exchange) ask(b pod, m *pods.Member, whole []byte, simple bool) error {
 			judge(x, m, err)
 			return err
 		}
-		x.config.Traffic().Retried()
+		retried(x)
 		if b, err = transportOf(x.to).dial(x.dialling(), m.Addr()); err != nil {
 			return err
 		}
@@ -206,6 +231,10 @@ func (x *exchange) converse(b pod, m *pods.Member, whole []byte) (err error) {
 	if x.res.Status == http.StatusSwitchingProtocols {
 		return x.switchProtocols(b)
 	}
+	if x.again.takes(x.res.Status) {
+		x.again.skip(b)
+		return errRepeat
+	}
 	return x.answer(b, m, waits)
 }
 
@@ -217,7 +246,8 @@ func (x *exchange) beginUpload(b pod) {
 	up := &upload{exchange: x, done: make(chan struct{})}
 	x.upload = up
 	up.pump = pump{to: b, from: x.client.source(), trailers: x.req.Announced || x.second, timeout: x.limit(), bytes: &x.received, of: up}
-	up.copied = x.copied
+	up.most = bodyLimit(x)
+	up.copied, up.kept = x.copied, x.again.keep()
 	up.err = panics.Err // if there is one
 	x.engine.host.Run(func() {
 		defer close(up.done)
@@ -228,6 +258,9 @@ func (x *exchange) beginUpload(b pod) {
 			up.copied.send()
 		case errors.Is(up.err, http1.ErrMalformed):
 			x.conn.malformed.Store(true)
+			b.abort()
+		case errors.Is(up.err, errBody):
+			x.bodyLong.Store(true)
 			b.abort()
 		case !errors.Is(up.err, errSink): // the Pod may have answered before it has closed
 			b.abort()
@@ -335,7 +368,7 @@ func (x *exchange) readAnswer(b pod, first, waits bool) error {
 			if waits {
 				return errContinue
 			}
-			if x.silentFor() >= x.patience() {
+			if x.silentFor() >= x.patience() || x.again.late() {
 				return errSilent
 			}
 			if err := x.waited(); err != nil {
@@ -383,13 +416,10 @@ func (c *clientConn) hasLeft() bool {
 func (x *exchange) answer(b pod, m *pods.Member, waits bool) error {
 	x.unread = waits
 	x.reusable = !waits
-	cookie := ""
-	if x.to.Sticky.Cookies() {
-		cookie = x.to.Sticky.Keep(x.to.Pool, m, x.cookies, setCookies(&x.res), x.conn.secure)
-	}
 	if x.edit != nil {
 		x.edit(&x.res)
 	}
+	cookie := keep(x, m)
 	body := b.source(x)
 	x.answering, x.status = true, x.res.Status
 	to := x.client.answer(body, cookie)
@@ -411,6 +441,15 @@ func (x *exchange) switchProtocols(b pod) error {
 // statusLeft is what the access log has of a request whose client has left before an answer, as nginx has it.
 const statusLeft = 499
 
+// bodyLimit is how long the body of the request may be, in bytes, 0 without a bound.
+func bodyLimit(x *exchange) int64 { return int64(x.config.Spec.Clients.Body) << 10 }
+
+// tooLong reports whether a body is longer than it may be.
+func tooLong(x *exchange, length int64) bool {
+	limit := bodyLimit(x)
+	return limit > 0 && length > limit
+}
+
 // failed answers for a Pod, unless its answer has begun. It reports whether the client has a whole answer.
 func (x *exchange) failed(err error) bool {
 	log := func(status int) {
@@ -424,6 +463,8 @@ func (x *exchange) failed(err error) bool {
 	switch {
 	case x.conn.malformed.Load():
 		status = http.StatusBadRequest
+	case x.bodyLong.Load(), errors.Is(err, errBody):
+		status = http.StatusRequestEntityTooLarge
 	case errors.Is(err, pods.ErrNone), x.drained.Load():
 		status = http.StatusServiceUnavailable
 	case errors.Is(err, errSilent), errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, syscall.ETIMEDOUT):

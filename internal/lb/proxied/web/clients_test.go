@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
+	"github.com/fairlead/fairlead/internal/lb/proxied/mark"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
@@ -131,11 +132,46 @@ func TestSubjects(t *testing.T) {
 	} {
 		cert := &x509.Certificate{Subject: pkix.Name{CommonName: name}}
 		s := &tls.ConnectionState{PeerCertificates: []*x509.Certificate{cert}, VerifiedChains: [][]*x509.Certificate{{cert}}}
-		if got := subjectOf(s); got != want {
+		if got := mark.Subject(s); got != want {
 			t.Errorf("%.20q: %q, want %q", name, got, want)
 		}
-		if s.VerifiedChains = nil; subjectOf(s) != "" {
+		if s.VerifiedChains = nil; mark.Subject(s) != "" {
 			t.Error("a certificate that was not verified has a subject")
+		}
+	}
+}
+
+// A body that is longer than it may be gets 413, whether its length is told or not, and other requests go on. By a front, too.
+func TestLimitOfBodies(t *testing.T) {
+	for _, app := range []string{"", "kubernetes.io/h2c", "none"} {
+		r := newRig(t, map[string]string{lbProtocol: "http", "fairlead.dev/lb-request-body-limit": "20"})
+		pod := &failing{}
+		switch r.appProtocol = app; app {
+		case "none":
+			r.set(r.Web(pod.ServeHTTP))
+		case "":
+			r.retried("retry: {codes: [413], attempts: 3}", r.Web(pod.ServeHTTP))
+		default:
+			r.retried("retry: {codes: [413], attempts: 3}", r.h2cPod(pod.ServeHTTP))
+		}
+		for _, version := range []int{1, 2} {
+			client := r.clientOf(version)
+			for n, want := range map[int]string{20 << 10: "200 20480", 20<<10 + 1: "413 ", 100 << 10: "413 ", 10: "200 10"} {
+				body := strings.Repeat("x", n)
+				for _, from := range []io.Reader{strings.NewReader(body), unsized(body)} {
+					if got := pod.ask(r, client, 0, "PUT", from); !strings.HasPrefix(got, want) {
+						t.Errorf("%q, HTTP/%d: %d bytes: %s, want %s", app, version, n, got, want)
+					}
+				}
+			}
+		}
+	}
+	r := newRig(t, map[string]string{lbProtocol: "http", "fairlead.dev/lb-request-body-limit": "1"})
+	pod := &failing{}
+	r.set(r.Web(pod.ServeHTTP))
+	for _, version := range []int{1, 2} { // a body that goes out with its head
+		if got := pod.ask(r, r.clientOf(version), 0, "POST", unsized(strings.Repeat("x", 1025))); !strings.HasPrefix(got, "413 ") {
+			t.Errorf("HTTP/%d: %s", version, got)
 		}
 	}
 }

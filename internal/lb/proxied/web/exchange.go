@@ -3,6 +3,8 @@ package web
 import (
 	"net/http"
 	"net/netip"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,6 +12,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/accesslog"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
+	"github.com/fairlead/fairlead/internal/lb/proxied/mark"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 )
 
@@ -60,7 +63,9 @@ type exchange struct {
 	config *proxied.Config // of the listener
 	to     *proxied.Config // has the Pods: see proxied.Route
 	edit   func(*http1.Response)
-	copied *mirrored // nil unless there are mirrors
+	copied *mirrored     // nil unless there are mirrors
+	again  *retrying     // nil unless its rule has a retry
+	held   *pods.Session // nil unless its rule has sessions
 	client client
 	second bool // the client speaks HTTP/2
 	req    *http1.Request
@@ -70,10 +75,11 @@ type exchange struct {
 	// upgrades is true if the client asks for another protocol, and websocket if that is one that it gets.
 	upgrades, websocket bool
 
-	member  *pods.Member
-	link    *pods.Link
-	drained atomic.Bool
-	counted *proxied.Config // by Host.AdmitRequest, nil if it was not
+	member   *pods.Member
+	link     *pods.Link
+	drained  atomic.Bool
+	bodyLong atomic.Bool     // the body is longer than it may be
+	counted  *proxied.Config // by Host.AdmitRequest, nil if it was not
 
 	hasInterim bool // 100 was sent to the client
 	answering  bool // the answer has begun
@@ -102,11 +108,12 @@ type exchange struct {
 
 // begin prepares for a request by a configuration.
 func (x *exchange) begin(c *proxied.Config) {
-	x.config, x.to, x.edit, x.copied, x.upgrades = c, c, nil, nil, x.req.Upgrades
+	x.config, x.to, x.edit, x.copied, x.again, x.held, x.upgrades = c, c, nil, nil, nil, nil, x.req.Upgrades
 	x.key, x.began, x.asked, x.answered = "", time.Now(), time.Time{}, time.Time{}
 	x.pod, x.podStatus, x.status = netip.AddrPort{}, 0, 0
 	x.hasInterim, x.answering, x.unread, x.reusable, x.upload, x.over = false, false, false, false, nil, false
 	x.drained.Store(false)
+	x.bodyLong.Store(false)
 	x.received.Store(0)
 	x.sent.Store(0)
 	x.touch()
@@ -119,7 +126,7 @@ func (x *exchange) begin(c *proxied.Config) {
 // forget keeps nothing of the last request.
 func (x *exchange) forget() {
 	x.engine, x.conn, x.config, x.to, x.edit, x.client, x.req, x.link = nil, nil, nil, nil, nil, nil, nil, nil
-	x.copied = nil
+	x.copied, x.again, x.held = nil, nil, nil
 	x.line, x.cookies, x.upload, x.back = requestLine{}, nil, nil, nil
 	x.down.to, x.down.from = nil, nil
 }
@@ -172,7 +179,7 @@ func (x *exchange) patience() time.Duration {
 }
 
 // poll is how long something is waited for before a look at the rest.
-func (x *exchange) poll() time.Duration { return min(pollInterval, x.patience()/4) }
+func (x *exchange) poll() time.Duration { return x.again.within(min(pollInterval, x.patience()/4)) }
 
 // drain ends the request: its Pod has left, and the time to drain is over.
 func (x *exchange) drain() {
@@ -209,7 +216,7 @@ func (x *exchange) record(r requestLine, status int, sent int64) {
 	if x.conn.secure {
 		scheme = "https"
 		e.TLS(x.conn.tls)
-		e.Domain, e.Subject = x.conn.tls.ServerName, subjectOf(&x.conn.tls)
+		e.Domain, e.Subject = x.conn.tls.ServerName, mark.Subject(&x.conn.tls)
 	}
 	if r.method != "" { // else it is none
 		e.Request = r.text(scheme, x.conn.at.Port())
@@ -221,6 +228,69 @@ func (x *exchange) record(r requestLine, status int, sent int64) {
 		}
 	}
 	x.config.Record(e)
+}
+
+// markRequest changes the fields of the request as the Service asks for: which names stay, by what it is found again, and what the
+// Pod gets about the client's certificate, if that was verified, in place of what the client says.
+func markRequest(x *exchange) {
+	spec := &x.to.Spec.Headers
+	if spec.Underscores {
+		for i := range x.req.Fields {
+			if f := &x.req.Fields[i]; f.Kind == http1.Underscored {
+				f.Kind = http1.Other
+			}
+		}
+	}
+	if spec.RequestID {
+		x.id = mark.RequestID(x.req)
+	}
+	if spec.TraceParent {
+		mark.TraceParent(x.req)
+	}
+	if spec.ClientCertificate != "" {
+		var value []byte
+		if subject := mark.Subject(&x.conn.tls); subject != "" {
+			value = []byte(subject)
+		}
+		mark.SetField(x.req, []byte(spec.ClientCertificate), value)
+	}
+}
+
+// retried counts a further attempt, unless it is for a copy: that is not of the traffic of the front.
+func retried(x *exchange) {
+	if _, copies := x.client.(*mirror); !copies {
+		x.config.Traffic().Retried()
+	}
+}
+
+// choose returns a member for the request, none of tried.
+func choose(x *exchange, tried []*pods.Member) (*pods.Member, error) {
+	if x.held != nil {
+		return x.held.Choose(x.to.Pool, x.conn.client.Addr(), tried)
+	}
+	return x.to.Sticky.Choose(x.to.Pool, x.conn.client.Addr(), x.cookies, tried)
+}
+
+// keep returns the cookie by which further requests of the client go to a member, "" if there is none, or sets the header field of a
+// session.
+func keep(x *exchange, m *pods.Member) (cookie string) {
+	if x.to.Sticky.Cookies() {
+		return x.to.Sticky.Keep(x.to.Pool, m, x.cookies, setCookies(&x.res), x.conn.secure)
+	}
+	if x.held == nil {
+		return ""
+	}
+	token := x.held.Token(x.to.Pool, m)
+	name := x.held.Field()
+	if token == "" {
+		return ""
+	}
+	if name == "" {
+		return x.held.Cookie(token, x.conn.secure)
+	}
+	x.res.Fields = slices.DeleteFunc(x.res.Fields, func(f http1.Field) bool { return strings.EqualFold(string(f.Name), name) })
+	x.res.Fields = append(x.res.Fields, http1.Field{Name: []byte(name), Value: []byte(token)})
+	return ""
 }
 
 // use makes a member have the request.

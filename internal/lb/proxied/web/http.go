@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel/socket"
@@ -52,6 +53,7 @@ type engine struct {
 	clients  clients
 	kept     keptConns // to Pods, of all transports
 	mirrors  mirrorUse
+	repeats  atomic.Int64   // bytes of bodies that are kept to be sent again
 	waiter   *socket.Waiter // for the next requests
 	// onlyNetHTTP has netHTTP carry all requests: a test compares both.
 	onlyNetHTTP bool

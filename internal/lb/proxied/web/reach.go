@@ -66,6 +66,7 @@ type reaching struct {
 	x       *exchange
 	t       *transport
 	tried   []*pods.Member
+	again   bool  // it is a retry, if possible not at the one that is tried
 	last    error // why the last one was not reached
 	results chan reached
 	running int // attempts whose result has not come
@@ -90,6 +91,8 @@ func (r *reaching) reach() (pod, *pods.Member, error) {
 		}
 		result, came := r.wait(err == nil)
 		switch {
+		case !came && r.x.again.late():
+			return nil, nil, errSilent
 		case !came:
 		case result.err == nil:
 			r.x.pod = result.member.Addr()
@@ -111,13 +114,17 @@ func (r *reaching) next() (pod, *pods.Member, error) {
 	if len(r.tried) >= pods.MaxDials || x.drained.Load() {
 		return nil, nil, pods.ErrNone
 	}
-	m, err := x.to.Sticky.Choose(x.to.Pool, x.conn.client.Addr(), x.cookies, r.tried)
+	m, err := choose(x, r.tried)
+	if err != nil && r.again {
+		m, err = choose(x, nil)
+	}
 	if err != nil {
 		return nil, nil, err
 	}
-	if len(r.tried) > 0 {
-		x.config.Traffic().Retried()
+	if len(r.tried) > 0 || r.again {
+		retried(x)
 	}
+	r.again = false
 	r.tried = append(r.tried, m)
 	x.pod, x.asked = m.Addr(), time.Now()
 	d := x.dialling()
@@ -147,12 +154,11 @@ func (r *reaching) next() (pod, *pods.Member, error) {
 
 // wait waits for a result, but with others only until a further Pod should be asked.
 func (r *reaching) wait(others bool) (result reached, came bool) {
+	patience := secondAfter
 	if !others || len(r.tried) >= pods.MaxDials {
-		result = <-r.results
-		r.running--
-		return result, true
+		patience = 2 * pods.DialTimeout // after that there is a result in any case
 	}
-	timer := time.NewTimer(secondAfter)
+	timer := time.NewTimer(r.x.again.within(patience))
 	defer timer.Stop()
 	select {
 	case result = <-r.results:

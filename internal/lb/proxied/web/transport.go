@@ -9,6 +9,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
+	"github.com/fairlead/fairlead/internal/lb/proxied/budget"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/lb/proxied/proxyproto"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -44,6 +45,7 @@ type transport struct {
 	upstreams upstreams    // of HTTP/1.1
 	muxes     muxes        // of HTTP/2
 	mirrors   atomic.Int64 // copies of requests on their way
+	retries   budget.Budget
 }
 
 // isHTTP1 reports whether Pods are spoken to by HTTP/1.1.

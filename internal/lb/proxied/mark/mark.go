@@ -1,4 +1,5 @@
-package web
+// Package mark gives requests the fields by which they are found again, and by which Pods know clients.
+package mark
 
 import (
 	"bytes"
@@ -20,26 +21,14 @@ var (
 // maxRequestID bounds an identifier that a client has given.
 const maxRequestID = 128
 
-// mark changes the fields of the request as the Service asks for: which names stay, and by what it is found again.
-func mark(x *exchange) {
-	spec := &x.to.Spec.Headers
-	if spec.Underscores {
-		for i := range x.req.Fields {
-			if f := &x.req.Fields[i]; f.Kind == http1.Underscored {
-				f.Kind = http1.Other
-			}
-		}
-	}
-	if spec.RequestID {
-		x.id = string(identify(x.req, requestIDName, isRequestID, func() []byte { return random(16) }))
-	}
-	if spec.TraceParent { // by https://www.w3.org/TR/trace-context/ what adds no span passes a trace on as it is
-		identify(x.req, traceParentName, isTraceParent, newTraceParent)
-	}
-	if spec.ClientCertificate != "" {
-		passCertificate(x, []byte(spec.ClientCertificate))
-	}
+// RequestID returns the identifier of a request, which gets one if it has none.
+func RequestID(r *http1.Request) string {
+	return string(identify(r, requestIDName, isRequestID, func() []byte { return random(16) }))
 }
+
+// TraceParent begins a trace with a request that is of none. By https://www.w3.org/TR/trace-context/ what adds no span passes a trace
+// on as it is.
+func TraceParent(r *http1.Request) { identify(r, traceParentName, isTraceParent, newTraceParent) }
 
 // identify returns the value of a field that a request has once and well, or gives it one.
 func identify(r *http1.Request, name []byte, valid func([]byte) bool, made func() []byte) []byte {
@@ -54,12 +43,12 @@ func identify(r *http1.Request, name []byte, valid func([]byte) bool, made func(
 		return found
 	}
 	value := made()
-	setField(r, name, value)
+	SetField(r, name, value)
 	return value
 }
 
-// setField makes a request have a field once, and none of its spellings that a program may take for it.
-func setField(r *http1.Request, name, value []byte) {
+// SetField makes a request have a field once, and none of its spellings that a program may take for it.
+func SetField(r *http1.Request, name, value []byte) {
 	for i := range r.Fields {
 		if f := &r.Fields[i]; alike(f.Name, name) {
 			f.Kind = http1.Named // is not passed on
@@ -130,19 +119,9 @@ func random(n int) []byte {
 // maxSubject bounds the subject of a certificate that is passed on.
 const maxSubject = 1024
 
-// passCertificate has the Pod get the subject of the client's certificate, if that was verified, and nothing that a client says
-// about it.
-func passCertificate(x *exchange, name []byte) {
-	var value []byte
-	if subject := subjectOf(&x.conn.tls); subject != "" {
-		value = []byte(subject)
-	}
-	setField(x.req, name, value)
-}
-
-// subjectOf returns the subject of the certificate of a client that was verified, as RFC 4514 writes it, in printable ASCII, ""
+// Subject returns the subject of the certificate of a client that was verified, as RFC 4514 writes it, in printable ASCII, ""
 // without one.
-func subjectOf(s *tls.ConnectionState) string {
+func Subject(s *tls.ConnectionState) string {
 	if len(s.VerifiedChains) == 0 || len(s.PeerCertificates) == 0 {
 		return ""
 	}
