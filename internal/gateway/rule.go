@@ -56,6 +56,8 @@ type Backend struct {
 	PortName string
 	// Protocol is the one of the Service's port (appProtocol).
 	Protocol BackendProtocol
+	// Policy is the BackendTLSPolicy that tells how TLS to it begins, the zero Name without TLS.
+	Policy svc.Name
 }
 
 // Target is a backend with how long it may be silent.

@@ -38,7 +38,9 @@ type Port struct {
 	// Streams is true if a listener takes whole connections, or datagrams (Connection).
 	Streams   bool
 	Listeners []*Listener
-	hosts     *hostIndex[*Listener]
+	// Clients is how certificates of clients of HTTPS are verified, nil if none is asked for.
+	Clients *Clients
+	hosts   *hostIndex[*Listener]
 }
 
 // Listener is the part of a port that is for some hosts.

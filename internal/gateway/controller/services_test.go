@@ -65,7 +65,7 @@ func TestFrontsAreProxied(t *testing.T) {
 // The Service of a ReferenceGrant goes with the grant, names only Secrets, and is not taken for one that a tenant has made.
 func TestServiceOfAGrant(t *testing.T) {
 	grant := &gwv1.ReferenceGrant{ObjectMeta: metav1.ObjectMeta{Namespace: "b", Name: "x", UID: "1"}}
-	s := serviceOfGrant(grant, []svc.Name{{Namespace: "b", Name: "d"}, {Namespace: "b", Name: "c"}, {Namespace: "b", Name: "d"}})
+	s := serviceOfGrant(grant, gateway.SecretRefs([]svc.Name{{Namespace: "b", Name: "d"}, {Namespace: "b", Name: "c"}, {Namespace: "b", Name: "d"}}))
 	if s.Annotations[svc.FrontSecretsAnnotation] != "b/c,b/d" || s.Spec.ClusterIP != corev1.ClusterIPNone || len(s.Spec.Ports) > 0 {
 		t.Errorf("Service %+v", s)
 	}
