@@ -136,7 +136,7 @@ func (f *Front) readValidation(o *Objects, from *gwv1.FrontendTLSValidation, at 
 		ref, ok := trust.RefOf(string(r.Group), string(r.Kind), n)
 		switch {
 		case !ok:
-			out.miss(gwv1.ListenerReasonInvalidCACertificateKind, "%s: objects of kind %s have no authorities; want a ConfigMap or a Secret", at, r.Kind)
+			out.miss(gwv1.ListenerReasonInvalidCACertificateKind, trust.WrongKind, at, r.Kind)
 		case !o.permitted(grantFrom(kindGateway, f.gateway.Namespace), r.Kind, n):
 			out.miss(gwv1.ListenerReasonRefNotPermitted, "%s: no ReferenceGrant of namespace %s permits it", at, n.Namespace)
 		default:

@@ -48,25 +48,37 @@ func TestBackendTLSPolicies(t *testing.T) {
 		want    by     // by policy
 		target  string // the policy of the target
 	}{
-		"none":                             {"", nil, plain},
-		"of the Service":                   {policy("p", 1, toWeb, byMap) + authority, by{"p": fine}, "p"},
-		"of the port":                      {policy("p", 1, toWebHTTP, byMap) + authority, by{"p": fine}, "p"},
-		"the port's first":                 {policy("a", 1, toWeb, byMap) + policy("p", 2, toWebHTTP, byMap) + authority, by{"a": fine, "p": fine}, "p"},
-		"the older one":                    {policy("a", 2, toWeb, byMap) + policy("z", 1, toWeb, byMap) + authority, by{"z": fine, "a": lost}, "z"},
-		"as old: by name":                  {policy("b", 1, toWeb, byMap) + policy("a", 1, toWeb, byMap) + authority, by{"a": fine, "b": lost}, "a"},
-		"another Service":                  {policy("p", 1, `{group: "", kind: Service, name: other}`, byMap) + authority, by{"p": ", "}, plain},
-		"another kind":                     {policy("p", 1, `{group: apps, kind: Deployment, name: web}`, byMap) + authority, by{"p": ", "}, plain},
-		"another namespace":                {policy("b/p", 1, toWeb, byMap) + there, nil, plain},
-		"the system's":                     {policy("p", 1, toWeb, "wellKnownCACertificates: System"), by{"p": fine}, "p"},
-		"unknown ones":                     {policy("p", 1, toWeb, "wellKnownCACertificates: example.com/x"), by{"p": invalid}, refused},
-		"no ConfigMap":                     {policy("p", 1, toWeb, byMap), by{"p": missing}, refused},
-		"an empty ConfigMap":               {policy("p", 1, toWeb, byMap) + strings.Replace(authority, "x}", "''}", 1), by{"p": missing}, refused},
+		"none":           {"", nil, plain},
+		"of the Service": {policy("p", 1, toWeb, byMap) + authority, by{"p": fine}, "p"},
+		"of the port":    {policy("p", 1, toWebHTTP, byMap) + authority, by{"p": fine}, "p"},
+		"the port's first": {
+			policy("a", 1, toWeb, byMap) + policy("p", 2, toWebHTTP, byMap) + authority, by{"a": fine, "p": fine}, "p",
+		},
+		"the older one": {
+			policy("a", 2, toWeb, byMap) + policy("z", 1, toWeb, byMap) + authority, by{"z": fine, "a": lost}, "z",
+		},
+		"as old: by name": {
+			policy("b", 1, toWeb, byMap) + policy("a", 1, toWeb, byMap) + authority, by{"a": fine, "b": lost}, "a",
+		},
+		"another Service": {policy("p", 1, `{group: "", kind: Service, name: other}`, byMap) + authority, by{"p": ", "}, plain},
+		"another kind": {
+			policy("p", 1, `{group: apps, kind: Deployment, name: web}`, byMap) + authority, by{"p": ", "}, plain,
+		},
+		"another namespace": {policy("b/p", 1, toWeb, byMap) + there, nil, plain},
+		"the system's":      {policy("p", 1, toWeb, "wellKnownCACertificates: System"), by{"p": fine}, "p"},
+		"unknown ones":      {policy("p", 1, toWeb, "wellKnownCACertificates: example.com/x"), by{"p": invalid}, refused},
+		"no ConfigMap":      {policy("p", 1, toWeb, byMap), by{"p": missing}, refused},
+		"an empty ConfigMap": {
+			policy("p", 1, toWeb, byMap) + strings.Replace(authority, "x}", "''}", 1), by{"p": missing}, refused,
+		},
 		"a ConfigMap of another namespace": {policy("p", 1, toWeb, byMap) + there, by{"p": missing}, refused},
 		"a section with a slip": {
-			policy("p", 1, strings.Replace(toWebHTTP, "http", "htpp", 1), byMap) + authority, by{"p": "False TargetNotFound, True ResolvedRefs"}, plain,
+			policy("p", 1, strings.Replace(toWebHTTP, "http", "htpp", 1), byMap) + authority,
+			by{"p": "False TargetNotFound, True ResolvedRefs"}, plain,
 		},
 		"a Secret": {
-			policy("p", 1, toWeb, strings.Replace(byMap, "ConfigMap", "Secret", 1)) + "\n---\nkind: Secret\nmetadata: {name: ca}", by{"p": fine}, "p",
+			policy("p", 1, toWeb, strings.Replace(byMap, "ConfigMap", "Secret", 1)) + "\n---\nkind: Secret\nmetadata: {name: ca}",
+			by{"p": fine}, "p",
 		},
 		"a Service as authority": {policy("p", 1, toWeb, strings.Replace(byMap, "ConfigMap", "Service", 1)), by{"p": kind}, refused},
 		"one of two authorities": {
@@ -118,7 +130,8 @@ func TestProtocolsOfPolicies(t *testing.T) {
 
 // A route that may not refer to a Service has no part in the status of the Service's policy.
 func TestAncestorsNeedAGrant(t *testing.T) {
-	text := plainGateway + service("b/web") + strings.Replace(route("r", "", "web {}"), "name: web, port", "name: web, namespace: b, port", 1) +
+	text := plainGateway + service("b/web") +
+		strings.Replace(route("r", "", "web {}"), "name: web, port", "name: web, namespace: b, port", 1) +
 		policy("b/p", 1, toWeb, byMap) + strings.Replace(authority, "name: ca", "name: ca, namespace: b", 1)
 	p := svc.Name{Namespace: "b", Name: "p"}
 	if f := builtFrom(t, text); f.PolicyStatus(p) != nil || len(f.NamedAuthorities()) > 0 {
@@ -134,9 +147,12 @@ func TestAncestorsNeedAGrant(t *testing.T) {
 	}
 }
 
+// twoRoutes lead to web and to other.
+var twoRoutes = service("web", "other") + route("r", "", "web {path: {value: /web}}") + route("s", "", "other {path: {value: /other}}")
+
 // A change of the policies of a Service compiles the routes that lead to it, and no others.
 func TestPoliciesChange(t *testing.T) {
-	o := objects(t, plainGateway+service("web", "other")+route("r", "", "web {path: {value: /web}}")+route("s", "", "other {path: {value: /other}}")+authority)
+	o := objects(t, plainGateway+twoRoutes+authority)
 	g := svc.Name{Namespace: "default", Name: "g"}
 	before := BuildGateway(o, g, nil)
 	added := objects(t, strings.TrimPrefix(policy("p", 1, toWeb, byMap), "\n---\n")).Policies.All()
@@ -156,7 +172,8 @@ func TestPoliciesChange(t *testing.T) {
 	if got := o.Policies.Set(n, &status); got != nil {
 		t.Errorf("a status concerns %v", got)
 	}
-	if o.Policies.Set(n, nil); BuildGateway(o, g, after).Policies[n] != nil || o.Policies.At(svc.Name{Namespace: "default", Name: "web"}) != nil {
+	web := svc.Name{Namespace: "default", Name: "web"}
+	if o.Policies.Set(n, nil); BuildGateway(o, g, after).Policies[n] != nil || o.Policies.At(web) != nil {
 		t.Error("it is still there")
 	}
 }
@@ -244,7 +261,8 @@ func TestCertificatesOfClients(t *testing.T) {
 		"a grant of Secrets": {all(other, ""), there + fmt.Sprintf(grant, "Secret"), permitted, permitted},
 		"with a grant":       {all(other, ""), there + fmt.Sprintf(grant, "ConfigMap"), fine, fine},
 		"one of two": {
-			all(ca+", "+none, ""), "", "True Accepted, False InvalidCACertificateRef, closed", "True Accepted, False InvalidCACertificateRef, closed",
+			all(ca+", "+none, ""), "", "True Accepted, False InvalidCACertificateRef, closed",
+			"True Accepted, False InvalidCACertificateRef, closed",
 		},
 		"insecure": {all(ca, ", mode: AllowInsecureFallback"), "", insecure, insecure},
 	} {
@@ -263,7 +281,7 @@ func TestCertificatesOfClients(t *testing.T) {
 			default:
 				got += "verified"
 			}
-			if want := map[gwv1.SectionName]string{"http": "True Accepted, True ResolvedRefs, open", "one": c.one, "two": c.two}[l.Name]; got != want {
+			if want := map[gwv1.SectionName]string{"http": open, "one": c.one, "two": c.two}[l.Name]; got != want {
 				t.Errorf("%s: %s: %s, want %s", what, l.Name, got, want)
 			}
 		}
@@ -306,7 +324,7 @@ func TestCertificateOfAGateway(t *testing.T) {
 		if c.ref != "" {
 			tls = "backend: {clientCertificateRef: " + c.ref + "}"
 		}
-		f := builtFrom(t, fmt.Sprintf(httpsGateway, tls)+service("web", "other")+route("r", "", "web {path: {value: /web}}")+route("s", "", "other {path: {value: /other}}")+
+		f := builtFrom(t, fmt.Sprintf(httpsGateway, tls)+twoRoutes+
 			policy("p", 1, toWeb, byMap)+authority+c.objects)
 		targets := []string{}
 		for _, name := range []string{"other", "web"} {

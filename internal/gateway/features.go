@@ -27,6 +27,9 @@ func SupportedFeatures() (out []gwv1.SupportedFeature) {
 		features.SupportGRPCRoute, features.SupportGRPCRouteNamedRouteRule,
 		features.SupportTLSRoute, features.SupportTLSRouteModeTerminate, features.SupportTLSRouteModeMixed,
 		features.SupportTCPRoute, features.SupportUDPRoute, features.SupportListenerSet,
+		features.SupportBackendTLSPolicy, features.SupportBackendTLSPolicySANValidation, features.SupportGatewayBackendClientCertificate,
+		features.SupportGatewayFrontendClientCertificateValidation,
+		features.SupportGatewayFrontendClientCertificateValidationInsecureFallback,
 	} {
 		out = append(out, gwv1.SupportedFeature{Name: gwv1.FeatureName(f)})
 	}

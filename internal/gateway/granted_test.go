@@ -22,7 +22,8 @@ func TestGrantedSecrets(t *testing.T) {
 		"all":     {secrets + grant("x", "b", "Gateway", "default", all), "True ResolvedRefs", "map[b/x:[Secret b/c]]"},
 		"by name": {secrets + grant("x", "b", "Gateway", "default", one), "True ResolvedRefs", "map[b/x:[Secret b/c]]"},
 		"the first of two": {
-			secrets + grant("z", "b", "Gateway", "default", one) + grant("x", "b", "Gateway", "default", all), "True ResolvedRefs", "map[b/x:[Secret b/c]]",
+			secrets + grant("z", "b", "Gateway", "default", one) + grant("x", "b", "Gateway", "default", all), "True ResolvedRefs",
+			"map[b/x:[Secret b/c]]",
 		},
 		"another name":      {secrets + grant("x", "b", "Gateway", "default", other), "False RefNotPermitted", "map[]"},
 		"another kind":      {secrets + grant("x", "b", "HTTPRoute", "default", all), "False RefNotPermitted", "map[]"},

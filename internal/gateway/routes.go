@@ -277,7 +277,10 @@ func grantFrom(kind gwv1.Kind, namespace string) gwv1.ReferenceGrantFrom {
 // current reports whether the references of a route lead where they did.
 func (c *cachedRoute) current(o *Objects) bool {
 	for _, ref := range c.refs {
-		if o.Services[ref.to] != ref.found || o.Policies.At(ref.to) != ref.policies || o.permitted(c.from.grant(), "Service", ref.to) != ref.permitted {
+		if o.Services[ref.to] != ref.found || o.Policies.At(ref.to) != ref.policies {
+			return false
+		}
+		if o.permitted(c.from.grant(), "Service", ref.to) != ref.permitted {
 			return false
 		}
 	}

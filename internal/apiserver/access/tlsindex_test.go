@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// By the annotations of a Service, nodes may read only Secrets and ConfigMaps of its namespace, and only if the Service is a front with an address or the
-// headless Service of a ListenerSet or a BackendTLSPolicy.
+// By the annotations of a Service, nodes may read only Secrets and ConfigMaps of its namespace, and only if the Service is a front with an
+// address or the headless Service of a ListenerSet or a BackendTLSPolicy.
 func TestSecretsOfFronts(t *testing.T) {
 	proxied := corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{
 		{IP: "192.0.2.1", IPMode: new(corev1.LoadBalancerIPModeProxy)}}}}

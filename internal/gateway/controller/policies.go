@@ -21,8 +21,8 @@ const maxAncestors = 16
 
 // syncPolicy keeps the Service of a BackendTLSPolicy, if nodes need one, and writes the policy's status. wanted gets the name of
 // the Service.
-func (c *controller) syncPolicy(
-	ctx context.Context, n svc.Name, policy *gwv1.BackendTLSPolicy, s *watch.State, services map[svc.Name]*corev1.Service, wanted map[svc.Name]bool,
+func (c *controller) syncPolicy(ctx context.Context, n svc.Name, policy *gwv1.BackendTLSPolicy, s *watch.State,
+	services map[svc.Name]*corev1.Service, wanted map[svc.Name]bool,
 ) error {
 	var opened []trust.Ref
 	for _, f := range s.Fronts {

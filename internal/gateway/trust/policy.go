@@ -94,7 +94,7 @@ func (p *Policy) readAuthorities(from *gwv1.BackendTLSPolicy, authorities *Autho
 		at := fmt.Sprintf("validation.caCertificateRefs[%d]", i)
 		ref, ok := RefOf(string(r.Group), string(r.Kind), svc.Name{Namespace: from.Namespace, Name: string(r.Name)})
 		if !ok {
-			p.miss(gwv1.BackendTLSPolicyReasonInvalidKind, "%s: objects of kind %s have no authorities; want a ConfigMap or a Secret", at, r.Kind)
+			p.miss(gwv1.BackendTLSPolicyReasonInvalidKind, WrongKind, at, r.Kind)
 			continue
 		}
 		if wrong := authorities.Add(ref); wrong != "" {
@@ -107,6 +107,9 @@ func (p *Policy) readAuthorities(from *gwv1.BackendTLSPolicy, authorities *Autho
 		p.refuse(gwv1.BackendTLSPolicyReasonNoValidCACertificate, "no reference leads to an authority; %s", p.NotResolved)
 	}
 }
+
+// WrongKind is the text about a reference to a kind that has no authorities.
+const WrongKind = "%s: objects of kind %s have no authorities; want a ConfigMap or a Secret"
 
 // RefOf returns the reference to an object of a group and kind. ok is false if objects of that kind have no authorities.
 func RefOf(group, kind string, n svc.Name) (r Ref, ok bool) {

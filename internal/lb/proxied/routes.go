@@ -169,7 +169,8 @@ type targeting struct {
 // and before are its targets.
 func (m *targeting) all(had *Service, before map[gateway.Target]*Config) map[gateway.Target]*Config {
 	v := m.service
-	same := had != nil && had.Routes != nil && had.Key == v.Key && reflect.DeepEqual(had.Spec, v.Spec)
+	same := had != nil && had.Routes != nil && had.Key == v.Key && reflect.DeepEqual(had.Spec, v.Spec) &&
+		(len(had.Routes.Clients) > 0) == (len(v.Routes.Clients) > 0)
 	next := make(map[gateway.Target]*Config, len(v.Routes.Targets))
 	for t, addrs := range v.Routes.Targets {
 		if _, verified := v.Routes.Policies[t.Policy]; t.Policy != (svc.Name{}) && !verified {
@@ -196,6 +197,9 @@ func (m *targeting) one(t gateway.Target, addrs []netip.AddrPort, old *Config) *
 	spec := v.Spec
 	if t.Timeout > 0 {
 		spec.IdleTimeout = dialect.Duration(t.Timeout)
+	}
+	if len(v.Routes.Clients) > 0 { // at every port: a client cannot give itself a subject by one that verifies nothing
+		spec.Headers.ClientCertificate = dialect.DefaultClientField
 	}
 	c := &Config{
 		Service: v.Name, Spec: &spec, Protocol: dialect.HTTP, Backend: dialect.HTTP, owner: logship.OwnerOf(v.Name, v.Key), usage: m.usage,
