@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -134,7 +135,7 @@ func (r *rig) policedPod(c *tls.Config, second bool) (netip.AddrPort, *begun) {
 	}))
 	b := &begun{Listener: s.Listener}
 	s.Listener, s.TLS, s.EnableHTTP2 = b, c, second
-	s.Config.ErrorLog = nil
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
 	s.StartTLS()
 	r.Cleanup(s.Close)
 	return netip.MustParseAddrPort(s.Listener.Addr().String()), b
@@ -336,7 +337,8 @@ func TestCertificatesOfGateways(t *testing.T) {
 			r.Fatal(failed)
 		}
 	}
-	client := r.Client()
+	client := &http.Client{Transport: &http.Transport{}, Timeout: lbtest.Patience}
+	t.Cleanup(client.CloseIdleConnections)
 	for i, want := range [][2]string{{"gateway-a", "gateway-b"}, {"gateway-b", "gateway-a"}, {"", "gateway-a"}} {
 		set([]*tls.Certificate{&a, &b, nil}[i], []*tls.Certificate{&b, &a, &a}[i])
 		for range 5 {
