@@ -45,6 +45,9 @@ func (f *Front) addPolicies(o *Objects, authorities *trust.Authorities) {
 	})
 }
 
+// PolicyStatuses returns the conditions of the BackendTLSPolicies of Services that routes lead to.
+func (f *Front) PolicyStatuses() map[svc.Name][]metav1.Condition { return f.policyStatus }
+
 // PolicyStatus returns the conditions of a BackendTLSPolicy for the Gateway, nil if no route leads to what it targets.
 func (f *Front) PolicyStatus(policy svc.Name) []metav1.Condition { return f.policyStatus[policy] }
 

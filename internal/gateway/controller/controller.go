@@ -200,9 +200,7 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 			return err
 		})
 	}
-	for n, policy := range s.Policies {
-		step(func(ctx context.Context) error { return c.syncPolicy(ctx, n, policy, s, have, wanted) })
-	}
+	c.syncPolicies(s, have, wanted, step)
 	for _, n := range slices.SortedFunc(maps.Keys(s.Gateways), svc.Name.Compare) {
 		service := gateway.ServiceOfGateway(n)
 		wanted[service] = true

@@ -121,7 +121,7 @@ func TestAncestorsAreBounded(t *testing.T) {
 	for g := range objects.Gateways {
 		s.Fronts[g] = gateway.BuildGateway(objects, g, nil)
 	}
-	list := ancestorsOf(n, policy, s, "")
+	list := ancestorsOf(policy, usesOf(s)[n].gateways, s, "")
 	if len(list) != 16 || list[0].ControllerName != "example.com/other" || list[15].AncestorRef.Name != "g14" {
 		t.Errorf("%d: %+v", len(list), list)
 	}

@@ -2,7 +2,7 @@ package front
 
 import (
 	"crypto/x509"
-	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
@@ -18,36 +18,41 @@ import (
 //
 //nolint:gochecknoglobals // read once: it does not change while a process runs
 var systemRoots = sync.OnceValue(func() *x509.CertPool {
-	pool, err := x509.SystemCertPool()
+	roots, err := x509.SystemCertPool()
 	if err != nil {
 		return x509.NewCertPool()
 	}
-	return pool
+	return roots
 })
 
 // pools are the authorities of objects, together. The same authorities keep their pointer: another one ends connections.
-type pools map[string]*x509.CertPool
+type pools map[string]pool
+
+type pool struct {
+	certs []*x509.Certificate
+	roots *x509.CertPool
+}
 
 // of returns the authorities of some objects, nil if there are none. next gets what is kept for later.
 func (p pools) of(refs []trust.Ref, from *watch.State, next pools) *x509.CertPool {
-	pool := x509.NewCertPool()
 	var key strings.Builder
-	some := false
+	var certs []*x509.Certificate
 	for _, r := range refs {
-		_, _ = fmt.Fprintln(&key, r)
-		for _, c := range from.Authorities[r] {
-			pool.AddCert(c)
-			some = true
-		}
+		key.WriteString(r.String() + "\n")
+		certs = append(certs, from.Authorities[r]...)
 	}
-	if !some {
+	if len(certs) == 0 {
 		return nil
 	}
-	if have := p[key.String()]; have != nil && have.Equal(pool) {
-		pool = have
+	have, known := p[key.String()]
+	if !known || !slices.Equal(have.certs, certs) {
+		have = pool{certs, x509.NewCertPool()}
+		for _, c := range certs {
+			have.roots.AddCert(c)
+		}
 	}
-	next[key.String()] = pool
-	return pool
+	next[key.String()] = have
+	return have.roots
 }
 
 // verification returns how TLS to the backends of each policy of a front begins. A policy is missing if there is nothing to verify

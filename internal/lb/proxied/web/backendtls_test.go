@@ -55,8 +55,8 @@ func (d *door) routes(r *rig, port uint16) *proxied.Routes {
 		"  listeners: [{name: l, port: %d, protocol: %s, tls: {certificateRefs: [{name: c}]}}]", d.tls, port, d.protocol), g))
 	r.Must(yaml.UnmarshalStrict([]byte("metadata: {name: r, namespace: default}\nspec: {parentRefs: [{name: g}], "+
 		"rules: [{backendRefs: [{name: web, port: 80}]}]}"), route))
-	r.Must(yaml.UnmarshalStrict([]byte("metadata: {name: p, namespace: default}\nspec:\n  targetRefs: [{group: '', kind: Service, name: web}]\n"+
-		"  validation: {hostname: web.example.com, wellKnownCACertificates: System}"), p))
+	r.Must(yaml.UnmarshalStrict([]byte("metadata: {name: p, namespace: default}\nspec:\n"+
+		"  targetRefs: [{group: '', kind: Service, name: web}]\n  validation: {hostname: web.example.com, wellKnownCACertificates: System}"), p))
 	n, cert, web := svc.NameOf(g), svc.Name{Namespace: "default", Name: "c"}, svc.Name{Namespace: "default", Name: "web"}
 	ca := trust.Ref{Kind: trust.ConfigMap, Name: svc.Name{Namespace: "default", Name: "ca"}}
 	o := &gateway.Objects{
@@ -192,6 +192,53 @@ func TestBackendsWithPolicies(t *testing.T) {
 	}
 }
 
+// A connection whose TLS has ended here goes on by TLS to a backend with a policy, and nowhere while that cannot be met. One that is
+// passed on is left as it is.
+func TestStreamsWithAPolicy(t *testing.T) {
+	own, _, _ := lbtest.Certificate(t, "front.example.com")
+	inner, innerPEM, _ := lbtest.Certificate(t, "vault.example.com")
+	r := newRig(t, map[string]string{lbProtocol: "http"})
+	conns := &begun{Listener: r.Listener()}
+	pod := r.PodAt(conns, func(c net.Conn) {
+		lbtest.Named("vault")(tls.Server(c, &tls.Config{Certificates: []tls.Certificate{inner}}))
+	})
+	vault, p := svc.Name{Namespace: "default", Name: "vault"}, &gwv1.BackendTLSPolicy{}
+	r.Must(yaml.UnmarshalStrict([]byte("metadata: {name: p, namespace: default}\nspec:\n"+
+		"  targetRefs: [{group: '', kind: Service, name: vault}]\n  validation: {hostname: vault.example.com, wellKnownCACertificates: System}"), p))
+	f := &streamFront{
+		cert: &own, policies: trust.NewPolicies(), services: map[svc.Name]netip.AddrPort{vault: pod},
+		listeners: `{name: b, port: PORT, protocol: TLS, hostname: pass.example.com, tls: {mode: Passthrough}},
+{name: c, port: PORT, protocol: TLS, hostname: end.example.com, tls: {mode: Terminate, certificateRefs: [{name: c}]}}`,
+		streams: []*gateway.Stream{streamOf(r, gateway.StreamOfTLS, "metadata: {name: r, namespace: default}\nspec: {parentRefs: [{name: g}], "+
+			"hostnames: [pass.example.com, end.example.com], rules: [{backendRefs: [{name: vault, port: 80}]}]}")},
+	}
+	f.policies.Set(svc.NameOf(p), p)
+	met := map[svc.Name]pods.TLS{svc.NameOf(p): {Roots: lbtest.Pool(innerPEM), Name: "vault.example.com"}}
+	wrong := map[svc.Name]pods.TLS{svc.NameOf(p): {Roots: lbtest.Pool(innerPEM), Name: "other.example.com"}}
+	for what, c := range map[string]struct {
+		met  map[svc.Name]pods.TLS
+		ends string
+	}{"met": {met, "vault x"}, "another name": {wrong, "EOF"}, "not met": {nil, "EOF"}} {
+		f.met = c.met
+		r.serve(f)
+		for host, want := range map[string]string{"pass.example.com": "vault x", "end.example.com": c.ends} {
+			d := &net.Dialer{Timeout: lbtest.Patience}
+			config := &tls.Config{ServerName: host, InsecureSkipVerify: true} //nolint:gosec // of this test
+			conn, err := tls.DialWithDialer(d, "tcp", r.At.String(), config)
+			got := fmt.Sprint(err)
+			if err == nil {
+				got = say(conn, nil, "x")
+			}
+			if !strings.Contains(got, want) && (want != "EOF" || !strings.Contains(got, "reset")) {
+				t.Errorf("%s: %s: %q, want %s", what, host, got, want)
+			}
+		}
+	}
+	if n := conns.plain.Load(); n > 0 {
+		t.Errorf("%d connections without TLS", n)
+	}
+}
+
 // Calls of gRPC go on by TLS and HTTP/2, with their errors and streams.
 func TestGRPCWithAPolicy(t *testing.T) {
 	cert, certPEM, _ := lbtest.Certificate(t, "web.example.com")
@@ -230,7 +277,8 @@ func TestPoliciesChangeUnderLoad(t *testing.T) {
 	r := newRig(t, map[string]string{lbProtocol: "http"})
 	var shown atomic.Pointer[tls.Certificate]
 	shown.Store(&first)
-	pod, conns := r.policedPod(&tls.Config{GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return shown.Load(), nil }}, true)
+	show := func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return shown.Load(), nil }
+	pod, conns := r.policedPod(&tls.Config{GetCertificate: show}, true)
 	d := &door{protocol: "HTTP", policed: true, pod: pod}
 	trusts := func(pem ...[]byte) {
 		all := []byte(nil)
