@@ -12,6 +12,20 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
+// frontTLS is what a front has of the TLS settings of its Gateway itself.
+type frontTLS struct {
+	gateway svc.Name
+	// ClientCertificate is the Secret of what backends with a BackendTLSPolicy are shown, the zero Name without one.
+	ClientCertificate svc.Name
+	// uncertified is true if the Gateway has to show a certificate and has none. resolved and unresolved have the reason.
+	uncertified bool
+	resolved    gwv1.GatewayConditionReason
+	unresolved  string
+	// insecure is true if clients without a verified certificate get in where one is asked for.
+	insecure bool
+	granted  []grantedObject
+}
+
 // addPolicies reads the BackendTLSPolicies of the Services that routes lead to. A backend whose policy cannot be met is no target:
 // its requests are answered with 503, and it is never spoken to without TLS.
 func (f *Front) addPolicies(o *Objects, authorities *trust.Authorities) {
@@ -64,7 +78,7 @@ func (f *Front) OpenedByPolicies() map[svc.Name][]trust.Ref {
 }
 
 // readClientCertificate reads what the Gateway shows to backends. Without it no backend with TLS is spoken to.
-func (f *Front) readClientCertificate(o *Objects, g *gwv1.Gateway, secrets *secretSet) {
+func (f *frontTLS) readClientCertificate(o *Objects, g *gwv1.Gateway, secrets *secretSet) {
 	if g.Spec.TLS == nil || g.Spec.TLS.Backend == nil || g.Spec.TLS.Backend.ClientCertificateRef == nil {
 		return
 	}
@@ -89,7 +103,7 @@ func (f *Front) readClientCertificate(o *Objects, g *gwv1.Gateway, secrets *secr
 }
 
 // grant notes that nodes may read an object of another namespace, which the Gateway names, by the Service of a ReferenceGrant.
-func (f *Front) grant(o *Objects, r trust.Ref) {
+func (f *frontTLS) grant(o *Objects, r trust.Ref) {
 	if r.Namespace != f.gateway.Namespace {
 		grant := o.grantFor(grantFrom(kindGateway, f.gateway.Namespace), gwv1.Kind(r.Kind), r.Name)
 		f.granted = append(f.granted, grantedObject{grant, r})
@@ -113,8 +127,18 @@ type clientValidation struct {
 // validations are what a Gateway asks of clients, by port. Port 0 is for the others.
 type validations map[gwv1.PortNumber]*clientValidation
 
+// ask reports whether the Gateway asks for certificates at a port.
+func (v validations) ask() bool {
+	for _, at := range v {
+		if at.clients != nil {
+			return true
+		}
+	}
+	return false
+}
+
 // readValidations reads what the Gateway asks of clients.
-func (f *Front) readValidations(o *Objects, g *gwv1.Gateway, authorities *trust.Authorities) validations {
+func (f *frontTLS) readValidations(o *Objects, g *gwv1.Gateway, authorities *trust.Authorities) validations {
 	if g.Spec.TLS == nil || g.Spec.TLS.Frontend == nil {
 		return nil
 	}
@@ -126,7 +150,9 @@ func (f *Front) readValidations(o *Objects, g *gwv1.Gateway, authorities *trust.
 	return out
 }
 
-func (f *Front) readValidation(o *Objects, from *gwv1.FrontendTLSValidation, at string, authorities *trust.Authorities) *clientValidation {
+func (f *frontTLS) readValidation(
+	o *Objects, from *gwv1.FrontendTLSValidation, at string, authorities *trust.Authorities,
+) *clientValidation {
 	out := &clientValidation{resolved: gwv1.ListenerReasonResolvedRefs}
 	if from == nil {
 		return out

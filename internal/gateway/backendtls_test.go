@@ -285,6 +285,9 @@ func TestCertificatesOfClients(t *testing.T) {
 				t.Errorf("%s: %s: %s, want %s", what, l.Name, got, want)
 			}
 		}
+		if f.Table.Subjects != (what != "no question") { // also while no port is open that asks
+			t.Errorf("%s: subjects %t", what, f.Table.Subjects)
+		}
 		if got := conditionOf(status.Conditions, "InsecureFrontendValidationMode"); (got == "True ConfigurationChanged") != (what == "insecure") {
 			t.Errorf("%s: the Gateway is %q", what, got)
 		}

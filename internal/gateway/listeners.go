@@ -29,7 +29,7 @@ type listener struct {
 	kinds               []gwv1.Kind      // of routes that it takes
 	streams             map[string]*Rule // by host
 	secrets             []svc.Name
-	granted             []grantedObject // those of secrets that nodes may read by the Service of a ReferenceGrant
+	granted             []grantedObject // the secrets that nodes may read by Services of ReferenceGrants
 	attached            int32
 	rules               map[string][]*match // by host
 	taken               map[gwv1.Kind]*patterns

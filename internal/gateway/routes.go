@@ -27,21 +27,13 @@ type Front struct {
 	refused  string
 	// static is true if the Gateway asks for addresses of its own choice.
 	static bool
-	// Policies are the BackendTLSPolicies of Targets, and ClientCertificate is the Secret of what their backends are shown, the zero
-	// Name without one.
-	Policies          map[svc.Name]*trust.Policy
-	ClientCertificate svc.Name
-	// resolved and unresolved are of the references of the Gateway itself. uncertified is true if it has to show a certificate and has
-	// none; insecure, if clients without a verified certificate get in where one is asked for.
-	resolved              gwv1.GatewayConditionReason
-	unresolved            string
-	uncertified, insecure bool
-	granted               []grantedObject // of the Gateway itself
-	policyStatus          map[svc.Name][]metav1.Condition
-	authorities           *trust.Authorities
+	// Policies are the BackendTLSPolicies of Targets.
+	Policies map[svc.Name]*trust.Policy
+	frontTLS
+	policyStatus map[svc.Name][]metav1.Condition
+	authorities  *trust.Authorities
 
 	generation int64
-	gateway    svc.Name
 	listeners  []*listener // of the Gateway, then of its ListenerSets
 	sets       map[svc.Name]*listenerSet
 	// parents are the statuses of the routes that name the Gateway or one of its ListenerSets, one for each reference.
@@ -62,8 +54,9 @@ func BuildGateway(o *Objects, name svc.Name, before *Front) *Front {
 	g := o.Gateways[name]
 	secrets := newSecretSet(o, maxGatewaySecrets)
 	f := &Front{
-		accepted: gwv1.GatewayReasonAccepted, generation: g.Generation, gateway: name, resolved: gwv1.GatewayReasonResolvedRefs,
-		parents: map[StreamKey][]gwv1.RouteParentStatus{}, cache: map[StreamKey]*cachedRoute{},
+		accepted: gwv1.GatewayReasonAccepted, generation: g.Generation,
+		frontTLS: frontTLS{gateway: name, resolved: gwv1.GatewayReasonResolvedRefs},
+		parents:  map[StreamKey][]gwv1.RouteParentStatus{}, cache: map[StreamKey]*cachedRoute{},
 		refers: map[svc.Name]bool{}, sets: map[svc.Name]*listenerSet{},
 		Revoked: map[Revocation]bool{}, authorities: trust.NewAuthorities(o.Authorities),
 	}
@@ -90,6 +83,7 @@ func BuildGateway(o *Objects, name svc.Name, before *Front) *Front {
 	if f.refused == "" {
 		f.Table = listenersOf(f.listeners, before.Table)
 	}
+	f.Table.Subjects = clients.ask()
 	return f
 }
 

@@ -56,7 +56,7 @@ type Backend struct {
 	PortName string
 	// Protocol is the one of the Service's port (appProtocol).
 	Protocol BackendProtocol
-	// Policy is the BackendTLSPolicy that tells how TLS to it begins, the zero Name without TLS.
+	// Policy is the BackendTLSPolicy for TLS to it, the zero Name without TLS.
 	Policy svc.Name
 }
 

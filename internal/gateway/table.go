@@ -28,6 +28,9 @@ type Table struct {
 	Ports map[uint16]*Port
 	// Datagrams are the ports of UDP.
 	Datagrams map[uint16]*Port
+	// Subjects is true if a port asks clients for certificates, or would if it were open: backends get their subjects, and at no port
+	// what a client itself says about it.
+	Subjects bool
 }
 
 // Port is a port of a front.

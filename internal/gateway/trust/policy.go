@@ -118,7 +118,9 @@ func RefOf(group, kind string, n svc.Name) (r Ref, ok bool) {
 
 // Verdict returns the reason of the condition Accepted for a Gateway with some of the Services as backends, and what is wrong, "" if
 // nothing is. hasPort reports whether a Service has a port by that name.
-func (p *Policies) Verdict(of *Policy, backs func(svc.Name) bool, hasPort func(svc.Name, string) bool) (gwv1.PolicyConditionReason, string) {
+func (p *Policies) Verdict(of *Policy, backs func(svc.Name) bool, hasPort func(svc.Name, string) bool) (
+	reason gwv1.PolicyConditionReason, wrong string,
+) {
 	if of.NotAccepted != "" {
 		return of.Accepted, of.NotAccepted
 	}

@@ -210,6 +210,7 @@ func (d *draft) route() reason {
 		Certificates: d.routing.state.Certificates,
 	}
 	next := pools{}
+	routes.Subjects = t.Subjects
 	routes.Policies = verification(front.gateway, d.routing.state, d.from.pools, next)
 	routes.Clients = clientsOf(t, d.routing.state, d.from.pools, next)
 	for _, to := range front.targets {

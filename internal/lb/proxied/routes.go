@@ -32,6 +32,8 @@ type Routes struct {
 	Policies map[svc.Name]pods.TLS
 	// Clients are how clients of HTTPS are verified at the ports that ask for certificates.
 	Clients map[uint16]Clients
+	// Subjects has backends get the subjects of clients' certificates (gateway.Table).
+	Subjects bool
 }
 
 // Clients is how clients are verified. A change of the roots is seen by the pointer.
@@ -170,7 +172,7 @@ type targeting struct {
 func (m *targeting) all(had *Service, before map[gateway.Target]*Config) map[gateway.Target]*Config {
 	v := m.service
 	same := had != nil && had.Routes != nil && had.Key == v.Key && reflect.DeepEqual(had.Spec, v.Spec) &&
-		(len(had.Routes.Clients) > 0) == (len(v.Routes.Clients) > 0)
+		had.Routes.Subjects == v.Routes.Subjects
 	next := make(map[gateway.Target]*Config, len(v.Routes.Targets))
 	for t, addrs := range v.Routes.Targets {
 		if _, verified := v.Routes.Policies[t.Policy]; t.Policy != (svc.Name{}) && !verified {
@@ -198,7 +200,7 @@ func (m *targeting) one(t gateway.Target, addrs []netip.AddrPort, old *Config) *
 	if t.Timeout > 0 {
 		spec.IdleTimeout = dialect.Duration(t.Timeout)
 	}
-	if len(v.Routes.Clients) > 0 { // at every port: a client cannot give itself a subject by one that verifies nothing
+	if v.Routes.Subjects {
 		spec.Headers.ClientCertificate = dialect.DefaultClientField
 	}
 	c := &Config{

@@ -70,7 +70,7 @@ func (d *door) routes(r *rig, port uint16) *proxied.Routes {
 	f := gateway.BuildGateway(o, n, nil)
 	out := &proxied.Routes{
 		Ports: f.Table.Ports, Targets: map[gateway.Target][]netip.AddrPort{}, Certificates: map[svc.Name]*tls.Certificate{cert: d.cert},
-		Policies: map[svc.Name]pods.TLS{}, Clients: map[uint16]proxied.Clients{},
+		Policies: map[svc.Name]pods.TLS{}, Clients: map[uint16]proxied.Clients{}, Subjects: f.Table.Subjects,
 	}
 	for _, t := range f.Targets {
 		out.Targets[t] = []netip.AddrPort{d.pod}
@@ -204,7 +204,8 @@ func TestStreamsWithAPolicy(t *testing.T) {
 	})
 	vault, p := svc.Name{Namespace: "default", Name: "vault"}, &gwv1.BackendTLSPolicy{}
 	r.Must(yaml.UnmarshalStrict([]byte("metadata: {name: p, namespace: default}\nspec:\n"+
-		"  targetRefs: [{group: '', kind: Service, name: vault}]\n  validation: {hostname: vault.example.com, wellKnownCACertificates: System}"), p))
+		"  targetRefs: [{group: '', kind: Service, name: vault}]\n"+
+		"  validation: {hostname: vault.example.com, wellKnownCACertificates: System}"), p))
 	f := &streamFront{
 		cert: &own, policies: trust.NewPolicies(), services: map[svc.Name]netip.AddrPort{vault: pod},
 		listeners: `{name: b, port: PORT, protocol: TLS, hostname: pass.example.com, tls: {mode: Passthrough}},
@@ -448,6 +449,12 @@ func TestClientsOfAGateway(t *testing.T) {
 			}
 		}
 	}
+	d.protocol, d.clients = "HTTP", nil // nor is a client believed at a port without TLS
+	r.opens(d)
+	if got := r.gets(r.Client(), "http://"+r.At.String()); got != "200 []" {
+		t.Errorf("without TLS: %s", got)
+	}
+	d.protocol = "HTTPS"
 	for _, before := range []*proxied.Clients{{Roots: goods}, {Roots: goods, Insecure: true}} {
 		d.clients = before
 		r.opens(d)
