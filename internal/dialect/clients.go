@@ -31,8 +31,8 @@ type Headers struct {
 	ClientCertificate string `json:"clientCertificate,omitempty"`
 }
 
-// defaultClientField is the field of Headers.ClientCertificate without an annotation.
-const defaultClientField = "X-Client-Subject"
+// DefaultClientField is the field of Headers.ClientCertificate without an annotation.
+const DefaultClientField = "X-Client-Subject"
 
 // ourClients are our own annotations about clients and fields of requests.
 func ourClients() []Annotation {
@@ -52,7 +52,7 @@ func ourClients() []Annotation {
 			return nil
 		}},
 		{Key: lbPrefix + "client-subject-header", Sets: []Field{FieldClientField}, read: readClientField,
-			Values: "a field that begins with X-, by which Pods get the subject of the client's certificate; " + defaultClientField + " without it"},
+			Values: "a field that begins with X-, by which Pods get the subject of the client's certificate; " + DefaultClientField + " without it"},
 		number(lbPrefix+"client-requests", 1, 100000, "a second", FieldClientRequests, func(s *Spec, n int) { s.Clients.Requests = n }),
 		number(lbPrefix+"client-connections", 1, 100000, "connections", FieldClientConns, func(s *Spec, n int) { s.Clients.Connections = n }),
 		number(lbPrefix+"request-body-limit", 1, 10<<20, "KiB", FieldRequestBody, func(s *Spec, n int) { s.Clients.Body = n }),
@@ -115,7 +115,7 @@ func (r *reader) finishClients() {
 	case !has(func(l Listener) bool { return l.Protocol.IsTLS() }):
 		wrong(FieldClientCA, "no port has the protocol tls or https")
 	case r.Spec.Headers.ClientCertificate == "":
-		r.Spec.Headers.ClientCertificate = defaultClientField
+		r.Spec.Headers.ClientCertificate = DefaultClientField
 	}
 	if !has(func(l Listener) bool { return l.Protocol != UDP && l.Protocol != SCTP }) {
 		wrong(FieldClientConns, "no port is of TCP: sessions of UDP have no such bound")

@@ -298,25 +298,30 @@ func (o *Objects) resolve(kind gwv1.Kind, namespace string, ref *gwv1.BackendObj
 		}
 		return miss(gwv1.RouteReasonBackendNotFound, "Service %s has no port %d of %s", name, *ref.Port, transport)
 	}
+	var policy svc.Name
+	if protocol != UDP && kind != KindTCPRoute {
+		policy = o.Policies.At(name).For(port.Name)
+	}
 	if protocol == HTTP1 || protocol == H2C {
-		of, ok := backendProtocol(port.Protocol)
+		of, ok := backendProtocol(port.Protocol, policy != svc.Name{})
 		if of == H2C {
 			protocol = H2C
 		}
-		if !ok || protocol == H2C && port.Protocol == "kubernetes.io/ws" {
+		if !ok || protocol == H2C && (port.Protocol == "kubernetes.io/ws" || port.Protocol == "kubernetes.io/wss") {
 			return miss(gwv1.RouteReasonUnsupportedProtocol, "Service %s: appProtocol %.100s is not served", name, port.Protocol)
 		}
 	}
-	return Backend{name, port.Number, port.Name, protocol}, gwv1.RouteReasonResolvedRefs, ""
+	return Backend{name, port.Number, port.Name, protocol, policy}, gwv1.RouteReasonResolvedRefs, ""
 }
 
-// backendProtocol returns what an appProtocol asks for (KEP-3726).
-func backendProtocol(app string) (p BackendProtocol, ok bool) {
+// backendProtocol returns what an appProtocol asks for (KEP-3726). One with TLS needs a BackendTLSPolicy: nothing else tells whom to
+// trust.
+func backendProtocol(app string, secure bool) (p BackendProtocol, ok bool) {
 	switch app {
 	case "kubernetes.io/h2c", "grpc":
 		return H2C, true
 	case "https", "kubernetes.io/wss", "tls":
-		return "", false
+		return HTTP1, secure
 	}
 	return HTTP1, true
 }

@@ -29,6 +29,9 @@ func SupportedFeatures(experimental bool) (out []gwv1.SupportedFeature) {
 		features.SupportGRPCRoute, features.SupportGRPCRouteNamedRouteRule,
 		features.SupportTLSRoute, features.SupportTLSRouteModeTerminate, features.SupportTLSRouteModeMixed,
 		features.SupportTCPRoute, features.SupportUDPRoute, features.SupportListenerSet,
+		features.SupportBackendTLSPolicy, features.SupportBackendTLSPolicySANValidation, features.SupportGatewayBackendClientCertificate,
+		features.SupportGatewayFrontendClientCertificateValidation,
+		features.SupportGatewayFrontendClientCertificateValidationInsecureFallback,
 	}
 	if experimental {
 		list = append(list, features.SupportHTTPRouteRetry, features.SupportHTTPRouteRetryBackendTimeout,

@@ -170,27 +170,6 @@ spec:
 	}
 }
 
-// A Gateway that asks for certificates of clients is not served, as nothing would verify them.
-func TestClientCertificatesAreNotServed(t *testing.T) {
-	const ask = "validation: {caCertificateRefs: [{group: '', kind: ConfigMap, name: ca}]}"
-	for frontend, served := range map[string]bool{
-		"{default: {" + ask + "}}": false, "{default: {}, perPort: [{port: 443, tls: {" + ask + "}}]}": false, "{default: {}}": true,
-	} {
-		f := builtFrom(t, strings.Replace(plainGateway, "spec: {", "spec: {tls: {frontend: "+frontend+"}, ", 1))
-		want := map[bool]string{true: "True Accepted, True Programmed, open", false: "False Invalid, False Invalid, closed"}[served]
-		list := f.Status([]string{"192.0.2.1"}, "").Conditions
-		got := conditionOf(list, "Accepted") + ", " + conditionOf(list, "Programmed") + ", "
-		if f.Table.Ports[80] == nil {
-			got += "closed"
-		} else {
-			got += "open"
-		}
-		if got != want {
-			t.Errorf("%s: %s, want %s", frontend, got, want)
-		}
-	}
-}
-
 // A reference into another namespace holds while a ReferenceGrant of that namespace permits it, and no longer.
 func TestReferenceGrants(t *testing.T) {
 	text := plainGateway + service("b/there") +

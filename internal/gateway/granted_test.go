@@ -19,10 +19,11 @@ func TestGrantedSecrets(t *testing.T) {
 	}
 	const all, one, other = `{group: "", kind: Secret}`, `{group: "", kind: Secret, name: c}`, `{group: "", kind: Secret, name: d}`
 	for what, c := range map[string]struct{ objects, want, granted string }{
-		"all":     {secrets + grant("x", "b", "Gateway", "default", all), "True ResolvedRefs", "map[b/x:[b/c]]"},
-		"by name": {secrets + grant("x", "b", "Gateway", "default", one), "True ResolvedRefs", "map[b/x:[b/c]]"},
+		"all":     {secrets + grant("x", "b", "Gateway", "default", all), "True ResolvedRefs", "map[b/x:[Secret b/c]]"},
+		"by name": {secrets + grant("x", "b", "Gateway", "default", one), "True ResolvedRefs", "map[b/x:[Secret b/c]]"},
 		"the first of two": {
-			secrets + grant("z", "b", "Gateway", "default", one) + grant("x", "b", "Gateway", "default", all), "True ResolvedRefs", "map[b/x:[b/c]]",
+			secrets + grant("z", "b", "Gateway", "default", one) + grant("x", "b", "Gateway", "default", all), "True ResolvedRefs",
+			"map[b/x:[Secret b/c]]",
 		},
 		"another name":      {secrets + grant("x", "b", "Gateway", "default", other), "False RefNotPermitted", "map[]"},
 		"another kind":      {secrets + grant("x", "b", "HTTPRoute", "default", all), "False RefNotPermitted", "map[]"},

@@ -259,11 +259,11 @@ func (b *ingressBuilder) resolve(in *networkingv1.Ingress, spec *networkingv1.In
 			continue
 		}
 		if spec.Service.Port.Name != "" && p.Name == spec.Service.Port.Name || int32(p.Number) == spec.Service.Port.Number {
-			protocol, ok := backendProtocol(p.Protocol)
+			protocol, ok := backendProtocol(p.Protocol, false)
 			if !ok {
 				b.problem(in, "%s: Service %s: appProtocol %.100s is not served", at, name, p.Protocol)
 			}
-			return Backend{name, p.Number, p.Name, protocol}, ok
+			return Backend{name, p.Number, p.Name, protocol, svc.Name{}}, ok
 		}
 	}
 	b.problem(in, "%s: Service %s has no such port of TCP", at, name)

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -28,10 +29,11 @@ type listener struct {
 	kinds               []gwv1.Kind      // of routes that it takes
 	streams             map[string]*Rule // by host
 	secrets             []svc.Name
-	granted             []grantedSecret // those of secrets that nodes may read by the Service of a ReferenceGrant
+	granted             []grantedObject // the secrets that nodes may read by Services of ReferenceGrants
 	attached            int32
 	rules               map[string][]*match // by host
 	taken               map[gwv1.Kind]*patterns
+	clients             *Clients // nil if no certificate of clients is asked for
 }
 
 // serves reports whether the listener has a part in the table.
@@ -62,9 +64,11 @@ func (l *listener) mode() ListenerMode {
 func (l *listener) takes(kind gwv1.Kind) bool { return slices.Contains(l.kinds, kind) }
 
 // newListeners reads the listeners of a Gateway.
-func newListeners(o *Objects, g *gwv1.Gateway, secrets *secretSet) (out []*listener) {
+func newListeners(o *Objects, g *gwv1.Gateway, secrets *secretSet, clients validations) (out []*listener) {
 	for i := range g.Spec.Listeners {
-		out = append(out, newListener(o, g, nil, &g.Spec.Listeners[i], secrets))
+		l := newListener(o, g, nil, &g.Spec.Listeners[i], secrets)
+		l.verifyClients(clients)
+		out = append(out, l)
 	}
 	compareAll(out)
 	return out
@@ -202,7 +206,7 @@ func (l *listener) readCertificates(o *Objects, gateway string, secrets *secretS
 			}
 			l.secrets = append(l.secrets, name)
 			if name.Namespace != gateway && name.Namespace != l.in { // docs/design/020-gateway.md
-				l.granted = append(l.granted, grantedSecret{o.grantFor(from, "Secret", name), name})
+				l.granted = append(l.granted, grantedObject{o.grantFor(from, "Secret", name), trust.Ref{Kind: trust.Secret, Name: name}})
 			}
 		}
 	}
@@ -292,6 +296,9 @@ func listenersOf(all []*listener, before *Table) *Table {
 		}
 		p.TLS = p.TLS || l.spec.Protocol == gwv1.HTTPSProtocolType || l.spec.Protocol == gwv1.TLSProtocolType
 		p.Streams = p.Streams || l.mode() != Requests
+		if l.clients != nil { // all of HTTPS at a port ask for the same
+			p.Clients = l.clients
+		}
 		out := &Listener{
 			Name: l.name(), Host: l.host, Mode: l.mode(), Certificates: l.secrets, hosts: newHostIndex[*paths](false),
 			streams: newHostIndex[*Rule](false),

@@ -82,7 +82,7 @@ func (l *listener) isOf(p *gwv1.ParentReference, namespace string, gateway svc.N
 }
 
 // addSets adds the listeners of the ListenerSets that name the Gateway, the older ones first.
-func (f *Front) addSets(o *Objects, g *gwv1.Gateway, secrets *secretSet) {
+func (f *Front) addSets(o *Objects, g *gwv1.Gateway, secrets *secretSet, clients validations) {
 	var sets []*gwv1.ListenerSet
 	for s := range maps.Values(o.Sets) {
 		if ParentOf(s) == f.gateway {
@@ -102,9 +102,11 @@ func (f *Front) addSets(o *Objects, g *gwv1.Gateway, secrets *secretSet) {
 		}
 		for i := range s.Spec.Listeners {
 			e := &s.Spec.Listeners[i]
-			out.listeners = append(out.listeners, newListener(o, g, s, &gwv1.Listener{
+			l := newListener(o, g, s, &gwv1.Listener{
 				Name: e.Name, Hostname: e.Hostname, Port: e.Port, Protocol: e.Protocol, TLS: e.TLS, AllowedRoutes: e.AllowedRoutes,
-			}, secrets))
+			}, secrets)
+			l.verifyClients(clients)
+			out.listeners = append(out.listeners, l)
 		}
 		if len(f.listeners)+len(out.listeners) > maxListeners { // not compared either: the bound is of work, too
 			for _, l := range out.listeners {

@@ -10,6 +10,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -41,6 +42,8 @@ const (
 	FrontSet = "listenerset"
 	// FrontGrant is of the Service of a ReferenceGrant, which likewise only names Secrets of its namespace.
 	FrontGrant = "referencegrant"
+	// FrontPolicy is of the Service of a BackendTLSPolicy, which names the objects with authorities of its namespace.
+	FrontPolicy = "backendtlspolicy"
 )
 
 // IngressService is the Service of the front of all Ingresses.
@@ -58,6 +61,11 @@ func ServiceOfSet(set svc.Name) svc.Name { return serviceName(set, "listeners-"+
 
 // ServiceOfGrant returns the name of the Service of a ReferenceGrant by which Gateways use Secrets.
 func ServiceOfGrant(grant svc.Name) svc.Name { return serviceName(grant, "secrets-"+ClassName, 32) }
+
+// ServiceOfPolicy returns the name of the Service of a BackendTLSPolicy.
+func ServiceOfPolicy(policy svc.Name) svc.Name {
+	return serviceName(policy, "authorities-"+ClassName, 32)
+}
 
 // serviceName appends an end to the name of an object. One that is too long keeps some bytes, and gets a hash.
 func serviceName(of svc.Name, end string, some int) svc.Name {
@@ -86,6 +94,9 @@ type Objects struct {
 	// Streams are the routes of connections and of datagrams, and Sets the ListenerSets of every Gateway.
 	Streams map[StreamKey]*Stream
 	Sets    map[svc.Name]*gwv1.ListenerSet
+	// Policies are the BackendTLSPolicies, and Authorities is why an object with authorities cannot be used, "" if it can.
+	Policies    *trust.Policies
+	Authorities map[trust.Ref]string
 }
 
 // Service is what routes ask of a Service.

@@ -12,6 +12,7 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -22,7 +23,7 @@ func objects(t testing.TB, text string) *Objects {
 		Gateways: map[svc.Name]*gwv1.Gateway{}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Grants: map[svc.Name]*gwv1.ReferenceGrant{},
 		Namespaces: map[string]map[string]string{}, Services: map[svc.Name]*Service{}, Secrets: map[svc.Name]Secret{},
 		Ingresses: map[svc.Name]*networkingv1.Ingress{}, Streams: map[StreamKey]*Stream{}, Sets: map[svc.Name]*gwv1.ListenerSet{},
-		Calls: map[svc.Name]*gwv1.GRPCRoute{},
+		Calls: map[svc.Name]*gwv1.GRPCRoute{}, Policies: trust.NewPolicies(), Authorities: map[trust.Ref]string{},
 	}
 	for doc := range strings.SplitSeq(text, "\n---\n") {
 		var kind metav1.TypeMeta
@@ -65,6 +66,23 @@ func objects(t testing.TB, text string) *Objects {
 			add(t, doc, have)
 			for n := range have {
 				o.Secrets[n] = Secret{}
+				o.Authorities[trust.Ref{Kind: trust.Secret, Name: n}] = ""
+			}
+		case "ConfigMap":
+			have := map[svc.Name]*corev1.ConfigMap{}
+			add(t, doc, have)
+			for n, m := range have {
+				problem := ""
+				if m.Data[trust.Entry] == "" {
+					problem = "its entry ca.crt has no certificate"
+				}
+				o.Authorities[trust.Ref{Kind: trust.ConfigMap, Name: n}] = problem
+			}
+		case "BackendTLSPolicy":
+			have := map[svc.Name]*gwv1.BackendTLSPolicy{}
+			add(t, doc, have)
+			for n, p := range have {
+				o.Policies.Set(n, p)
 			}
 		default:
 			t.Fatalf("kind %q in\n%s", kind.Kind, doc)

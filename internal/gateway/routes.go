@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -28,9 +29,13 @@ type Front struct {
 	refused  string
 	// asked are the addresses that the Gateway asks for, by their places in its spec.
 	asked []askedAddress
+	// Policies are the BackendTLSPolicies of Targets.
+	Policies map[svc.Name]*trust.Policy
+	frontTLS
+	policyStatus map[svc.Name][]metav1.Condition
+	authorities  *trust.Authorities
 
 	generation int64
-	gateway    svc.Name
 	listeners  []*listener // of the Gateway, then of its ListenerSets
 	sets       map[svc.Name]*listenerSet
 	// parents are the statuses of the routes that name the Gateway or one of its ListenerSets, one for each reference.
@@ -51,12 +56,16 @@ func BuildGateway(o *Objects, name svc.Name, before *Front) *Front {
 	g := o.Gateways[name]
 	secrets := newSecretSet(o, maxGatewaySecrets)
 	f := &Front{
-		accepted: gwv1.GatewayReasonAccepted, generation: g.Generation, gateway: name, listeners: newListeners(o, g, secrets),
-		parents: map[StreamKey][]gwv1.RouteParentStatus{}, cache: map[StreamKey]*cachedRoute{},
+		accepted: gwv1.GatewayReasonAccepted, generation: g.Generation,
+		frontTLS: frontTLS{gateway: name, resolved: gwv1.GatewayReasonResolvedRefs},
+		parents:  map[StreamKey][]gwv1.RouteParentStatus{}, cache: map[StreamKey]*cachedRoute{},
 		refers: map[svc.Name]bool{}, sets: map[svc.Name]*listenerSet{},
-		Revoked: map[Revocation]bool{},
+		Revoked: map[Revocation]bool{}, authorities: trust.NewAuthorities(o.Authorities),
 	}
-	f.addSets(o, g, secrets)
+	clients := f.readValidations(o, g, f.authorities)
+	f.listeners = newListeners(o, g, secrets, clients)
+	f.readClientCertificate(o, g, secrets)
+	f.addSets(o, g, secrets, clients)
 	if before == nil {
 		before = &Front{}
 	}
@@ -69,12 +78,14 @@ func BuildGateway(o *Objects, name svc.Name, before *Front) *Front {
 	}
 	f.addRoutes(o, before, target)
 	f.addStreams(o, target)
+	f.addPolicies(o, f.authorities)
 	f.accept(g)
 	f.Secrets, f.Named = secrets.usable, secrets.named
 	f.Table = &Table{Ports: map[uint16]*Port{}}
 	if f.refused == "" {
 		f.Table = listenersOf(f.listeners, before.Table)
 	}
+	f.Table.Subjects = clients.ask()
 	return f
 }
 
@@ -118,8 +129,6 @@ func (f *Front) accept(g *gwv1.Gateway) {
 	switch {
 	case g.Spec.Infrastructure != nil && g.Spec.Infrastructure.ParametersRef != nil:
 		f.accepted, f.refused = gwv1.GatewayReasonInvalidParameters, "infrastructure.parametersRef: there are no parameters of a Gateway"
-	case verifiesClients(g):
-		f.accepted, f.refused = gwv1.GatewayReasonInvalid, "tls.frontend: certificates of clients are not verified"
 	case usable == 0:
 		f.accepted, f.refused = gwv1.GatewayReasonListenersNotValid, bad
 	case bad != "":
@@ -159,16 +168,6 @@ func (f *Front) Unusable(have []string) string {
 		families[asked.Is4()] = true
 	}
 	return ""
-}
-
-// verifiesClients reports whether a Gateway asks for certificates of clients: to serve it without them would let everybody in.
-func verifiesClients(g *gwv1.Gateway) bool {
-	if g.Spec.TLS == nil || g.Spec.TLS.Frontend == nil {
-		return false
-	}
-	f := g.Spec.TLS.Frontend
-	return f.Default.Validation != nil ||
-		slices.ContainsFunc(f.PerPort, func(p gwv1.TLSPortConfig) bool { return p.TLS.Validation != nil })
 }
 
 // parentOf returns the Gateway that a reference names, the zero Name if it names something else.
@@ -278,6 +277,7 @@ func (c *compiled) status(p *gwv1.ParentReference, reason gwv1.RouteConditionRea
 type reference struct {
 	to        svc.Name
 	found     *Service
+	policies  *trust.Targeting
 	permitted bool
 }
 
@@ -288,7 +288,7 @@ func (c *cachedRoute) or(o *Objects, r requests, admitted bool) *cachedRoute {
 	}
 	next := &cachedRoute{compiled: compileRoute(o, r, admitted)}
 	for _, to := range r.services() {
-		next.refs = append(next.refs, reference{to, o.Services[to], o.permitted(r.grant(), "Service", to)})
+		next.refs = append(next.refs, reference{to, o.Services[to], o.Policies.At(to), o.permitted(r.grant(), "Service", to)})
 	}
 	return next
 }
@@ -300,7 +300,10 @@ func grantFrom(kind gwv1.Kind, namespace string) gwv1.ReferenceGrantFrom {
 // current reports whether the references of a route lead where they did.
 func (c *cachedRoute) current(o *Objects) bool {
 	for _, ref := range c.refs {
-		if o.Services[ref.to] != ref.found || o.permitted(c.from.grant(), "Service", ref.to) != ref.permitted {
+		if o.Services[ref.to] != ref.found || o.Policies.At(ref.to) != ref.policies {
+			return false
+		}
+		if o.permitted(c.from.grant(), "Service", ref.to) != ref.permitted {
 			return false
 		}
 	}
@@ -334,7 +337,12 @@ func (f *Front) Status(addresses []string, unprogrammed string) gwv1.GatewayStat
 	s := gwv1.GatewayStatus{Conditions: []metav1.Condition{
 		condition(gwv1.GatewayConditionAccepted, f.refused == "", f.accepted, f.generation, f.refused),
 		condition(gwv1.GatewayConditionProgrammed, unprogrammed == "", programmed, f.generation, unprogrammed),
+		f.references(),
 	}}
+	if f.insecure {
+		s.Conditions = append(s.Conditions, condition(gwv1.GatewayConditionInsecureFrontendValidationMode, true,
+			gwv1.GatewayReasonConfigurationChanged, f.generation, "clients get in without a certificate that is verified: AllowInsecureFallback"))
+	}
 	for _, a := range addresses {
 		s.Addresses = append(s.Addresses, gwv1.GatewayStatusAddress{Type: new(gwv1.IPAddressType), Value: a})
 	}
@@ -347,6 +355,17 @@ func (f *Front) Status(addresses []string, unprogrammed string) gwv1.GatewayStat
 		s.AttachedListenerSets = &n
 	}
 	return s
+}
+
+// references returns the condition ResolvedRefs of the Gateway, which also sums up the ones of its listeners.
+func (f *Front) references() metav1.Condition {
+	reason, wrong := f.resolved, f.unresolved
+	for _, l := range f.listeners {
+		if wrong == "" && l.set == nil && l.unresolved != "" {
+			reason, wrong = gwv1.GatewayReasonListenersNotResolved, fmt.Sprintf("listener %s: %s", l.spec.Name, l.unresolved)
+		}
+	}
+	return condition(gwv1.GatewayConditionResolvedRefs, wrong == "", reason, f.generation, wrong)
 }
 
 // PortKey is a number and a transport.

@@ -61,6 +61,8 @@ type Backend struct {
 	PortName string
 	// Protocol is the one of the Service's port (appProtocol).
 	Protocol BackendProtocol
+	// Policy is the BackendTLSPolicy for TLS to it, the zero Name without TLS.
+	Policy svc.Name
 }
 
 // Target is a backend with how long it may be silent.

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -13,23 +14,49 @@ const (
 	maxIngressTLS     = 64        // entries of an Ingress
 )
 
-// grantedSecret is a Secret that is neither of the Gateway's namespace nor of the ListenerSet's, with the ReferenceGrant that
+// grantedObject is an object that is neither of the Gateway's namespace nor of the ListenerSet's, with the ReferenceGrant that
 // permits it.
-type grantedSecret struct{ grant, secret svc.Name }
+type grantedObject struct {
+	grant  svc.Name
+	object trust.Ref
+}
 
-// Granted returns the usable Secrets that listeners name by ReferenceGrants and nodes may read by the Services of these.
-func (f *Front) Granted() map[svc.Name][]svc.Name {
-	out := map[svc.Name][]svc.Name{}
+// Granted returns the usable objects that the Gateway and listeners name by ReferenceGrants and nodes may read by the Services of
+// these.
+func (f *Front) Granted() map[svc.Name][]trust.Ref {
+	out := map[svc.Name][]trust.Ref{}
+	for _, g := range f.granted {
+		out[g.grant] = append(out[g.grant], g.object)
+	}
 	for _, l := range f.listeners {
 		for _, g := range l.granted {
-			out[g.grant] = append(out[g.grant], g.secret)
+			out[g.grant] = append(out[g.grant], g.object)
 		}
 	}
 	return out
 }
 
+// Opened returns the usable objects that the front names. The Service of the Gateway opens the ones of its namespace to nodes.
+func (f *Front) Opened() []trust.Ref { return append(SecretRefs(f.Secrets), f.authorities.Usable()...) }
+
+// SecretRefs returns the references to Secrets.
+func SecretRefs(names []svc.Name) (out []trust.Ref) {
+	for _, n := range names {
+		out = append(out, trust.Ref{Kind: trust.Secret, Name: n})
+	}
+	return out
+}
+
+// NamedAuthorities returns the objects with authorities that the front names, and may name, each once.
+func (f *Front) NamedAuthorities() []trust.Ref { return f.authorities.Named() }
+
 // GrantsOf returns the ReferenceGrants of Granted for the listeners of a ListenerSet, or for the zero Name of the Gateway itself.
 func (f *Front) GrantsOf(set svc.Name) (out []svc.Name) {
+	if set == (svc.Name{}) {
+		for _, g := range f.granted {
+			out = append(out, g.grant)
+		}
+	}
 	for _, l := range f.listeners {
 		of := svc.Name{}
 		if l.set != nil {

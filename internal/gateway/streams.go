@@ -93,16 +93,18 @@ func (f *Front) addStreams(o *Objects, target func(Target)) {
 		}
 		for l, hosts := range attached {
 			l.attached++
+			rule := c.rule
+			if l.mode() == Terminated {
+				rule = c.decrypted
+			}
 			for h := range hosts {
-				if have := l.streams[h]; have == nil || c.rule.Route.compare(have.Route) < 0 {
-					l.streams[h] = c.rule
+				if have := l.streams[h]; have == nil || rule.Route.compare(have.Route) < 0 {
+					l.streams[h] = rule
 				}
 			}
-		}
-		if len(attached) > 0 {
-			for i := range c.rule.Backends {
-				if w := &c.rule.Backends[i]; w.Valid {
-					target(c.rule.Target(w))
+			for i := range rule.Backends {
+				if w := &rule.Backends[i]; w.Valid {
+					target(rule.Target(w))
 				}
 			}
 		}
@@ -111,8 +113,10 @@ func (f *Front) addStreams(o *Objects, target func(Target)) {
 
 // compiledStream is a route of connections or of datagrams as a table has it.
 type compiledStream struct {
-	object     metav1.Object
-	rule       *Rule
+	object metav1.Object
+	rule   *Rule
+	// decrypted is the rule at listeners that end TLS: backends with a BackendTLSPolicy get TLS again.
+	decrypted  *Rule
 	reason     gwv1.RouteConditionReason
 	unresolved string
 }
@@ -140,6 +144,11 @@ func (f *Front) compileStream(o *Objects, s *Stream) *compiledStream {
 		}
 		c.rule.Backends = append(c.rule.Backends, w)
 		c.rule.total += uint64(w.Weight)
+	}
+	decrypted := *c.rule
+	c.decrypted, decrypted.Backends = &decrypted, slices.Clone(c.rule.Backends)
+	for i := range c.rule.Backends {
+		c.rule.Backends[i].Backend.Policy = svc.Name{}
 	}
 	return c
 }

@@ -28,6 +28,9 @@ type Table struct {
 	Ports map[uint16]*Port
 	// Datagrams are the ports of UDP.
 	Datagrams map[uint16]*Port
+	// Subjects is true if a port asks clients for certificates, or would if it were open: backends get their subjects, and at no port
+	// what a client itself says about it.
+	Subjects bool
 }
 
 // Port is a port of a front.
@@ -38,7 +41,9 @@ type Port struct {
 	// Streams is true if a listener takes whole connections, or datagrams (Connection).
 	Streams   bool
 	Listeners []*Listener
-	hosts     *hostIndex[*Listener]
+	// Clients is how certificates of clients of HTTPS are verified, nil if none is asked for.
+	Clients *Clients
+	hosts   *hostIndex[*Listener]
 }
 
 // Listener is the part of a port that is for some hosts.

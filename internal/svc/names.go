@@ -71,6 +71,9 @@ const (
 	// FrontSecretsAnnotation of the Service of a Gateway, of a ListenerSet, of a ReferenceGrant, or of all Ingresses, lists the TLS
 	// Secrets that nodes need for it: namespace/name, comma separated. Of other namespaces only IngressService may name some.
 	FrontSecretsAnnotation = "fairlead.dev/front-secrets"
+	// FrontConfigMapsAnnotation of such a Service, or of that of a BackendTLSPolicy, lists the ConfigMaps with authorities that nodes need
+	// for it, in the same form.
+	FrontConfigMapsAnnotation = "fairlead.dev/front-configmaps"
 	// FrontKeysAnnotation of the Service of a Gateway lists the labels and annotations that the Gateway gave it, each as
 	// label:KEY or annotation:KEY, comma separated: a key that the Gateway no longer has is removed.
 	FrontKeysAnnotation = "fairlead.dev/front-keys"

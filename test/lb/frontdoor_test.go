@@ -75,6 +75,7 @@ func newFrontDoor(t *testing.T, nodes int) *frontDoor {
 var resources = map[string]string{
 	"Service": "services", "Gateway": "gateways", "HTTPRoute": "httproutes", "Ingress": "ingresses", "ReferenceGrant": "referencegrants",
 	"TLSRoute": "tlsroutes", "TCPRoute": "tcproutes", "UDPRoute": "udproutes", "ListenerSet": "listenersets",
+	"BackendTLSPolicy": "backendtlspolicies",
 }
 
 // apply applies manifests.
@@ -208,6 +209,7 @@ func TestFrontDoor(t *testing.T) {
 	f.attack(vip)
 	f.statuses()
 	f.streams()
+	f.policies(vip)
 
 	manifests, commands = f.document("ingress.md", "frontdoor_test.go")
 	f.apply(manifests)

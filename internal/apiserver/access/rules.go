@@ -103,7 +103,7 @@ func nodeRules() []rbacv1.PolicyRule {
 		allow(verbsRead, svc.Domain, "ipaddresspools", "bgppeers"),
 		allow(verbsRead, groupNetworking, "ipaddresses"),
 		// The routes of the fronts that a speaker serves.
-		allow(verbsRead, groupGateway, "gatewayclasses", "gateways", "grpcroutes", "httproutes", "referencegrants",
+		allow(verbsRead, groupGateway, "backendtlspolicies", "gatewayclasses", "gateways", "grpcroutes", "httproutes", "referencegrants",
 			"listenersets", "tcproutes", "tlsroutes", "udproutes"),
 		allow(verbsRead, groupNetworking, "ingresses", "ingressclasses"),
 	}

@@ -27,7 +27,7 @@ type tlsIndex struct{ informer cache.SharedIndexInformer }
 type tlsRefs struct {
 	metav1.ObjectMeta
 	objects []string // secret/NAME and configmap/NAME
-	fronts  []string // NAMESPACE/secret/NAME, of the front of a Gateway or of Ingresses
+	fronts  []string // NAMESPACE/secret/NAME and NAMESPACE/configmap/NAME, of the front of a Gateway or of Ingresses
 	ordered string   // the Secret whose certificate is ordered by ACME
 }
 
@@ -88,15 +88,19 @@ func tlsKeys(obj any) ([]string, error) {
 	return keys, nil
 }
 
-// frontSecrets returns the Secrets that the Service of a Gateway or of all Ingresses names. A user who may change Services of a
-// namespace opens no Secret of another one to the nodes by that.
-func frontSecrets(s *corev1.Service) (out []string) {
+// frontObjects returns the Secrets and ConfigMaps that the Service of a Gateway or of all Ingresses names. A user who may change Services
+// of a namespace opens no object of another one to the nodes by that.
+func frontObjects(s *corev1.Service) (out []string) {
 	shared := s.Namespace == metav1.NamespaceSystem && s.Name == svc.IngressService
-	for text := range strings.SplitSeq(s.Annotations[svc.FrontSecretsAnnotation], ",") {
-		if n, err := svc.ParseName(text); err == nil && (shared || n.Namespace == s.Namespace) {
-			out = append(out, n.Namespace+"/secret/"+n.Name)
+	read := func(annotation, kind string) {
+		for text := range strings.SplitSeq(s.Annotations[annotation], ",") {
+			if n, err := svc.ParseName(text); err == nil && (shared || n.Namespace == s.Namespace) {
+				out = append(out, n.Namespace+"/"+kind+"/"+n.Name)
+			}
 		}
 	}
+	read(svc.FrontSecretsAnnotation, "secret")
+	read(svc.FrontConfigMapsAnnotation, "configmap")
 	return out
 }
 
@@ -107,15 +111,15 @@ func toTLSRefs(obj any) (any, error) {
 		return obj, nil // a tombstone
 	}
 	out := &tlsRefs{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion}}
-	if s.Spec.ClusterIP == corev1.ClusterIPNone { // of a ListenerSet or a ReferenceGrant
-		out.fronts = frontSecrets(s)
+	if s.Spec.ClusterIP == corev1.ClusterIPNone { // of a ListenerSet, a ReferenceGrant or a BackendTLSPolicy
+		out.fronts = frontObjects(s)
 		return out, nil
 	}
 	class := s.Spec.LoadBalancerClass
 	if s.Spec.Type != corev1.ServiceTypeLoadBalancer || class != nil && *class != svc.LoadBalancerClass || !v1.Proxied(s) {
 		return out, nil
 	}
-	out.fronts = frontSecrets(s)
+	out.fronts = frontObjects(s)
 	d := dialect.Service{Annotations: s.Annotations}
 	for _, p := range s.Spec.Ports {
 		d.Ports = append(d.Ports, dialect.Port{Name: p.Name, Number: uint16(p.Port), Protocol: string(p.Protocol)})

@@ -39,6 +39,8 @@ type (
 	UDPRouteClient = gentype.ClientWithList[*gwv1.UDPRoute, *gwv1.UDPRouteList]
 	// SetClient is one for ListenerSets.
 	SetClient = gentype.ClientWithList[*gwv1.ListenerSet, *gwv1.ListenerSetList]
+	// PolicyClient is one for BackendTLSPolicies.
+	PolicyClient = gentype.ClientWithList[*gwv1.BackendTLSPolicy, *gwv1.BackendTLSPolicyList]
 )
 
 // Client is a client of the Gateway API.
@@ -112,4 +114,11 @@ func (c *Client) UDPRoutes(namespace string) *UDPRouteClient {
 func (c *Client) Sets(namespace string) *SetClient {
 	return gentype.NewClientWithList("listenersets", c.rest, c.codec, namespace,
 		func() *gwv1.ListenerSet { return &gwv1.ListenerSet{} }, func() *gwv1.ListenerSetList { return &gwv1.ListenerSetList{} })
+}
+
+// Policies returns the client of the BackendTLSPolicies of a namespace, or of all.
+func (c *Client) Policies(namespace string) *PolicyClient {
+	return gentype.NewClientWithList("backendtlspolicies", c.rest, c.codec, namespace,
+		func() *gwv1.BackendTLSPolicy { return &gwv1.BackendTLSPolicy{} },
+		func() *gwv1.BackendTLSPolicyList { return &gwv1.BackendTLSPolicyList{} })
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiclient"
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/api"
+	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/gateway/watch"
 	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/reflector"
@@ -197,13 +198,14 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 	}
 	wanted := map[svc.Name]bool{}
 	taken := map[svc.Name]string{} // the ReferenceGrants that cannot have their Services, and why
-	for n, secrets := range granted(s) {
+	for n, objects := range granted(s) {
 		wanted[gateway.ServiceOfGrant(n)] = true
 		step(func(ctx context.Context) (err error) {
-			taken[n], err = c.keepService(ctx, serviceOfGrant(s.Grants[n], secrets), have[gateway.ServiceOfGrant(n)])
+			taken[n], err = c.keepService(ctx, serviceOfGrant(s.Grants[n], objects), have[gateway.ServiceOfGrant(n)])
 			return err
 		})
 	}
+	c.syncPolicies(s, have, wanted, step)
 	for _, n := range slices.SortedFunc(maps.Keys(s.Gateways), svc.Name.Compare) {
 		service := gateway.ServiceOfGateway(n)
 		wanted[service] = true
@@ -256,17 +258,19 @@ func (c *controller) ours(s *corev1.Service) bool {
 		return kind == gateway.FrontSet
 	case owner.Kind == "ReferenceGrant":
 		return kind == gateway.FrontGrant
+	case owner.Kind == "BackendTLSPolicy":
+		return kind == gateway.FrontPolicy
 	}
 	return owner.Kind == "Gateway" && s.Labels[gateway.ClassLabel] != ""
 }
 
-// granted returns the Secrets that Gateways use by ReferenceGrants.
-func granted(s *watch.State) map[svc.Name][]svc.Name {
-	out := map[svc.Name][]svc.Name{}
+// granted returns the objects that Gateways use by ReferenceGrants.
+func granted(s *watch.State) map[svc.Name][]trust.Ref {
+	out := map[svc.Name][]trust.Ref{}
 	for _, f := range s.Fronts {
-		for grant, secrets := range f.Granted() {
+		for grant, objects := range f.Granted() {
 			if s.Grants[grant] != nil {
-				out[grant] = append(out[grant], secrets...)
+				out[grant] = append(out[grant], objects...)
 			}
 		}
 	}
@@ -282,7 +286,7 @@ func (c *controller) syncGateway(
 	have := services[gateway.ServiceOfGateway(n)]
 	unprogrammed, err := "", error(nil)
 	if ports := f.Ports(); len(ports) > 0 {
-		unprogrammed, err = c.keepService(ctx, serviceOf(g, ports, f.Secrets), have)
+		unprogrammed, err = c.keepService(ctx, serviceOf(g, ports, f.Opened()), have)
 	} else {
 		unprogrammed = "no listener can be served"
 	}

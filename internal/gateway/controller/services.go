@@ -18,6 +18,7 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -60,7 +61,7 @@ func front(n svc.Name, ports map[gateway.PortKey]string) *corev1.Service {
 
 // serviceOf returns the Service of a Gateway. Labels and annotations of its infrastructure come first: they cannot replace
 // what makes it the front.
-func serviceOf(g *gwv1.Gateway, ports map[gateway.PortKey]string, secrets []svc.Name) *corev1.Service {
+func serviceOf(g *gwv1.Gateway, ports map[gateway.PortKey]string, opened []trust.Ref) *corev1.Service {
 	s := front(gateway.ServiceOfGateway(svc.NameOf(g)), ports)
 	var keys []string
 	if i := g.Spec.Infrastructure; i != nil {
@@ -89,7 +90,7 @@ func serviceOf(g *gwv1.Gateway, ports map[gateway.PortKey]string, secrets []svc.
 	}
 	slices.Sort(keys)
 	s.Annotations[svc.FrontKeysAnnotation] = strings.Join(slices.Compact(keys), ",")
-	setSecrets(s, slices.DeleteFunc(slices.Clone(secrets), func(n svc.Name) bool { return n.Namespace != g.Namespace }))
+	open(s, slices.DeleteFunc(slices.Clone(opened), func(r trust.Ref) bool { return r.Namespace != g.Namespace }))
 	s.Labels[gateway.FrontLabel], s.Labels[gateway.NameLabel] = gateway.FrontGateway, labelValue(g.Name)
 	s.Labels[gateway.ClassLabel] = labelValue(string(g.Spec.GatewayClassName))
 	s.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(g, schema.GroupVersion(gwv1.GroupVersion).WithKind("Gateway"))}
@@ -124,38 +125,46 @@ func addressesFor(g *gwv1.Gateway) (addresses []string, only corev1.IPFamily) {
 // serviceOfSet returns the Service that names the Secrets of a ListenerSet's namespace.
 func serviceOfSet(set *gwv1.ListenerSet, secrets []svc.Name) *corev1.Service {
 	owner := metav1.NewControllerRef(set, schema.GroupVersion(gwv1.GroupVersion).WithKind("ListenerSet"))
-	return secretsService(gateway.ServiceOfSet(svc.NameOf(set)), gateway.FrontSet, owner, secrets)
+	return openingService(gateway.ServiceOfSet(svc.NameOf(set)), gateway.FrontSet, owner, gateway.SecretRefs(secrets))
 }
 
-// serviceOfGrant returns the Service that names the Secrets of a ReferenceGrant's namespace that Gateways use by it. It is
+// serviceOfGrant returns the Service that names the objects of a ReferenceGrant's namespace that Gateways use by it. It is
 // deleted with the grant.
-func serviceOfGrant(grant *gwv1.ReferenceGrant, secrets []svc.Name) *corev1.Service {
+func serviceOfGrant(grant *gwv1.ReferenceGrant, opened []trust.Ref) *corev1.Service {
 	owner := metav1.NewControllerRef(grant, schema.GroupVersion(gwv1.GroupVersion).WithKind("ReferenceGrant"))
-	return secretsService(gateway.ServiceOfGrant(svc.NameOf(grant)), gateway.FrontGrant, owner, secrets)
+	return openingService(gateway.ServiceOfGrant(svc.NameOf(grant)), gateway.FrontGrant, owner, opened)
 }
 
-// secretsService returns a Service that names Secrets of its namespace. It has no address and no ports: who may change
-// Services of a namespace lets nodes read Secrets of that namespace, and of no other.
-func secretsService(n svc.Name, kind string, owner *metav1.OwnerReference, secrets []svc.Name) *corev1.Service {
+// serviceOfPolicy returns the Service that names the objects with authorities of a BackendTLSPolicy.
+func serviceOfPolicy(policy *gwv1.BackendTLSPolicy, opened []trust.Ref) *corev1.Service {
+	owner := metav1.NewControllerRef(policy, schema.GroupVersion(gwv1.GroupVersion).WithKind("BackendTLSPolicy"))
+	return openingService(gateway.ServiceOfPolicy(svc.NameOf(policy)), gateway.FrontPolicy, owner, opened)
+}
+
+// openingService returns a Service that names objects of its namespace. It has no address and no ports: who may change
+// Services of a namespace lets nodes read objects of that namespace, and of no other.
+func openingService(n svc.Name, kind string, owner *metav1.OwnerReference, opened []trust.Ref) *corev1.Service {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{
 		Namespace: n.Namespace, Name: n.Name, Labels: map[string]string{gateway.FrontLabel: kind}, Annotations: map[string]string{},
 		OwnerReferences: []metav1.OwnerReference{*owner},
 	}}
 	s.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: corev1.ClusterIPNone}
-	setSecrets(s, secrets)
+	open(s, opened)
 	return s
 }
 
 func isTCP(p gateway.PortKey) bool { return !p.UDP }
 
-// setSecrets names the Secrets that nodes need: they may read no others.
-func setSecrets(s *corev1.Service, names []svc.Name) {
-	var out []string
-	for _, n := range names {
-		out = append(out, n.String())
+// open names the Secrets and ConfigMaps that nodes need: they may read no others.
+func open(s *corev1.Service, refs []trust.Ref) {
+	named := map[string][]string{}
+	for _, r := range refs {
+		named[r.Kind] = append(named[r.Kind], r.Name.String())
 	}
-	slices.Sort(out)
-	s.Annotations[svc.FrontSecretsAnnotation] = strings.Join(slices.Compact(out), ",")
+	for kind, annotation := range map[string]string{trust.Secret: svc.FrontSecretsAnnotation, trust.ConfigMap: svc.FrontConfigMapsAnnotation} {
+		slices.Sort(named[kind])
+		s.Annotations[annotation] = strings.Join(slices.Compact(named[kind]), ",")
+	}
 }
 
 // labelValue cuts a name that is too long for a label.

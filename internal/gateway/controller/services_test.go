@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"fmt"
 	"reflect"
 	"testing"
 
@@ -10,6 +11,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/trust"
+	"github.com/fairlead/fairlead/internal/gateway/watch"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -109,10 +112,76 @@ func TestFrontsAreProxied(t *testing.T) {
 	}
 }
 
+// The Service of a BackendTLSPolicy names the objects with authorities of its namespace, and goes with the policy. A Gateway names
+// none of other namespaces, whatever its annotations are.
+func TestServiceOfAPolicy(t *testing.T) {
+	policy := &gwv1.BackendTLSPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "b", Name: "x", UID: "1"}}
+	ref := func(kind, ns, name string) trust.Ref {
+		return trust.Ref{Kind: kind, Name: svc.Name{Namespace: ns, Name: name}}
+	}
+	refs := []trust.Ref{ref(trust.ConfigMap, "b", "d"), ref(trust.Secret, "b", "s"), ref(trust.ConfigMap, "b", "c")}
+	s, c := serviceOfPolicy(policy, refs), &controller{}
+	if a := s.Annotations; a[svc.FrontConfigMapsAnnotation] != "b/c,b/d" || a[svc.FrontSecretsAnnotation] != "b/s" || !c.ours(s) {
+		t.Errorf("Service %+v", s)
+	}
+	if s.Name != "x-authorities-fairlead" || s.Spec.ClusterIP != corev1.ClusterIPNone || metav1.GetControllerOf(s).UID != policy.UID {
+		t.Errorf("Service %+v", s)
+	}
+	g := &gwv1.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "web"}}
+	g.Spec.Infrastructure = &gwv1.GatewayInfrastructure{
+		Annotations: map[gwv1.AnnotationKey]gwv1.AnnotationValue{svc.FrontConfigMapsAnnotation: "b/c"},
+	}
+	s = serviceOf(g, map[gateway.PortKey]string{{Number: 80}: "http"}, append(refs, ref(trust.ConfigMap, "a", "ca")))
+	if a := s.Annotations; a[svc.FrontConfigMapsAnnotation] != "a/ca" || a[svc.FrontSecretsAnnotation] != "" {
+		t.Errorf("annotations %v", a)
+	}
+}
+
+// Only 16 Gateways have room in the status of a policy; the entries of other controllers stay.
+func TestAncestorsAreBounded(t *testing.T) {
+	objects := &gateway.Objects{
+		Gateways: map[svc.Name]*gwv1.Gateway{}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Policies: trust.NewPolicies(),
+		Services: map[svc.Name]*gateway.Service{{Namespace: "a", Name: "web"}: {Ports: []gateway.ServicePort{{Name: "http", Number: 80}}}},
+	}
+	policy := &gwv1.BackendTLSPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "p"}}
+	policy.Spec.TargetRefs = []gwv1.LocalPolicyTargetReferenceWithSectionName{{
+		LocalPolicyTargetReference: gwv1.LocalPolicyTargetReference{Kind: "Service", Name: "web"},
+	}}
+	policy.Spec.Validation = gwv1.BackendTLSPolicyValidation{
+		Hostname: "web.example.com", WellKnownCACertificates: new(gwv1.WellKnownCACertificatesSystem),
+	}
+	policy.Status.Ancestors = []gwv1.PolicyAncestorStatus{{ControllerName: "example.com/other"}}
+	n := svc.NameOf(policy)
+	objects.Policies.Set(n, policy)
+	route := &gwv1.HTTPRoute{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "r"}}
+	route.Spec.Rules = []gwv1.HTTPRouteRule{{BackendRefs: []gwv1.HTTPBackendRef{{BackendRef: gwv1.BackendRef{
+		BackendObjectReference: gwv1.BackendObjectReference{Name: "web", Port: new(gwv1.PortNumber(80))},
+	}}}}}
+	objects.Routes[svc.NameOf(route)] = route
+	s := &watch.State{Fronts: map[svc.Name]*gateway.Front{}}
+	for i := range 20 {
+		g := &gwv1.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprintf("g%02d", i)}}
+		g.Spec.Listeners = []gwv1.Listener{{Name: "l", Port: 80, Protocol: gwv1.HTTPProtocolType}}
+		objects.Gateways[svc.NameOf(g)] = g
+		route.Spec.ParentRefs = append(route.Spec.ParentRefs, gwv1.ParentReference{Name: gwv1.ObjectName(g.Name)})
+	}
+	for g := range objects.Gateways {
+		s.Fronts[g] = gateway.BuildGateway(objects, g, nil)
+	}
+	list := ancestorsOf(policy, usesOf(s)[n].gateways, s, "")
+	if len(list) != 16 || list[0].ControllerName != "example.com/other" || list[15].AncestorRef.Name != "g14" {
+		t.Errorf("%d: %+v", len(list), list)
+	}
+	if c := list[1].Conditions; len(c) != 2 || c[0].Status != metav1.ConditionTrue || c[1].Status != metav1.ConditionTrue {
+		t.Errorf("conditions %+v", c)
+	}
+}
+
 // The Service of a ReferenceGrant goes with the grant, names only Secrets, and is not taken for one that a tenant has made.
 func TestServiceOfAGrant(t *testing.T) {
 	grant := &gwv1.ReferenceGrant{ObjectMeta: metav1.ObjectMeta{Namespace: "b", Name: "x", UID: "1"}}
-	s := serviceOfGrant(grant, []svc.Name{{Namespace: "b", Name: "d"}, {Namespace: "b", Name: "c"}, {Namespace: "b", Name: "d"}})
+	secrets := []svc.Name{{Namespace: "b", Name: "d"}, {Namespace: "b", Name: "c"}, {Namespace: "b", Name: "d"}}
+	s := serviceOfGrant(grant, gateway.SecretRefs(secrets))
 	if s.Annotations[svc.FrontSecretsAnnotation] != "b/c,b/d" || s.Spec.ClusterIP != corev1.ClusterIPNone || len(s.Spec.Ports) > 0 {
 		t.Errorf("Service %+v", s)
 	}

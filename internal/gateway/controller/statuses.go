@@ -145,7 +145,7 @@ func (c *controller) syncIngresses(ctx context.Context, s *watch.State, have *co
 	}
 	want := front(gateway.IngressService(), ports)
 	want.Labels[gateway.FrontLabel] = gateway.FrontIngress
-	setSecrets(want, s.Ingress.Secrets)
+	open(want, gateway.SecretRefs(s.Ingress.Secrets))
 	problem, err := c.keepService(ctx, want, have)
 	if problem != "" {
 		c.o.Log.Warn("cannot serve Ingresses", "err", problem)

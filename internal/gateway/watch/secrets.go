@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -9,8 +10,6 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/reflector"
@@ -84,10 +83,14 @@ func (w *Watch) followSecret(ctx context.Context, running *sync.WaitGroup, n svc
 				t.listed = true
 				w.pending--
 			}
+			have := t.cert
 			t.cert = nil
 			delete(w.objects.Secrets, n)
 			if s != nil {
 				cert, problem := readTLS(s)
+				if have != nil && cert != nil && slices.EqualFunc(have.Certificate, cert.Certificate, bytes.Equal) {
+					cert = have // another pointer would end connections to backends
+				}
 				t.cert, w.objects.Secrets[n] = cert, gateway.Secret{Problem: problem}
 			}
 			w.dirtySecret(n)
@@ -95,27 +98,12 @@ func (w *Watch) followSecret(ctx context.Context, running *sync.WaitGroup, n svc
 		w.mu.Unlock()
 		w.o.Changed()
 	}
-	sink := reflector.Sink[*corev1.Secret]{
-		Replace: func(list []*corev1.Secret) {
-			if len(list) == 0 {
-				change(nil)
-				return
-			}
-			change(list[0])
-		},
-		Set:    change,
-		Delete: func(*corev1.Secret) { change(nil) },
-	}
-	selects := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, n.Name).String()}
-	from := reflector.From(w.o.Client.CoreV1().Secrets(n.Namespace), selects).Observed(func(err error) {
+	unread := func() bool {
 		w.mu.Lock()
-		unread := err != nil && !t.listed
-		w.mu.Unlock()
-		if unread { // the others do not wait for it
-			change(nil)
-		}
-	})
-	running.Go(func() { reflector.Run(ctx, "gateway/secret", from, sink) })
+		defer w.mu.Unlock()
+		return !t.listed
+	}
+	followOne(ctx, running, "gateway/secret", w.o.Client.CoreV1().Secrets(n.Namespace), n.Name, unread, change)
 }
 
 // readTLS returns the certificate of a Secret, or why there is none.

@@ -3,6 +3,7 @@ package watch
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"log/slog"
 	"maps"
 	"slices"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/api"
+	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -42,6 +44,7 @@ type Watch struct {
 	ingressClasses map[string]*networkingv1.IngressClass
 	ingresses      map[svc.Name]*networkingv1.Ingress // of every class
 	secrets        map[svc.Name]*secret
+	authorities    map[trust.Ref]*authority
 
 	// What was built, and what must be built again.
 	fronts       map[svc.Name]*gateway.Front
@@ -56,12 +59,14 @@ func New(o Options) *Watch {
 	return &Watch{
 		o: o, started: map[string]bool{}, classes: map[string]*gwv1.GatewayClass{}, gateways: map[svc.Name]*gwv1.Gateway{},
 		ingressClasses: map[string]*networkingv1.IngressClass{}, ingresses: map[svc.Name]*networkingv1.Ingress{},
-		secrets: map[svc.Name]*secret{}, fronts: map[svc.Name]*gateway.Front{}, dirty: map[svc.Name]bool{},
+		secrets: map[svc.Name]*secret{}, authorities: map[trust.Ref]*authority{}, fronts: map[svc.Name]*gateway.Front{},
+		dirty: map[svc.Name]bool{},
 		objects: gateway.Objects{
 			Gateways: map[svc.Name]*gwv1.Gateway{}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Grants: map[svc.Name]*gwv1.ReferenceGrant{},
 			Namespaces: map[string]map[string]string{}, Services: map[svc.Name]*gateway.Service{}, Secrets: map[svc.Name]gateway.Secret{},
 			Ingresses: map[svc.Name]*networkingv1.Ingress{}, Streams: map[gateway.StreamKey]*gateway.Stream{},
 			Sets: map[svc.Name]*gwv1.ListenerSet{}, Calls: map[svc.Name]*gwv1.GRPCRoute{},
+			Policies: trust.NewPolicies(), Authorities: map[trust.Ref]string{},
 		},
 	}
 }
@@ -85,6 +90,9 @@ type State struct {
 	Ingress   *gateway.IngressFront
 	// Certificates are from the Secrets that can be used.
 	Certificates map[svc.Name]*tls.Certificate
+	// Authorities are from the objects that can be used.
+	Authorities map[trust.Ref][]*x509.Certificate
+	Policies    map[svc.Name]*gwv1.BackendTLSPolicy
 }
 
 // Update follows what has become necessary, builds the fronts whose objects have changed, and returns the state.
@@ -99,11 +107,13 @@ func (w *Watch) Update(ctx context.Context, running *sync.WaitGroup) *State {
 	}
 	w.build()
 	w.followSecrets(ctx, running)
+	w.followAuthorities(ctx, running)
 	s.Listed = w.pending == 0
 	s.Classes = slices.SortedFunc(maps.Values(w.classes), func(a, b *gwv1.GatewayClass) int {
 		return svc.NameOf(a).Compare(svc.NameOf(b))
 	})
 	s.Gateways, s.Fronts, s.Routes = maps.Clone(w.objects.Gateways), maps.Clone(w.fronts), maps.Clone(w.objects.Routes)
+	s.Authorities, s.Policies = w.trusted(), w.objects.Policies.All()
 	s.Calls, s.Grants = maps.Clone(w.objects.Calls), maps.Clone(w.objects.Grants)
 	s.Streams, s.Sets = maps.Clone(w.objects.Streams), maps.Clone(w.objects.Sets)
 	for _, set := range s.Sets {

@@ -51,6 +51,7 @@ type frontState struct {
 	table   *gateway.Table
 	targets []gateway.Target
 	revoked map[gateway.Revocation]bool
+	gateway *gateway.Front // nil for Ingresses
 }
 
 // frontOf returns the table of the front that a Service serves, with its targets. A Service only serves the Gateway whose name
@@ -72,7 +73,7 @@ func (r *routing) frontOf(o *corev1.Service) (out frontState, ok bool) {
 	}
 	g := svc.Name{Namespace: n.Namespace, Name: owner.Name}
 	if f := r.state.Fronts[g]; f != nil && gateway.ServiceOfGateway(g) == n {
-		return frontState{f.Table, f.Targets, f.Revoked}, true
+		return frontState{f.Table, f.Targets, f.Revoked, f}, true
 	}
 	return frontState{}, false
 }
@@ -208,14 +209,21 @@ func (d *draft) route() reason {
 		Ports: t.Ports, Datagrams: t.Datagrams, Targets: map[gateway.Target][]netip.AddrPort{}, Revoked: front.revoked,
 		Certificates: d.routing.state.Certificates,
 	}
+	next := pools{}
+	routes.Subjects = t.Subjects
+	routes.Policies = verification(front.gateway, d.routing.state, d.from.pools, next)
+	routes.Clients = clientsOf(t, d.routing.state, d.from.pools, next)
 	for _, to := range front.targets {
+		if _, verified := routes.Policies[to.Policy]; to.Policy != (svc.Name{}) && !verified {
+			continue // its requests are answered with 503
+		}
 		back := d.routing.backends[to.Name]
 		if back == nil || !back.listed {
 			return waitFor("the EndpointSlices of " + to.Name.String())
 		}
 		routes.Targets[to] = back.endpoints(to.Backend, d.node, d.zone)
 	}
-	d.to.Routes = routes
+	d.to.Routes, d.from.pools = routes, next
 	d.to.Spec.Listeners = nil // a port without a listener that serves is closed
 	for _, l := range d.from.spec.Listeners {
 		p := t.Ports[l.Port]

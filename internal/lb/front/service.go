@@ -37,6 +37,7 @@ type service struct {
 	// targets have been read.
 	table   *gateway.Table
 	last    *proxied.Service
+	pools   pools  // of its policies and clients, as it was built last
 	failure string // the last recorded one
 	ready   bool
 	// unstored is why access logs cannot be uploaded, and logFailure the last recorded reason.

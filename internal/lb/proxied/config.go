@@ -50,7 +50,7 @@ func (c *Config) Admits(client netip.Addr) bool {
 // Verifies reports whether another TLS connection of a client than one with t as its configuration would do: with nil there
 // was none. A kept connection has the rights of a new one, also after clients need another certificate.
 func (c *Config) Verifies(t *tls.Config) bool {
-	if c.TLS == nil || c.TLS.ClientCAs == nil {
+	if c.TLS == nil || c.TLS.ClientCAs == nil || c.TLS.ClientAuth == tls.RequestClientCert {
 		return true
 	}
 	return t != nil && t.ClientCAs == c.TLS.ClientCAs && (t.ClientAuth == c.TLS.ClientAuth || c.TLS.ClientAuth == tls.VerifyClientCertIfGiven)

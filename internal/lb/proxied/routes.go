@@ -2,6 +2,7 @@ package proxied
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -27,6 +28,39 @@ type Routes struct {
 	Certificates map[svc.Name]*tls.Certificate
 	// Revoked are the Services that a route of connections must no longer reach: it loses the connections that it has there.
 	Revoked map[gateway.Revocation]bool
+	// Policies are how TLS begins to the backends of BackendTLSPolicies.
+	Policies map[svc.Name]pods.TLS
+	// Clients are how clients of HTTPS are verified at the ports that ask for certificates.
+	Clients map[uint16]Clients
+	// Subjects has backends get the subjects of clients' certificates (gateway.Table).
+	Subjects bool
+}
+
+// Clients is how clients are verified. A change of the roots is seen by the pointer.
+type Clients struct {
+	Roots *x509.CertPool
+	// Insecure is true if clients without a certificate, or with one that is not verified, get in, too.
+	Insecure bool
+}
+
+// ask has TLS ask clients for certificates. A ticket of a session belongs to what clients were asked for when they got it.
+func (t *Routes) ask(port *gateway.Port, old *tls.Config) *tls.Config {
+	roots, auth := (*x509.CertPool)(nil), tls.NoClientCert
+	if port.Clients != nil {
+		k := t.Clients[port.Number]
+		if roots, auth = k.Roots, tls.RequireAndVerifyClientCert; roots == nil {
+			roots = x509.NewCertPool() // nobody is verified
+		}
+		if k.Insecure {
+			auth = tls.RequestClientCert
+		}
+	}
+	out := &tls.Config{}
+	if old != nil && old.ClientCAs == roots && old.ClientAuth == auth {
+		out = old.Clone() // with the keys of session tickets
+	}
+	out.ClientCAs, out.ClientAuth = roots, auth
+	return out
 }
 
 // routedProtocols are offered to clients of HTTPS (ALPN).
@@ -68,6 +102,7 @@ func (t *Routes) give(c *Config, l dialect.Listener, key string, targets map[gat
 		if c.TLS != nil {
 			c.streams.tls = c.TLS.Clone() // with the keys of session tickets
 			c.streams.tls.NextProtos = nil
+			c.streams.tls.ClientCAs, c.streams.tls.ClientAuth = nil, tls.NoClientCert // only HTTPS asks for certificates
 		}
 	}
 }
@@ -85,10 +120,11 @@ func (t *Routes) configure(c *Config, l dialect.Listener, old *Config) error {
 	if !ok {
 		return fmt.Errorf("port %d: there is no TLS policy %.100q", port, c.Spec.TLSPolicy)
 	}
-	c.TLS = &tls.Config{}
-	if old != nil && old.TLS != nil {
-		c.TLS = old.TLS.Clone() // with the keys of session tickets
+	var had *tls.Config
+	if old != nil {
+		had = old.TLS
 	}
+	c.TLS = t.ask(table, had)
 	c.TLS.MinVersion, c.TLS.MaxVersion, c.TLS.CipherSuites = policy.Least, policy.Most, policy.Suites
 	c.TLS.Certificates, c.TLS.NextProtos = nil, routedProtocols
 	c.TLS.GetCertificate = func(h *tls.ClientHelloInfo) (*tls.Certificate, error) { return t.certificate(table, h) }
@@ -135,11 +171,15 @@ type targeting struct {
 // and before are its targets.
 func (m *targeting) all(had *Service, before map[gateway.Target]*Config) map[gateway.Target]*Config {
 	v := m.service
-	same := had != nil && had.Routes != nil && had.Key == v.Key && reflect.DeepEqual(had.Spec, v.Spec)
+	same := had != nil && had.Routes != nil && had.Key == v.Key && reflect.DeepEqual(had.Spec, v.Spec) &&
+		had.Routes.Subjects == v.Routes.Subjects
 	next := make(map[gateway.Target]*Config, len(v.Routes.Targets))
 	for t, addrs := range v.Routes.Targets {
+		if _, verified := v.Routes.Policies[t.Policy]; t.Policy != (svc.Name{}) && !verified {
+			continue // nothing tells whom to trust
+		}
 		old := before[t]
-		if old != nil && same && slices.Equal(had.Routes.Targets[t], addrs) {
+		if old != nil && same && slices.Equal(had.Routes.Targets[t], addrs) && had.Routes.Policies[t.Policy] == v.Routes.Policies[t.Policy] {
 			next[t] = old
 			continue
 		}
@@ -160,6 +200,9 @@ func (m *targeting) one(t gateway.Target, addrs []netip.AddrPort, old *Config) *
 	if t.Timeout > 0 {
 		spec.IdleTimeout = dialect.Duration(t.Timeout)
 	}
+	if v.Routes.Subjects {
+		spec.Headers.ClientCertificate = dialect.DefaultClientField
+	}
 	c := &Config{
 		Service: v.Name, Spec: &spec, Protocol: dialect.HTTP, Backend: dialect.HTTP, owner: logship.OwnerOf(v.Name, v.Key), usage: m.usage,
 	}
@@ -174,6 +217,9 @@ func (m *targeting) one(t gateway.Target, addrs []netip.AddrPort, old *Config) *
 		health = datagramChecks(health)
 	case gateway.HTTP1:
 	}
+	if t.Policy != (svc.Name{}) {
+		c.encrypt(v.Routes.Policies[t.Policy])
+	}
 	if c.Protocol.IsHTTP() {
 		m.web.Configure(c, old)
 	}
@@ -186,11 +232,24 @@ func (m *targeting) one(t gateway.Target, addrs []netip.AddrPort, old *Config) *
 	}
 	m.drains[key] = drain
 	c.Pool = m.pool(key)
-	o := pods.Options{Balance: v.Spec.Balance, SlowStart: v.Spec.SlowStart.Std(), Checks: pods.Checks{Health: health},
+	o := pods.Options{Balance: v.Spec.Balance, SlowStart: v.Spec.SlowStart.Std(), Checks: pods.Checks{Health: health, TLS: c.Pods},
 		Eject: v.Spec.Eject}
 	if t.Session {
 		o.Key = v.Key
 	}
 	c.Pool.Set(o, addrs, drain)
 	return c
+}
+
+// encrypt has Pods spoken to by TLS.
+func (c *Config) encrypt(t pods.TLS) {
+	c.Pods = t
+	switch c.Backend {
+	case dialect.TCP:
+		c.Backend = dialect.TLS
+	case dialect.H2C:
+		c.Backend, c.Pods.Second = dialect.HTTPS, true
+	default:
+		c.Backend = dialect.HTTPS
+	}
 }

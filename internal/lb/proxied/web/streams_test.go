@@ -18,8 +18,10 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
+	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
@@ -35,6 +37,8 @@ type streamFront struct {
 	services  map[svc.Name]netip.AddrPort // with their Pod; of UDP if udp
 	udp       bool
 	cert      *tls.Certificate
+	policies  *trust.Policies
+	met       map[svc.Name]pods.TLS // how the node meets them
 }
 
 // serve makes the Service of a rig that front.
@@ -47,7 +51,7 @@ func (r *rig) serve(s *streamFront) {
 	o := &gateway.Objects{
 		Gateways: map[svc.Name]*gwv1.Gateway{n: g}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Services: map[svc.Name]*gateway.Service{},
 		Secrets: map[svc.Name]gateway.Secret{cert: {}}, Grants: s.grants, Streams: map[gateway.StreamKey]*gateway.Stream{},
-		Sets: s.sets,
+		Sets: s.sets, Policies: s.policies,
 	}
 	if s.http != "" {
 		route := &gwv1.HTTPRoute{}
@@ -63,7 +67,7 @@ func (r *rig) serve(s *streamFront) {
 	f := gateway.BuildGateway(o, n, nil)
 	r.service.Routes = &proxied.Routes{
 		Ports: f.Table.Ports, Datagrams: f.Table.Datagrams, Targets: map[gateway.Target][]netip.AddrPort{}, Revoked: f.Revoked,
-		Certificates: map[svc.Name]*tls.Certificate{cert: s.cert},
+		Certificates: map[svc.Name]*tls.Certificate{cert: s.cert}, Policies: s.met,
 	}
 	for _, t := range f.Targets {
 		r.service.Routes.Targets[t] = []netip.AddrPort{s.services[t.Name]}

@@ -50,7 +50,7 @@ type transport struct {
 
 // isHTTP1 reports whether Pods are spoken to by HTTP/1.1.
 func (t *transport) isHTTP1() bool {
-	return t.kind.backend != dialect.H2C && t.kind.backend != dialect.GRPC
+	return t.kind.backend != dialect.H2C && t.kind.backend != dialect.GRPC && !t.kind.tls.Second
 }
 
 type transportKind struct {

@@ -3,6 +3,7 @@ package web
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"net"
 	"net/netip"
 	"time"
@@ -43,6 +44,8 @@ func (u *upstream) allowSilence() {
 		u.slow = socket.SetUserTimeout(u.tcp, 0) == nil
 	}
 }
+
+var errNotSecond = errors.New("the endpoint does not agree on HTTP/2")
 
 // head sends the head of the request, with the next flush, and a body that is whole.
 func (u *upstream) head(x *exchange, whole []byte, _ bool) {
@@ -147,7 +150,10 @@ func (t *transport) dialPod(ctx context.Context, pod, client, at netip.AddrPort,
 		return u, multiplex, nil
 	}
 	config := t.kind.tls.Config()
-	if multiplex {
+	switch {
+	case t.kind.tls.Second:
+		config.NextProtos = []string{"h2"}
+	case multiplex:
 		config.NextProtos = []string{"h2", "http/1.1"}
 	}
 	if config.ServerName == "" {
@@ -159,5 +165,10 @@ func (t *transport) dialPod(ctx context.Context, pod, client, at netip.AddrPort,
 		return nil, false, err
 	}
 	u.wire = newWire(secure)
-	return u, multiplex && secure.ConnectionState().NegotiatedProtocol == "h2", nil
+	second = secure.ConnectionState().NegotiatedProtocol == "h2"
+	if t.kind.tls.Second && !second {
+		u.close()
+		return nil, false, errNotSecond
+	}
+	return u, multiplex && second, nil
 }
