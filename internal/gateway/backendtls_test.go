@@ -12,7 +12,7 @@ import (
 )
 
 // policy returns the manifest of a BackendTLSPolicy of a minute after midnight.
-func policy(name string, minute int, targets, validation string) string {
+func policyFor(name string, minute int, targets, validation string) string {
 	ns, n, ok := strings.Cut(name, "/")
 	if !ok {
 		ns, n = "default", name
@@ -49,47 +49,47 @@ func TestBackendTLSPolicies(t *testing.T) {
 		target  string // the policy of the target
 	}{
 		"none":           {"", nil, plain},
-		"of the Service": {policy("p", 1, toWeb, byMap) + authority, by{"p": fine}, "p"},
-		"of the port":    {policy("p", 1, toWebHTTP, byMap) + authority, by{"p": fine}, "p"},
+		"of the Service": {policyFor("p", 1, toWeb, byMap) + authority, by{"p": fine}, "p"},
+		"of the port":    {policyFor("p", 1, toWebHTTP, byMap) + authority, by{"p": fine}, "p"},
 		"the port's first": {
-			policy("a", 1, toWeb, byMap) + policy("p", 2, toWebHTTP, byMap) + authority, by{"a": fine, "p": fine}, "p",
+			policyFor("a", 1, toWeb, byMap) + policyFor("p", 2, toWebHTTP, byMap) + authority, by{"a": fine, "p": fine}, "p",
 		},
 		"the older one": {
-			policy("a", 2, toWeb, byMap) + policy("z", 1, toWeb, byMap) + authority, by{"z": fine, "a": lost}, "z",
+			policyFor("a", 2, toWeb, byMap) + policyFor("z", 1, toWeb, byMap) + authority, by{"z": fine, "a": lost}, "z",
 		},
 		"as old: by name": {
-			policy("b", 1, toWeb, byMap) + policy("a", 1, toWeb, byMap) + authority, by{"a": fine, "b": lost}, "a",
+			policyFor("b", 1, toWeb, byMap) + policyFor("a", 1, toWeb, byMap) + authority, by{"a": fine, "b": lost}, "a",
 		},
-		"another Service": {policy("p", 1, `{group: "", kind: Service, name: other}`, byMap) + authority, by{"p": ", "}, plain},
+		"another Service": {policyFor("p", 1, `{group: "", kind: Service, name: other}`, byMap) + authority, by{"p": ", "}, plain},
 		"another kind": {
-			policy("p", 1, `{group: apps, kind: Deployment, name: web}`, byMap) + authority, by{"p": ", "}, plain,
+			policyFor("p", 1, `{group: apps, kind: Deployment, name: web}`, byMap) + authority, by{"p": ", "}, plain,
 		},
-		"another namespace": {policy("b/p", 1, toWeb, byMap) + there, nil, plain},
-		"the system's":      {policy("p", 1, toWeb, "wellKnownCACertificates: System"), by{"p": fine}, "p"},
-		"unknown ones":      {policy("p", 1, toWeb, "wellKnownCACertificates: example.com/x"), by{"p": invalid}, refused},
-		"no ConfigMap":      {policy("p", 1, toWeb, byMap), by{"p": missing}, refused},
+		"another namespace": {policyFor("b/p", 1, toWeb, byMap) + there, nil, plain},
+		"the system's":      {policyFor("p", 1, toWeb, "wellKnownCACertificates: System"), by{"p": fine}, "p"},
+		"unknown ones":      {policyFor("p", 1, toWeb, "wellKnownCACertificates: example.com/x"), by{"p": invalid}, refused},
+		"no ConfigMap":      {policyFor("p", 1, toWeb, byMap), by{"p": missing}, refused},
 		"an empty ConfigMap": {
-			policy("p", 1, toWeb, byMap) + strings.Replace(authority, "x}", "''}", 1), by{"p": missing}, refused,
+			policyFor("p", 1, toWeb, byMap) + strings.Replace(authority, "x}", "''}", 1), by{"p": missing}, refused,
 		},
-		"a ConfigMap of another namespace": {policy("p", 1, toWeb, byMap) + there, by{"p": missing}, refused},
+		"a ConfigMap of another namespace": {policyFor("p", 1, toWeb, byMap) + there, by{"p": missing}, refused},
 		"a section with a slip": {
-			policy("p", 1, strings.Replace(toWebHTTP, "http", "htpp", 1), byMap) + authority,
+			policyFor("p", 1, strings.Replace(toWebHTTP, "http", "htpp", 1), byMap) + authority,
 			by{"p": "False TargetNotFound, True ResolvedRefs"}, plain,
 		},
 		"a Secret": {
-			policy("p", 1, toWeb, strings.Replace(byMap, "ConfigMap", "Secret", 1)) + "\n---\nkind: Secret\nmetadata: {name: ca}",
+			policyFor("p", 1, toWeb, strings.Replace(byMap, "ConfigMap", "Secret", 1)) + "\n---\nkind: Secret\nmetadata: {name: ca}",
 			by{"p": fine}, "p",
 		},
-		"a Service as authority": {policy("p", 1, toWeb, strings.Replace(byMap, "ConfigMap", "Service", 1)), by{"p": kind}, refused},
+		"a Service as authority": {policyFor("p", 1, toWeb, strings.Replace(byMap, "ConfigMap", "Service", 1)), by{"p": kind}, refused},
 		"one of two authorities": {
-			policy("p", 1, toWeb, strings.Replace(byMap, "[", `[{group: "", kind: ConfigMap, name: missing}, `, 1)) + authority,
+			policyFor("p", 1, toWeb, strings.Replace(byMap, "[", `[{group: "", kind: ConfigMap, name: missing}, `, 1)) + authority,
 			by{"p": "True Accepted, False InvalidCACertificateRef"}, "p",
 		},
 		"a name without a scheme": {
-			policy("p", 1, toWeb, byMap+", subjectAltNames: [{type: URI, uri: web}]") + authority, by{"p": invalid}, refused,
+			policyFor("p", 1, toWeb, byMap+", subjectAltNames: [{type: URI, uri: web}]") + authority, by{"p": invalid}, refused,
 		},
 		"an invalid one that is older": {
-			policy("a", 1, toWeb, "wellKnownCACertificates: x/y") + policy("z", 2, toWeb, byMap) + authority, by{"a": invalid, "z": lost}, refused,
+			policyFor("a", 1, toWeb, "wellKnownCACertificates: x/y") + policyFor("z", 2, toWeb, byMap) + authority, by{"a": invalid, "z": lost}, refused,
 		},
 	} {
 		f := builtFrom(t, plainGateway+service("web")+route("r", "", "web {}")+c.objects)
@@ -115,7 +115,7 @@ func TestProtocolsOfPolicies(t *testing.T) {
 	for app, want := range map[string][2]BackendProtocol{
 		"": {HTTP1, HTTP1}, "https": {"", HTTP1}, "kubernetes.io/wss": {"", HTTP1}, "tls": {"", HTTP1}, "kubernetes.io/h2c": {H2C, H2C},
 	} {
-		for i, objects := range []string{"", policy("p", 1, toWeb, byMap) + authority} {
+		for i, objects := range []string{"", policyFor("p", 1, toWeb, byMap) + authority} {
 			text := plainGateway + strings.Replace(service("web"), "port: 80", "port: 80, appProtocol: '"+app+"'", 1)
 			f, got := builtFrom(t, text+route("r", "", "web {}")+objects), BackendProtocol("")
 			for _, to := range f.Targets {
@@ -132,7 +132,7 @@ func TestProtocolsOfPolicies(t *testing.T) {
 func TestAncestorsNeedAGrant(t *testing.T) {
 	text := plainGateway + service("b/web") +
 		strings.Replace(route("r", "", "web {}"), "name: web, port", "name: web, namespace: b, port", 1) +
-		policy("b/p", 1, toWeb, byMap) + strings.Replace(authority, "name: ca", "name: ca, namespace: b", 1)
+		policyFor("b/p", 1, toWeb, byMap) + strings.Replace(authority, "name: ca", "name: ca, namespace: b", 1)
 	p := svc.Name{Namespace: "b", Name: "p"}
 	if f := builtFrom(t, text); f.PolicyStatus(p) != nil || len(f.NamedAuthorities()) > 0 {
 		t.Errorf("without a grant: %v, %v", f.PolicyStatus(p), f.NamedAuthorities())
@@ -155,7 +155,7 @@ func TestPoliciesChange(t *testing.T) {
 	o := objects(t, plainGateway+twoRoutes+authority)
 	g := svc.Name{Namespace: "default", Name: "g"}
 	before := BuildGateway(o, g, nil)
-	added := objects(t, strings.TrimPrefix(policy("p", 1, toWeb, byMap), "\n---\n")).Policies.All()
+	added := objects(t, strings.TrimPrefix(policyFor("p", 1, toWeb, byMap), "\n---\n")).Policies.All()
 	n := svc.Name{Namespace: "default", Name: "p"}
 	if got := fmt.Sprint(o.Policies.Set(n, added[n])); got != "[default/web]" {
 		t.Errorf("it concerns %s", got)
@@ -211,7 +211,7 @@ metadata: {name: r}
 spec: {parentRefs: [{name: g}], hostnames: [a.example.com, b.example.com], rules: [{backendRefs: [{name: web, port: 80}]}]}
 ---
 kind: Secret
-metadata: {name: c}`+service("web")+policy("p", 1, toWeb, byMap)+authority)
+metadata: {name: c}`+service("web")+policyFor("p", 1, toWeb, byMap)+authority)
 	for host, want := range map[string]string{"a.example.com": "/", "b.example.com": "default/p"} {
 		_, rule := f.Table.Ports[443].Connection(host)
 		if got := rule.Backends[0].Backend.Policy.String(); got != want {
@@ -328,7 +328,7 @@ func TestCertificateOfAGateway(t *testing.T) {
 			tls = "backend: {clientCertificateRef: " + c.ref + "}"
 		}
 		f := builtFrom(t, fmt.Sprintf(httpsGateway, tls)+twoRoutes+
-			policy("p", 1, toWeb, byMap)+authority+c.objects)
+			policyFor("p", 1, toWeb, byMap)+authority+c.objects)
 		targets := []string{}
 		for _, name := range []string{"other", "web"} {
 			for _, to := range f.Targets {
