@@ -56,6 +56,8 @@ type Backend struct {
 	PortName string
 	// Protocol is the one of the Service's port (appProtocol).
 	Protocol BackendProtocol
+	// Local is true if only endpoints of the client's node count.
+	Local bool
 }
 
 // Target is a backend with how long it may be silent.

@@ -122,6 +122,7 @@ func (c *controller) prepare(ctx context.Context, running *sync.WaitGroup) {
 	}
 	if c.untilDone(ctx, "cannot install the Gateway API", c.install) && c.untilDone(ctx, "cannot make the GatewayClass", c.makeClass) {
 		c.watch.FollowGateways(ctx, running)
+		c.watch.FollowMesh(ctx, running)
 	}
 }
 
@@ -227,6 +228,10 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 		wanted[gateway.IngressService()] = true
 		step(func(ctx context.Context) error { return c.syncIngresses(ctx, s, have[gateway.IngressService()], &errs) })
 	}
+	if c.o.Gateway && slices.ContainsFunc(slices.Collect(maps.Values(s.Meshes)), (*gateway.Mesh).Serves) {
+		wanted[gateway.MeshService()] = true
+		step(func(ctx context.Context) error { return c.keepMeshService(ctx, have[gateway.MeshService()]) })
+	}
 	for n, service := range have {
 		if !wanted[n] && service.DeletionTimestamp == nil && c.ours(service) {
 			step(func(ctx context.Context) error {
@@ -242,6 +247,9 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 func (c *controller) ours(s *corev1.Service) bool {
 	if svc.NameOf(s) == gateway.IngressService() {
 		return s.Labels[gateway.FrontLabel] == gateway.FrontIngress
+	}
+	if svc.NameOf(s) == gateway.MeshService() {
+		return s.Labels[gateway.FrontLabel] == gateway.FrontMesh
 	}
 	owner := metav1.GetControllerOf(s)
 	switch kind := s.Labels[gateway.FrontLabel]; {
