@@ -10,8 +10,8 @@ import (
 
 // SupportedFeatures are the features of the Gateway API whose conformance tests pass, sorted, and its core features, for the
 // status of a GatewayClass. The tests take from it what to test (make conformance).
-func SupportedFeatures() (out []gwv1.SupportedFeature) {
-	for _, f := range []features.FeatureName{
+func SupportedFeatures() []gwv1.SupportedFeature {
+	return featuresOf(
 		features.SupportGateway, features.SupportReferenceGrant, features.SupportHTTPRoute,
 		features.SupportGatewayPort8080, features.SupportGatewayHTTPListenerIsolation,
 		features.SupportGatewayInfrastructure, features.SupportGatewayAddressEmpty, features.SupportGatewayHTTPSListenerDetectMisdirectedRequests,
@@ -27,7 +27,24 @@ func SupportedFeatures() (out []gwv1.SupportedFeature) {
 		features.SupportGRPCRoute, features.SupportGRPCRouteNamedRouteRule,
 		features.SupportTLSRoute, features.SupportTLSRouteModeTerminate, features.SupportTLSRouteModeMixed,
 		features.SupportTCPRoute, features.SupportUDPRoute, features.SupportListenerSet,
-	} {
+	)
+}
+
+// MeshFeatures are the same of routes with Services as parents. No GatewayClass may list the ones of meshes.
+func MeshFeatures() []gwv1.SupportedFeature {
+	return featuresOf(
+		features.SupportMesh, features.SupportHTTPRoute, features.SupportGRPCRoute, features.SupportReferenceGrant,
+		features.SupportMeshClusterIPMatching, features.SupportMeshHTTPRouteRewritePath, features.SupportMeshHTTPRouteSchemeRedirect,
+		features.SupportMeshHTTPRouteRedirectPort, features.SupportMeshHTTPRouteRedirectPath,
+		features.SupportMeshHTTPRouteBackendRequestHeaderModification, features.SupportMeshHTTPRouteQueryParamMatching,
+		features.SupportMeshHTTPRouteNamedRouteRule, features.SupportHTTPRouteParentRefPort,
+		features.SupportHTTPRouteResponseHeaderModification, features.SupportHTTPRoute303RedirectStatusCode,
+		features.SupportHTTPRoute307RedirectStatusCode, features.SupportHTTPRoute308RedirectStatusCode,
+	)
+}
+
+func featuresOf(names ...features.FeatureName) (out []gwv1.SupportedFeature) {
+	for _, f := range names {
 		out = append(out, gwv1.SupportedFeature{Name: gwv1.FeatureName(f)})
 	}
 	slices.SortFunc(out, func(a, b gwv1.SupportedFeature) int { return strings.Compare(string(a.Name), string(b.Name)) })

@@ -12,30 +12,36 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/dynamic"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/api"
-	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
-// meshBed is a server and an agent, with Services whose Pods are on other machines, and clients on the agent's.
+// meshBed is a server and agents, with Services whose Pods are on other machines, and clients on the agents'.
 type meshBed struct {
 	*frontDoor
 	clients map[string]*testbed.Host
 }
 
-func newMeshBed(t *testing.T, ofAgents ...string) *meshBed {
+// newMeshBed starts an agent for each name.
+func newMeshBed(t *testing.T, names ...string) *meshBed {
 	t.Helper()
-	c := newClusterWith(t, nil, ofAgents, "n1")
-	m := &meshBed{frontDoor: &frontDoor{bed: c.bed, ca: filepath.Join(t.TempDir(), "ca.pem")}}
+	c := newCluster(t, names...)
+	m := &meshBed{frontDoor: &frontDoor{bed: c.bed, ca: filepath.Join(t.TempDir(), "ca.pem")}, clients: map[string]*testbed.Host{}}
 	var err error
 	m.dynamic, err = dynamic.NewForConfig(c.server.Config)
 	c.must(err)
 	m.api, err = api.NewClient(c.server.Config)
 	c.must(err)
-	node := c.nodes[0].host
-	m.clients = map[string]*testbed.Host{"Pod": node.Pod("caller"), "node": node}
+	for _, n := range c.nodes {
+		m.clients["the node "+n.name], m.clients["a Pod of "+n.name] = n.host, n.host.Pod("caller-"+n.name)
+	}
+	testbed.Until(t, "the GatewayClass", func() error {
+		_, err := m.api.Classes().Get(t.Context(), gateway.ClassName, metav1.GetOptions{})
+		return err
+	})
 	return m
 }
 
@@ -81,46 +87,84 @@ func (m *meshBed) wants(url, want string) {
 	}
 }
 
+// accepted waits until the condition Accepted of a route has a reason.
+func (m *meshBed) accepted(namespace, route, reason string) {
+	m.Helper()
+	testbed.Until(m, "the route to be "+reason, func() error {
+		r, err := m.api.Routes(namespace).Get(m.Context(), route, metav1.GetOptions{})
+		if err != nil || len(r.Status.Parents) != 1 {
+			return fmt.Errorf("%d parents, %v", len(r.Status.Parents), err)
+		}
+		for _, c := range r.Status.Parents[0].Conditions {
+			if c.Type == string(gwv1.RouteConditionAccepted) && c.Reason == reason {
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions %+v", r.Status.Parents[0].Conditions)
+	})
+}
+
 const meshServices = `
 apiVersion: v1
 kind: Service
 metadata: {name: web}
-spec: {ports: [{name: http, port: 80, targetPort: 8080}, {name: other, port: 81, targetPort: 8080}]}
+spec: {ports: [{name: http, port: 80, targetPort: 8080}]}
 ---
 apiVersion: v1
 kind: Service
 metadata: {name: cart}
 spec: {ports: [{name: http, port: 80, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: circle}
+spec: {ports: [{name: http, port: 80}]}
 `
 
-const meshRoute = `
+// consumerRoute is of another namespace than the Service.
+const consumerRoute = `
 apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute
-metadata: {name: web}
+metadata: {name: thief, namespace: kube-public}
 spec:
-  parentRefs: [{group: "", kind: Service, name: web}]
-  rules:
-  - matches: [{path: {value: /cart}}]
-    backendRefs: [{name: cart, port: 80}]
-  - backendRefs: [{name: web, port: 80}]
+  parentRefs: [{group: "", kind: Service, name: web, namespace: default}]
+  rules: [{filters: [{type: RequestRedirect, requestRedirect: {hostname: evil.example.com}}]}]
 `
 
-// A Service with a route is served by the node of the client: by path, for Pods and for the node itself; its other ports, other
-// Services, and the Service after the route has gone are as before (behaviour 187).
+// A Service with a route is served by the node of the client: by path, for Pods and for the node itself, whatever the mode of the
+// node's proxy is. The Service is as before once the route has gone. No other namespace changes it, and an EndpointSlice that
+// names the ClusterIP itself leads no request in circles (behaviour 187).
 func TestMesh(t *testing.T) {
 	inParallel(t)
-	m := newMeshBed(t)
+	m := newMeshBed(t, "n1", "iptables", "userspace")
+	manifests, commands := m.document("gateway.md", "mesh_test.go")
 	m.apply(meshServices)
 	m.backend("web")
 	m.backend("cart")
 	web := m.clusterIP("web")
 	m.wants("http://"+web+"/cart/7", "web: GET /cart/7")
-	testbed.Until(t, "the kind of routes", func() error {
-		_, err := m.api.Classes().Get(t.Context(), gateway.ClassName, metav1.GetOptions{})
-		return err
-	})
-	m.apply(meshRoute)
-	m.wants("http://"+web+"/cart/7", "cart: GET /cart/7")
-	m.wants("http://"+web+"/", "web: GET /")
-	_ = svc.TCP
+	m.apply(consumerRoute)
+	m.accepted("kube-public", "thief", "NotAllowedByListeners")
+	m.wants("http://"+web+"/cart/7", "web: GET /cart/7")
+
+	m.apply(manifests)
+	m.accepted("default", "web", "Accepted")
+	for _, c := range commands {
+		url := c[0]
+		m.wants(strings.Replace(url, "http://web", "http://"+web, 1), c[1])
+	}
+	m.wants("http://"+m.clusterIP("cart")+"/cart/7", "cart: GET /cart/7")
+	m.slice("circle", "http", "TCP", netip.AddrPortFrom(netip.MustParseAddr(web), 80))
+	m.apply(strings.Replace(manifests, "{name: cart, port: 80}", "{name: circle, port: 80}", 1))
+	for name, from := range m.clients {
+		testbed.Until(t, name+" gets no answer from a circle", func() error {
+			if got := m.get(from, "-o", "/dev/null", "-w", "%{http_code}", "http://"+web+"/cart/7"); got != "503" {
+				return fmt.Errorf("%q", got)
+			}
+			return nil
+		})
+	}
+
+	m.must(m.api.Routes("default").Delete(t.Context(), "web", metav1.DeleteOptions{}))
+	m.wants("http://"+web+"/cart/7", "web: GET /cart/7")
 }

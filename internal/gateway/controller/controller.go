@@ -66,6 +66,8 @@ type controller struct {
 	fronts map[svc.Name]*corev1.Service // with gateway.FrontLabel
 	listed bool
 
+	unserved *unserved
+
 	problems map[svc.Name]string // of Ingresses, as they were recorded last
 	failed   string              // as it was logged last
 }
@@ -80,6 +82,9 @@ func Run(ctx context.Context, o Options) error {
 		return fmt.Errorf("client for Gateways and Ingresses: %w", err)
 	}
 	c.rest = c.client.CoreV1().RESTClient()
+	if c.unserved, err = newUnserved(o.Config, c.client, c.wake.Set); err != nil {
+		return fmt.Errorf("client for Speakers: %w", err)
+	}
 	c.watch = watch.New(watch.Options{Client: c.client, Gateway: c.api, Log: o.Log, Changed: c.wake.Set})
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -228,8 +233,9 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 		wanted[gateway.IngressService()] = true
 		step(func(ctx context.Context) error { return c.syncIngresses(ctx, s, have[gateway.IngressService()], &errs) })
 	}
-	if c.o.Gateway && slices.ContainsFunc(slices.Collect(maps.Values(s.Meshes)), (*gateway.Mesh).Serves) {
+	if slices.ContainsFunc(slices.Collect(maps.Values(s.Meshes)), (*gateway.Mesh).Serves) {
 		wanted[gateway.MeshService()] = true
+		c.unserved.follow(ctx, running)
 		step(func(ctx context.Context) error { return c.keepMeshService(ctx, have[gateway.MeshService()]) })
 	}
 	for n, service := range have {

@@ -252,6 +252,7 @@ func (f *Front) changed(change func()) {
 
 // apply makes the server serve the Services as they are now.
 func (f *Front) apply() {
+	f.probeMesh()
 	want := f.build()
 	f.local.setSources(f.sources())
 	f.local.close(f.server.Doors(), want)

@@ -60,6 +60,30 @@ func (f *Front) SetMesh(on bool) {
 	}
 }
 
+// NoMesh returns why connections to ClusterIPs with routes are not led here, "" if they are, or there are none.
+func (f *Front) NoMesh() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.routing.meshing.no
+}
+
+// probeMesh asks the kernel, once, when there is the first Service with routes.
+func (f *Front) probeMesh() {
+	f.mu.Lock()
+	m := f.routing.meshing
+	asks := len(m.all) > 0 && m.firsts != nil
+	if asks {
+		if m.no == "" && !m.firsts() {
+			m.no = "this kernel does not lead connections to ClusterIPs to programs (nf_tables with tproxy and nat)"
+		}
+		m.firsts = nil
+	}
+	f.mu.Unlock()
+	if asks {
+		f.served()
+	}
+}
+
 // take takes over what routes have become, and adds the Services that rules lead to.
 func (m *meshing) take(next map[svc.Name]*gateway.Mesh, named map[svc.Name]bool) {
 	addrs := map[netip.Addr]bool{}
@@ -121,10 +145,6 @@ func (m *meshing) build(in *inputs, out []*proxied.Service) []*proxied.Service {
 	if len(m.all) == 0 {
 		return out
 	}
-	if m.firsts != nil && m.no == "" && !m.firsts() {
-		m.no = "this kernel does not lead connections to ClusterIPs here (nf_tables with tproxy and nat)"
-	}
-	m.firsts = nil
 	for n, s := range m.all {
 		if m.no != "" {
 			m.fail(n, s, m.no)

@@ -19,6 +19,8 @@ type Front interface {
 	DropService(svc.Name)
 	// SetMesh records whether routes name Services as their parents.
 	SetMesh(bool)
+	// NoMesh returns why this node does not serve these, "" if it does.
+	NoMesh() string
 	// SetClaim records which Services have an address, none if it is not claimed.
 	SetClaim(netip.Addr, []svc.Name)
 	// SetNode records the Node of this machine, nil if it is deleted.
