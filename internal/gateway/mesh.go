@@ -181,10 +181,12 @@ func (b *meshBuilder) attach(p *gwv1.ParentReference, route StreamKey, to map[*l
 			continue
 		}
 		if _, ok := backendProtocol(port.Protocol); !ok {
-			return gwv1.RouteReasonUnsupportedValue, fmt.Sprintf("port %d: connections of appProtocol %.100s are not read", port.Number, port.Protocol)
+			return gwv1.RouteReasonUnsupportedValue,
+				fmt.Sprintf("port %d: connections of appProtocol %.100s are not read", port.Number, port.Protocol)
 		}
 		if l.isTaken(route.Kind, "") {
-			return routeReasonHostnameConflict, fmt.Sprintf("port %d: an older route of the other kind, of HTTPRoute and GRPCRoute, has it", port.Number)
+			return routeReasonHostnameConflict,
+				fmt.Sprintf("port %d: an older route of the other kind, of HTTPRoute and GRPCRoute, has it", port.Number)
 		}
 		found = append(found, l)
 	}

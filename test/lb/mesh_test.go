@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/api"
+	"github.com/fairlead/fairlead/internal/gateway/controller"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
@@ -23,20 +24,26 @@ import (
 type meshBed struct {
 	*frontDoor
 	clients map[string]*testbed.Host
+	unled   map[string]*testbed.Host // on nodes that do not serve routes
 }
 
 // newMeshBed starts an agent for each name.
 func newMeshBed(t *testing.T, names ...string) *meshBed {
 	t.Helper()
 	c := newCluster(t, names...)
-	m := &meshBed{frontDoor: &frontDoor{bed: c.bed, ca: filepath.Join(t.TempDir(), "ca.pem")}, clients: map[string]*testbed.Host{}}
+	m := &meshBed{frontDoor: &frontDoor{bed: c.bed, ca: filepath.Join(t.TempDir(), "ca.pem")}, clients: map[string]*testbed.Host{},
+		unled: map[string]*testbed.Host{}}
 	var err error
 	m.dynamic, err = dynamic.NewForConfig(c.server.Config)
 	c.must(err)
 	m.api, err = api.NewClient(c.server.Config)
 	c.must(err)
 	for _, n := range c.nodes {
-		m.clients["the node "+n.name], m.clients["a Pod of "+n.name] = n.host, n.host.Pod("caller-"+n.name)
+		to := m.clients
+		if n.name == "iptables" {
+			to = m.unled
+		}
+		to["the node "+n.name], to["a Pod of "+n.name] = n.host, n.host.Pod("caller-"+n.name)
 	}
 	testbed.Until(t, "the GatewayClass", func() error {
 		_, err := m.api.Classes().Get(t.Context(), gateway.ClassName, metav1.GetOptions{})
@@ -87,6 +94,33 @@ func (m *meshBed) wants(url, want string) {
 	}
 }
 
+// plain checks that clients on nodes that do not serve routes get an answer that begins so, as ever.
+func (m *meshBed) plain(url, want string) {
+	m.Helper()
+	for name, from := range m.unled {
+		if got := m.get(from, url); !strings.HasPrefix(got, want) {
+			m.Errorf("%s asks %s: %q, want %q", name, url, got, want)
+		}
+	}
+}
+
+// unserved waits until a route says which node does not serve it.
+func (m *meshBed) unserved(route, node string) {
+	m.Helper()
+	testbed.Until(m, "the route to name "+node, func() error {
+		r, err := m.api.Routes("default").Get(m.Context(), route, metav1.GetOptions{})
+		if err != nil || len(r.Status.Parents) != 1 {
+			return fmt.Errorf("%d parents, %v", len(r.Status.Parents), err)
+		}
+		for _, c := range r.Status.Parents[0].Conditions {
+			if c.Type == controller.ConditionUnserved && strings.HasPrefix(c.Message, node+": ") && !strings.Contains(c.Message, ";") {
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions %+v", r.Status.Parents[0].Conditions)
+	})
+}
+
 // accepted waits until the condition Accepted of a route has a reason.
 func (m *meshBed) accepted(namespace, route, reason string) {
 	m.Helper()
@@ -131,9 +165,9 @@ spec:
   rules: [{filters: [{type: RequestRedirect, requestRedirect: {hostname: evil.example.com}}]}]
 `
 
-// A Service with a route is served by the node of the client: by path, for Pods and for the node itself, whatever the mode of the
-// node's proxy is. The Service is as before once the route has gone. No other namespace changes it, and an EndpointSlice that
-// names the ClusterIP itself leads no request in circles (behaviour 187).
+// A Service with a route is served by the node of the client: by path, for Pods and for the node itself, in mode nft and
+// userspace of the node's proxy; the route tells which nodes cannot. The Service is as before once the route has gone. No other
+// namespace changes it, and an EndpointSlice that names the ClusterIP itself leads no request in circles (behaviour 187).
 func TestMesh(t *testing.T) {
 	inParallel(t)
 	m := newMeshBed(t, "n1", "iptables", "userspace")
@@ -154,6 +188,8 @@ func TestMesh(t *testing.T) {
 		m.wants(strings.Replace(url, "http://web", "http://"+web, 1), c[1])
 	}
 	m.wants("http://"+m.clusterIP("cart")+"/cart/7", "cart: GET /cart/7")
+	m.unserved("web", "iptables")
+	m.plain("http://"+web+"/cart/7", "web: GET /cart/7")
 	m.slice("circle", "http", "TCP", netip.AddrPortFrom(netip.MustParseAddr(web), 80))
 	m.apply(strings.Replace(manifests, "{name: cart, port: 80}", "{name: circle, port: 80}", 1))
 	for name, from := range m.clients {

@@ -110,6 +110,7 @@ type Front struct {
 	local   *localAddresses // only Run uses it
 	rules   *rules
 	*absentees
+	*meshing
 
 	// mu guards the state below and that of the Services, Secrets, authorities, Nodes and rules.
 	mu          sync.Mutex
@@ -140,7 +141,8 @@ func New(o Options) *Front {
 		f.listed = func() bool { return true }
 	}
 	f.routing = routing{client: f.client, changed: f.changed, mu: &f.mu, services: f.services, backends: map[svc.Name]*target{}}
-	f.routing.meshing = newMeshing(f.log, f.events, o)
+	f.meshing = newMeshing(f, o)
+	f.routing.meshing = f.meshing
 	if o.Gateway != nil {
 		f.routing.watch = watch.New(watch.Options{Client: f.client, Gateway: o.Gateway, Log: f.log, Changed: f.wake.Set})
 	}
@@ -151,7 +153,7 @@ func New(o Options) *Front {
 			SetVIPs: link.SetVIPs, SetClusterIPs: link.SetClusterIPs, Filter: filter.New(f.wake.Set), Rules: filter.NewGroups(f.rules.changed),
 		}
 	}
-	f.routing.meshing.firsts = network.Filter.Firsts
+	f.meshing.firsts = network.Filter.Firsts
 	f.local = newLocalAddresses(f.log, network)
 	f.rules.network, f.network = network, network
 	f.upload = f.newUploader(o)
@@ -252,9 +254,9 @@ func (f *Front) changed(change func()) {
 
 // apply makes the server serve the Services as they are now.
 func (f *Front) apply() {
-	f.probeMesh()
+	f.meshing.probe()
 	want := f.build()
-	f.local.setSources(f.sources())
+	f.local.setSources(sourcesOf(f))
 	f.local.close(f.server.Doors(), want)
 	failed := f.server.Set(want)
 	err := f.local.set(f.server.Doors())

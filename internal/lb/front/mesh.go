@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,6 +26,9 @@ const healthAnnotation = "fairlead.dev/lb-health-check"
 
 // meshing leads connections to ClusterIPs here, if routes name their Services as parents. The Front's mu guards it.
 type meshing struct {
+	mu     *sync.Mutex
+	wake   func()
+	served func() // after NoMesh may have changed
 	log    *slog.Logger
 	events Recorder
 	node   string
@@ -46,31 +50,33 @@ type meshed struct {
 	failure     string // the last recorded one
 }
 
-func newMeshing(log *slog.Logger, events Recorder, o Options) *meshing {
-	return &meshing{log: log, events: events, node: o.NodeName, no: o.NoMesh, all: map[svc.Name]*meshed{}, addrs: map[netip.Addr]bool{}}
+func newMeshing(f *Front, o Options) *meshing {
+	return &meshing{
+		mu: &f.mu, wake: f.wake.Set, served: f.served, log: f.log, events: f.events, node: o.NodeName, no: o.NoMesh,
+		all: map[svc.Name]*meshed{}, addrs: map[netip.Addr]bool{},
+	}
 }
 
 // SetMesh records whether routes name Services as their parents (gateway.MeshService exists).
-func (f *Front) SetMesh(on bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.routing.meshing.on != on {
-		f.routing.meshing.on = on
-		f.wake.Set()
+func (m *meshing) SetMesh(on bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.on != on {
+		m.on = on
+		m.wake()
 	}
 }
 
 // NoMesh returns why connections to ClusterIPs with routes are not led here, "" if they are, or there are none.
-func (f *Front) NoMesh() string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.routing.meshing.no
+func (m *meshing) NoMesh() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.no
 }
 
-// probeMesh asks the kernel, once, when there is the first Service with routes.
-func (f *Front) probeMesh() {
-	f.mu.Lock()
-	m := f.routing.meshing
+// probe asks the kernel, once, when there is the first Service with routes.
+func (m *meshing) probe() {
+	m.mu.Lock()
 	asks := len(m.all) > 0 && m.firsts != nil
 	if asks {
 		if m.no == "" && !m.firsts() {
@@ -78,9 +84,9 @@ func (f *Front) probeMesh() {
 		}
 		m.firsts = nil
 	}
-	f.mu.Unlock()
+	m.mu.Unlock()
 	if asks {
-		f.served()
+		m.served()
 	}
 }
 

@@ -113,8 +113,8 @@ func (f *Front) SetClaim(a netip.Addr, services []svc.Name) {
 	}
 }
 
-// sources returns the addresses of this node.
-func (f *Front) sources() []netip.Addr {
+// sourcesOf returns the addresses of the node of a Front.
+func sourcesOf(f *Front) []netip.Addr {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.addrs

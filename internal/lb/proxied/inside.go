@@ -171,7 +171,7 @@ func (s *Server) Doors() (out []Door) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for at, l := range s.inherited {
-		d := s.inheritedDoor(at, l)
+		d := inheritedDoor(s.store, at, l)
 		d.Inherited = true
 		out = append(out, d)
 	}
@@ -202,10 +202,10 @@ func (l *Listener) door() Door {
 	return d
 }
 
-// inheritedDoor is door for a listener of an earlier process. The caller holds mu.
-func (s *Server) inheritedDoor(at netip.AddrPort, l *net.TCPListener) Door {
+// inheritedDoor is door for a listener of an earlier process, which the store has kept.
+func inheritedDoor(store Store, at netip.AddrPort, l *net.TCPListener) Door {
 	d := doorAt(false, at, addrPort(l.Addr()))
-	d.ClusterIP = strings.HasPrefix(s.store.NameOf(l), clusterIPPrefix)
+	d.ClusterIP = strings.HasPrefix(store.NameOf(l), clusterIPPrefix)
 	return d
 }
 

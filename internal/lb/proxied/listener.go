@@ -121,7 +121,7 @@ func (s *Server) dropInherited(after time.Duration) {
 		return
 	}
 	for at, l := range s.inherited {
-		s.drop(s.inheritedDoor(at, l))
+		s.drop(inheritedDoor(s.store, at, l))
 		_ = l.Close()
 	}
 	clear(s.inherited)

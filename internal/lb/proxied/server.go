@@ -417,7 +417,7 @@ func (s *Server) DroppedLogs() uint64 {
 func (s *Server) Close(ctx context.Context) (kept []Door) {
 	s.mu.Lock()
 	for at, l := range s.inherited {
-		kept = append(kept, s.inheritedDoor(at, l))
+		kept = append(kept, inheritedDoor(s.store, at, l))
 		_ = l.Close()
 	}
 	clear(s.inherited)

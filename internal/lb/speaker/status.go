@@ -38,7 +38,8 @@ func (t *speakerStatus) outdated(now *v1.SpeakerStatus) bool {
 	defer t.mu.Unlock()
 	stale := t.stale
 	t.stale = false
-	return stale || len(t.want.Endpoints) == 0 || t.want.Eligible != now.Eligible || t.want.Reason != now.Reason || t.want.NoMesh != now.NoMesh ||
+	return stale || len(t.want.Endpoints) == 0 || t.want.Eligible != now.Eligible || t.want.Reason != now.Reason ||
+		t.want.NoMesh != now.NoMesh ||
 		t.want.VoterVersion != now.VoterVersion || !slices.Equal(t.want.Conditions, now.Conditions) ||
 		!slices.Equal(t.want.Absent, now.Absent)
 }
