@@ -51,12 +51,13 @@ kube-proxy: ## make bench/bin/kube-proxy, the real one, from its published modul
 migrate-test: setup build kubectl test-apiserver kube-proxy ## the way from the real kube-proxy to fairlead and back
 	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test ./deploy/kubernetes -v -run 'TestMigrate$$' -count=1 -timeout 30m
 
-conformance: setup build ## the conformance tests of the Gateway API, profiles of Gateways, against a cluster in namespaces
+conformance: setup build ## the conformance tests of the Gateway API against a cluster in namespaces
 	go -C test/conformance build -o /dev/null sigs.k8s.io/gateway-api/conformance/echo-basic
 	go -C test/conformance test -c -vet=off -o /dev/null .
 	go -C bench/peers/coredns build -o /dev/null .
-	FAIRLEAD_BIN=$(CURDIR)/bin go test ./test/lb -v -run TestGatewayConformance -count=1 -timeout 60m -args \
+	FAIRLEAD_BIN=$(CURDIR)/bin go test ./test/lb -v -run 'TestGatewayConformance|TestMeshConformance' -count=1 -timeout 60m -args \
 	  -conformance-profiles GATEWAY-HTTP,GATEWAY-GRPC,GATEWAY-TLS,GATEWAY-TCP,GATEWAY-UDP -conformance-report $(CURDIR)/bin/conformance.yaml \
+	  -mesh-report $(CURDIR)/bin/mesh-conformance.yaml -mesh-log $(CURDIR)/bin/mesh-conformance.log \
 	  -conformance-log $(CURDIR)/bin/conformance.log -conformance-version $(VERSION)
 	FAIRLEAD_BIN=$(CURDIR)/bin go test ./test/lb -v -run TestGatewayConformance -count=1 -timeout 20m -args \
 	  -conformance-profiles GATEWAY-HTTP -conformance-channel experimental -conformance-run HTTPRouteRetry \

@@ -31,11 +31,14 @@ type compiled struct {
 	// skipped is true if no listener takes the route: its expressions are not compiled. program is the size of the others.
 	skipped bool
 	program int
+	// inside is true if the clients are within the cluster.
+	inside bool
 }
 
-// compileRoute reads the rules of a route. admitted reports whether a listener takes it.
-func compileRoute(o *Objects, r requests, admitted bool) *compiled {
-	c := &compiled{from: r, reason: gwv1.RouteReasonResolvedRefs, skipped: !admitted, hosts: hostsOf(r.hostnames())}
+// compileRoute reads the rules of a route. admitted reports whether a listener takes it, and inside whether its clients are
+// within the cluster.
+func compileRoute(o *Objects, r requests, admitted, inside bool) *compiled {
+	c := &compiled{from: r, reason: gwv1.RouteReasonResolvedRefs, skipped: !admitted, inside: inside, hosts: hostsOf(r.hostnames())}
 	valid, rules := 0, r.rules()
 	for i := range rules {
 		b := &ruleCompiler{objects: o, route: c, at: fmt.Sprintf("rules[%d]", i), spec: &rules[i]}
@@ -263,6 +266,7 @@ func (b *ruleCompiler) resolve(ref *gwv1.BackendObjectReference, at string) (out
 	if wrong != "" && b.route.unresolved == "" {
 		b.route.reason, b.route.unresolved = reason, b.at+at+": "+wrong
 	}
+	out.Local = wrong == "" && b.route.inside && b.objects.Services[out.Name].Local
 	return out, wrong == ""
 }
 
@@ -311,7 +315,7 @@ func (o *Objects) resolve(kind gwv1.Kind, namespace string, ref *gwv1.BackendObj
 			return miss(gwv1.RouteReasonUnsupportedProtocol, "Service %s: appProtocol %.100s is not served", name, port.Protocol)
 		}
 	}
-	return Backend{name, port.Number, port.Name, protocol, policy}, gwv1.RouteReasonResolvedRefs, ""
+	return Backend{Name: name, Port: port.Number, PortName: port.Name, Protocol: protocol, Policy: policy}, gwv1.RouteReasonResolvedRefs, ""
 }
 
 // backendProtocol returns what an appProtocol asks for (KEP-3726). One with TLS needs a BackendTLSPolicy: nothing else tells whom to

@@ -18,7 +18,7 @@ func corsOf(t *testing.T, spec string) (*CORS, *compiled) {
 	t.Helper()
 	o := objects(t, fmt.Sprintf(corsRoute, spec)+service("web"))
 	for _, r := range o.Routes {
-		c := compileRoute(o, requests{http: r}, true)
+		c := compileRoute(o, requests{http: r}, true, false)
 		return c.matches[0].Rule.CORS, c
 	}
 	return nil, nil

@@ -37,7 +37,24 @@ func SupportedFeatures(experimental bool) (out []gwv1.SupportedFeature) {
 		list = append(list, features.SupportHTTPRouteRetry, features.SupportHTTPRouteRetryBackendTimeout,
 			features.SupportHTTPRouteRetryConnectionError)
 	}
-	for _, f := range list {
+	return featuresOf(list...)
+}
+
+// MeshFeatures are the same of routes with Services as parents. No GatewayClass may list the ones of meshes.
+func MeshFeatures() []gwv1.SupportedFeature {
+	return featuresOf(
+		features.SupportMesh, features.SupportHTTPRoute, features.SupportGRPCRoute, features.SupportReferenceGrant,
+		features.SupportMeshClusterIPMatching, features.SupportMeshHTTPRouteRewritePath, features.SupportMeshHTTPRouteSchemeRedirect,
+		features.SupportMeshHTTPRouteRedirectPort, features.SupportMeshHTTPRouteRedirectPath,
+		features.SupportMeshHTTPRouteBackendRequestHeaderModification, features.SupportMeshHTTPRouteQueryParamMatching,
+		features.SupportMeshHTTPRouteNamedRouteRule, features.SupportHTTPRouteParentRefPort,
+		features.SupportHTTPRouteResponseHeaderModification, features.SupportHTTPRoute303RedirectStatusCode,
+		features.SupportHTTPRoute307RedirectStatusCode, features.SupportHTTPRoute308RedirectStatusCode,
+	)
+}
+
+func featuresOf(names ...features.FeatureName) (out []gwv1.SupportedFeature) {
+	for _, f := range names {
 		out = append(out, gwv1.SupportedFeature{Name: gwv1.FeatureName(f)})
 	}
 	slices.SortFunc(out, func(a, b gwv1.SupportedFeature) int { return strings.Compare(string(a.Name), string(b.Name)) })

@@ -263,7 +263,7 @@ func (b *ingressBuilder) resolve(in *networkingv1.Ingress, spec *networkingv1.In
 			if !ok {
 				b.problem(in, "%s: Service %s: appProtocol %.100s is not served", at, name, p.Protocol)
 			}
-			return Backend{name, p.Number, p.Name, protocol, svc.Name{}}, ok
+			return Backend{Name: name, Port: p.Number, PortName: p.Name, Protocol: protocol}, ok
 		}
 	}
 	b.problem(in, "%s: Service %s has no such port of TCP", at, name)

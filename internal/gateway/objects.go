@@ -3,6 +3,7 @@ package gateway
 import (
 	"crypto/sha256"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -44,6 +45,8 @@ const (
 	FrontGrant = "referencegrant"
 	// FrontPolicy is of the Service of a BackendTLSPolicy, which names the objects with authorities of its namespace.
 	FrontPolicy = "backendtlspolicy"
+	// FrontMesh is of MeshService.
+	FrontMesh = "mesh"
 )
 
 // IngressService is the Service of the front of all Ingresses.
@@ -97,6 +100,8 @@ type Objects struct {
 	// Policies are the BackendTLSPolicies, and Authorities is why an object with authorities cannot be used, "" if it can.
 	Policies    *trust.Policies
 	Authorities map[trust.Ref]string
+	// Meshed are the routes that name a Service as their parent, by the Service.
+	Meshed map[svc.Name]map[StreamKey]bool
 }
 
 // Service is what routes ask of a Service.
@@ -104,6 +109,11 @@ type Service struct {
 	Ports []ServicePort
 	// External is true for type ExternalName, which no route leads to: it could name any address.
 	External bool
+	// ClusterIPs are empty for a headless Service, and for type ExternalName.
+	ClusterIPs []netip.Addr
+	// Local is true if clients within the cluster get only endpoints of their own node (internalTrafficPolicy).
+	Local bool
+	UID   string
 }
 
 // ServicePort is a port of TCP or UDP of a Service.
@@ -162,7 +172,15 @@ func (s *Service) port(number int32, udp bool) *ServicePort {
 
 // ServiceOf returns what routes ask of a Service.
 func ServiceOf(s *corev1.Service) *Service {
-	out := &Service{External: s.Spec.Type == corev1.ServiceTypeExternalName}
+	out := &Service{
+		External: s.Spec.Type == corev1.ServiceTypeExternalName, UID: string(s.UID),
+		Local: valueOf(s.Spec.InternalTrafficPolicy, "") == corev1.ServiceInternalTrafficPolicyLocal,
+	}
+	for _, text := range s.Spec.ClusterIPs {
+		if a, err := netip.ParseAddr(text); err == nil && !out.External { // not "None"
+			out.ClusterIPs = append(out.ClusterIPs, a.Unmap())
+		}
+	}
 	for _, p := range s.Spec.Ports {
 		if udp := p.Protocol == corev1.ProtocolUDP; udp || p.Protocol == corev1.ProtocolTCP || p.Protocol == "" {
 			out.Ports = append(out.Ports, ServicePort{p.Name, uint16(p.Port), valueOf(p.AppProtocol, ""), udp}) //nolint:gosec // validated
@@ -173,5 +191,6 @@ func ServiceOf(s *corev1.Service) *Service {
 
 // Equal reports whether routes find the same in two Services.
 func (s *Service) Equal(o *Service) bool {
-	return s.External == o.External && slices.Equal(s.Ports, o.Ports)
+	return s.External == o.External && s.Local == o.Local && s.UID == o.UID && slices.Equal(s.Ports, o.Ports) &&
+		slices.Equal(s.ClusterIPs, o.ClusterIPs)
 }

@@ -98,7 +98,7 @@ func (f *Front) addRoutes(o *Objects, before *Front, target func(Target)) {
 				slices.ContainsFunc(route.parents(), func(p gwv1.ParentReference) bool { return l.isOf(&p, n.Namespace, f.gateway) })
 		})
 		key := StreamKey{route.kind(), n}
-		c := before.cache[key].or(o, route, admitted)
+		c := before.cache[key].or(o, route, admitted, false)
 		f.cache[key] = c
 		for _, r := range c.refs {
 			f.refers[r.to] = true
@@ -282,11 +282,11 @@ type reference struct {
 }
 
 // or returns the compiled route if it would be the same today, else it compiles the route.
-func (c *cachedRoute) or(o *Objects, r requests, admitted bool) *cachedRoute {
+func (c *cachedRoute) or(o *Objects, r requests, admitted, inside bool) *cachedRoute {
 	if c != nil && c.skipped == !admitted && c.from.sameSpec(r) && c.current(o) {
 		return c
 	}
-	next := &cachedRoute{compiled: compileRoute(o, r, admitted)}
+	next := &cachedRoute{compiled: compileRoute(o, r, admitted, inside)}
 	for _, to := range r.services() {
 		next.refs = append(next.refs, reference{to, o.Services[to], o.Policies.At(to), o.permitted(r.grant(), "Service", to)})
 	}

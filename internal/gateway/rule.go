@@ -63,6 +63,8 @@ type Backend struct {
 	Protocol BackendProtocol
 	// Policy is the BackendTLSPolicy for TLS to it, the zero Name without TLS.
 	Policy svc.Name
+	// Local is true if only endpoints of the client's node count.
+	Local bool
 }
 
 // Target is a backend with how long it may be silent.

@@ -153,8 +153,11 @@ func (r *rig) acmeNode(ctx context.Context, running *sync.WaitGroup, o *corev1.S
 	log := slog.New(slog.DiscardHandler)
 	f := front.New(front.Options{
 		NodeName: "n1", Client: r.client, Log: log, Server: proxied.New(proxied.Options{Log: log, Engine: web.Start}),
-		Events:  events.NewRecorder(r.client, corev1.EventSource{Component: "fairlead-lb-speaker"}, log),
-		Network: &front.Network{SetVIPs: func([]netip.Addr) error { return nil }, Filter: noFilter{}, Rules: noRules{}},
+		Events: events.NewRecorder(r.client, corev1.EventSource{Component: "fairlead-lb-speaker"}, log),
+		Network: &front.Network{
+			SetVIPs: func([]netip.Addr) error { return nil }, SetClusterIPs: func(_, _ []netip.Addr) error { return nil },
+			Filter: noFilter{}, Rules: noRules{},
+		},
 	})
 	f.SetClaim(vip, []svc.Name{{Namespace: "default", Name: "web"}})
 	f.SetService(o)
@@ -166,6 +169,7 @@ type noFilter struct{}
 func (noFilter) SetBound([]netip.Addr, []filter.Bound) error { return nil }
 func (noFilter) Close() error                                { return nil }
 func (noFilter) Redirects() bool                             { return false }
+func (noFilter) Firsts() bool                                { return false }
 
 type noRules struct{}
 

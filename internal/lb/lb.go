@@ -48,6 +48,8 @@ type SpeakerOptions struct {
 	AccessLogs string
 	// UploadLogs is where they are uploaded to, nil if they are not.
 	UploadLogs *front.LogUpload
+	// NoMesh is as in front.Options.
+	NoMesh string
 	// Store, if not nil, keeps the listeners of the proxied way over a restart.
 	Store proxied.Store
 }
@@ -71,7 +73,7 @@ func NewSpeaker(o SpeakerOptions) (Speaker, error) {
 	f.Front = front.New(front.Options{
 		NodeName: o.NodeName, Client: client, Gateway: routes, Events: recorder, Log: o.Log, AccessLogs: o.AccessLogs, UploadLogs: o.UploadLogs,
 		Server: proxied.New(proxied.Options{Log: o.Log, AccessLogs: o.AccessLogs, Node: o.NodeName, Store: o.Store, Engine: web.Start}),
-		Served: func() { served() }, Listed: f.all.Load,
+		Served: func() { served() }, Listed: f.all.Load, NoMesh: o.NoMesh,
 	})
 	s, err := speaker.New(speaker.Options{
 		Client: client, LB: lb, Events: recorder, Log: o.Log, NodeName: o.NodeName, Peer: o.Peer, Interfaces: o.Interfaces,

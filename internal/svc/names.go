@@ -68,6 +68,8 @@ const (
 	ACMEHostsAnnotation    = "fairlead.dev/acme-hosts"
 	// IngressService is the Service of the front of all Ingresses, in kube-system.
 	IngressService = "fairlead-ingress"
+	// MeshService is the Service, in kube-system, that exists while routes name Services as their parents.
+	MeshService = "fairlead-mesh"
 	// FrontSecretsAnnotation of the Service of a Gateway, of a ListenerSet, of a ReferenceGrant, or of all Ingresses, lists the TLS
 	// Secrets that nodes need for it: namespace/name, comma separated. Of other namespaces only IngressService may name some.
 	FrontSecretsAnnotation = "fairlead.dev/front-secrets"

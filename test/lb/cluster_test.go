@@ -38,6 +38,13 @@ func newCluster(t *testing.T, names ...string) *cluster {
 // newClusterWith is newCluster with more flags of the server and of agents.
 func newClusterWith(t *testing.T, ofServer, ofAgents []string, names ...string) *cluster {
 	t.Helper()
+	return newClusterTooled(t, "", ofServer, ofAgents, names...)
+}
+
+// newClusterTooled is newClusterWith whose Pods find the programs of a directory, unless it is "". An agent with the name of a
+// mode has that one, the others have nft.
+func newClusterTooled(t *testing.T, tools string, ofServer, ofAgents []string, names ...string) *cluster {
+	t.Helper()
 	c := &cluster{bed: &bed{TB: t, net: testbed.NewNetwork(t)}}
 	dir := t.TempDir()
 	host := c.net.Outside("server")
@@ -61,11 +68,19 @@ func newClusterWith(t *testing.T, ofServer, ofAgents []string, names ...string) 
 		}}, metav1.CreateOptions{})
 		c.must(err)
 		n.command = func() *exec.Cmd {
-			cmd := n.host.Command(context.Background(), process.Program("fairlead"), "agent",
-				"--server", "https://"+host.Addr4().String()+":6443", "--token-file", filepath.Join(dir, "server", "node-token"),
-				"--data-dir", filepath.Join(dir, name), "--node-name", name, "--node-ip", n.host.Addr4().String(), "--mode", "nft",
-				"--dns-lameduck", "0s") // in which nothing here would ask it
-			cmd.Args = append(cmd.Args, ofAgents...)
+			mode := "nft"
+			if name == "iptables" || name == "userspace" {
+				mode = name
+			}
+			args := []string{process.Program("fairlead"), "agent",
+				"--server", "https://" + host.Addr4().String() + ":6443", "--token-file", filepath.Join(dir, "server", "node-token"),
+				"--data-dir", filepath.Join(dir, name), "--node-name", name, "--node-ip", n.host.Addr4().String(), "--mode", mode,
+				"--dns-lameduck", "0s"} // in which nothing here would ask it
+			if args = append(args, ofAgents...); tools != "" {
+				over := `mount --bind "$0" /usr/local/sbin && exec "$@"`
+				args = append([]string{"unshare", "--mount", "sh", "-c", over, tools}, args...)
+			}
+			cmd := n.host.Command(context.Background(), args[0], args[1:]...)
 			cmd.Env = append(os.Environ(), "HOME="+dir)
 			return cmd
 		}

@@ -29,6 +29,8 @@ var (
 	conformanceReport   = flag.String("conformance-report", "", "the file for the report")
 	conformanceLog      = flag.String("conformance-log", "", "the file for the output of the tests")
 	conformanceChannel  = flag.String("conformance-channel", "on", "the channel of the kinds, as --gateway-api has it")
+	meshReport          = flag.String("mesh-report", "", "the file for the report about meshes")
+	meshLog             = flag.String("mesh-log", "", "the file for the output of the tests of meshes")
 	conformanceVersion  = flag.String("conformance-version", "unknown", "the version in the report")
 )
 
@@ -65,7 +67,7 @@ func TestGatewayConformance(t *testing.T) {
 	}
 	cmd := runner.Command(context.Background(), suite, args...)
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), "KUBECONFIG="+kubeconfig)
-	c.judge(cmd)
+	c.judge(cmd, *conformanceLog)
 	testbed.Until(c, "the Pods of the tests to end", func() error {
 		pods, err := c.client.CoreV1().Pods("").List(c.Context(), metav1.ListOptions{})
 		if err == nil && len(pods.Items) > 0 {
@@ -73,6 +75,38 @@ func TestGatewayConformance(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// The conformance tests of meshes pass, too. Their client is a program in a Pod.
+func TestMeshConformance(t *testing.T) {
+	if *conformanceProfiles == "" {
+		t.Skip("make conformance runs these tests, which take many minutes")
+	}
+	inParallel(t)
+	dir := t.TempDir()
+	suite := process.BuildTest(t, "test/conformance", ".")
+	client := process.Build(t, "test/conformance", "./client")
+	c := newClusterTooled(t, filepath.Dir(client), nil, []string{"--image-map", "registry.k8s.io/gateway-api/echo-advanced=" + client}, "n1")
+	c.acceptedClass()
+	var features []string
+	for _, f := range gateway.MeshFeatures() {
+		features = append(features, string(f.Name))
+	}
+	args := []string{
+		"-test.v", "-test.timeout", "20m", "--supported-features", strings.Join(features, ","), "--gateway-class", gateway.ClassName,
+		"--namespace-labels", "pod-security.kubernetes.io/enforce=privileged", "--conformance-profiles", "MESH-HTTP,MESH-GRPC",
+		"--organization", "fairlead", "--project", "fairlead", "--url", "https://github.com/fairlead/fairlead",
+		"--version", *conformanceVersion, "--contact", "https://github.com/fairlead/fairlead/issues",
+	}
+	switch {
+	case *conformanceRun != "":
+		args = append(args, "-test.run", "^TestConformance$/"+*conformanceRun)
+	case *meshReport != "":
+		args = append(args, "--report-output", *meshReport)
+	}
+	cmd := c.net.Outside("suite").Command(context.Background(), suite, args...)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "KUBECONFIG="+c.server.KubeconfigAt(t, c.host.Addr4()))
+	c.judge(cmd, *meshLog)
 }
 
 // Addresses for a Gateway: one that no other Gateway gets, and one of no pool.
@@ -105,11 +139,11 @@ func (c *cluster) acceptedClass() {
 }
 
 // judge runs the tests. None may fail, and some must pass.
-func (c *cluster) judge(cmd *exec.Cmd) {
+func (c *cluster) judge(cmd *exec.Cmd, to string) {
 	c.Helper()
 	out, err := cmd.StdoutPipe()
 	c.must(err)
-	log, err := os.Create(cmp.Or(*conformanceLog, filepath.Join(cmd.Dir, "suite.log")))
+	log, err := os.Create(cmp.Or(to, filepath.Join(cmd.Dir, "suite.log")))
 	c.must(err)
 	defer log.Close()
 	cmd.Stderr = log

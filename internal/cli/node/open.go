@@ -206,7 +206,7 @@ func (b *builder) openDNS(context.Context) error {
 
 func (b *builder) openSpeaker(context.Context) error {
 	var err error
-	b.speaker, err = b.LB.NewSpeaker(b.Log, b.shared, b.Host.Name, b.Host.IPs[0], b.proxy)
+	b.speaker, err = b.LB.NewSpeaker(b.Log, b.shared, b.Host.Name, b.Host.IPs[0], b.proxy, b.Proxy.NoMesh(b.proxy.Status().Mode))
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package parts
 import (
 	"context"
 	"log/slog"
+	"net"
 	"net/netip"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -26,11 +27,13 @@ type Speaker interface {
 }
 
 // NewSpeaker returns the speaker of this node, which announces addresses and serves the proxied way; with --lb-announce
-// none it only serves. p is the proxy of this process, nil if another one runs on the node.
-func (f *LBFlags) NewSpeaker(log *slog.Logger, config *rest.Config, nodeName string, at netip.Addr, p *proxy.Proxy) (Speaker, error) {
+// none it only serves. p is the proxy of this process, nil if another one runs on the node, and noMesh is as in front.Options.
+func (f *LBFlags) NewSpeaker(
+	log *slog.Logger, config *rest.Config, nodeName string, at netip.Addr, p *proxy.Proxy, noMesh string,
+) (Speaker, error) {
 	o := lb.SpeakerOptions{
 		Config: config, NodeName: nodeName, Peer: netip.AddrPortFrom(at, f.peerPort), Interfaces: f.interfaces, Log: log,
-		Announce: f.announce, BGPPeers: f.bgpPeers, AccessLogs: f.accessLogs,
+		Announce: f.announce, BGPPeers: f.bgpPeers, AccessLogs: f.accessLogs, NoMesh: noMesh,
 	}
 	var err error
 	if o.UploadLogs, err = f.logUpload.options(); err != nil {
@@ -45,7 +48,7 @@ func (f *LBFlags) NewSpeaker(log *slog.Logger, config *rest.Config, nodeName str
 	}
 	if f.announce == announceNone {
 		return front.NewListening(config, front.Options{
-			NodeName: nodeName, Log: log, AccessLogs: o.AccessLogs, UploadLogs: o.UploadLogs,
+			NodeName: nodeName, Log: log, AccessLogs: o.AccessLogs, UploadLogs: o.UploadLogs, NoMesh: noMesh,
 			Server: proxied.New(proxied.Options{Log: log, AccessLogs: o.AccessLogs, Node: nodeName, Store: o.Store, Engine: web.Start}),
 		})
 	}
@@ -62,6 +65,29 @@ func (f *LBFlags) NewSpeaker(log *slog.Logger, config *rest.Config, nodeName str
 	}
 	o.Leaving = systemd.Leaving
 	return lb.NewSpeaker(o)
+}
+
+// NoMesh returns why connections to ClusterIPs cannot be led to routes on a node whose proxy has these flags and runs in a
+// mode, "" if they can.
+func (f *ProxyFlags) NoMesh(mode string) string {
+	switch {
+	case mode == "ipvs":
+		return "the proxy is in mode ipvs, which is the first to get the packets to ClusterIPs"
+	case mode == "iptables":
+		return "the proxy is in mode iptables, whose packet filter drops what the node sends to a ClusterIP that is not translated"
+	case f.connect.on():
+		return "the proxy has --connect-time on, which translates connections before there are packets"
+	}
+	return ""
+}
+
+// NoMeshBesides is NoMesh for the proxy of another program.
+func NoMeshBesides() string {
+	const device = "kube-ipvs0" // of kube-proxy's mode ipvs
+	if _, err := net.InterfaceByName(device); err != nil {
+		return ""
+	}
+	return "there is a device " + device + ": kube-proxy in mode ipvs is the first to get the packets to ClusterIPs"
 }
 
 // forwards reports whether a table has an address of a load balancer for a service port.

@@ -72,6 +72,8 @@ type controller struct {
 	fronts map[svc.Name]*corev1.Service // with gateway.FrontLabel
 	listed bool
 
+	unserved *unserved
+
 	problems map[svc.Name]string // of Ingresses, as they were recorded last
 	failed   string              // as it was logged last
 }
@@ -86,6 +88,9 @@ func Run(ctx context.Context, o Options) error {
 		return fmt.Errorf("client for Gateways and Ingresses: %w", err)
 	}
 	c.rest = c.client.CoreV1().RESTClient()
+	if c.unserved, err = newUnserved(o.Config, c.client, c.wake.Set); err != nil {
+		return fmt.Errorf("client for Speakers: %w", err)
+	}
 	c.watch = watch.New(watch.Options{Client: c.client, Gateway: c.api, Log: o.Log, Changed: c.wake.Set})
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -128,6 +133,7 @@ func (c *controller) prepare(ctx context.Context, running *sync.WaitGroup) {
 	}
 	if c.untilDone(ctx, "cannot install the Gateway API", c.install) && c.untilDone(ctx, "cannot make the GatewayClass", c.makeClass) {
 		c.watch.FollowGateways(ctx, running)
+		c.watch.FollowMesh(ctx, running)
 	}
 }
 
@@ -234,6 +240,11 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 		wanted[gateway.IngressService()] = true
 		step(func(ctx context.Context) error { return c.syncIngresses(ctx, s, have[gateway.IngressService()], &errs) })
 	}
+	if slices.ContainsFunc(slices.Collect(maps.Values(s.Meshes)), (*gateway.Mesh).Serves) {
+		wanted[gateway.MeshService()] = true
+		c.unserved.follow(ctx, running)
+		step(func(ctx context.Context) error { return c.keepMeshService(ctx, have[gateway.MeshService()]) })
+	}
 	for n, service := range have {
 		if !wanted[n] && service.DeletionTimestamp == nil && c.ours(service) {
 			step(func(ctx context.Context) error {
@@ -249,6 +260,9 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 func (c *controller) ours(s *corev1.Service) bool {
 	if svc.NameOf(s) == gateway.IngressService() {
 		return s.Labels[gateway.FrontLabel] == gateway.FrontIngress
+	}
+	if svc.NameOf(s) == gateway.MeshService() {
+		return s.Labels[gateway.FrontLabel] == gateway.FrontMesh
 	}
 	owner := metav1.GetControllerOf(s)
 	switch kind := s.Labels[gateway.FrontLabel]; {

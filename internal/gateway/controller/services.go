@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -151,6 +152,20 @@ func openingService(n svc.Name, kind string, owner *metav1.OwnerReference, opene
 	s.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: corev1.ClusterIPNone}
 	open(s, opened)
 	return s
+}
+
+// keepMeshService makes the Service by which nodes know that routes name Services as their parents.
+func (c *controller) keepMeshService(ctx context.Context, have *corev1.Service) error {
+	n := gateway.MeshService()
+	want := &corev1.Service{ObjectMeta: metav1.ObjectMeta{
+		Namespace: n.Namespace, Name: n.Name, Labels: map[string]string{gateway.FrontLabel: gateway.FrontMesh},
+	}}
+	want.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: corev1.ClusterIPNone}
+	problem, err := c.keepService(ctx, want, have)
+	if problem != "" {
+		err = errors.New(problem)
+	}
+	return err
 }
 
 func isTCP(p gateway.PortKey) bool { return !p.UDP }

@@ -90,9 +90,8 @@ func (c *controller) writeGateway(ctx context.Context, g *gwv1.Gateway, want gwv
 
 // writeRoute writes the parts of a route's status that are ours, if they differ.
 func (c *controller) writeRoute(ctx context.Context, r *gwv1.HTTPRoute, s *watch.State) error {
-	want, differs := parentsOf(s, r.Namespace, r.Spec.ParentRefs, r.Status.Parents, func(f *gateway.Front) []gwv1.RouteParentStatus {
-		return f.Parents(gateway.StreamKey{Kind: gateway.KindHTTPRoute, Name: svc.NameOf(r)})
-	})
+	key := gateway.StreamKey{Kind: gateway.KindHTTPRoute, Name: svc.NameOf(r)}
+	want, differs := parentsOf(s, c.unserved, key, r.Spec.ParentRefs, r.Status.Parents)
 	if !differs {
 		return nil
 	}
@@ -104,24 +103,35 @@ func (c *controller) writeRoute(ctx context.Context, r *gwv1.HTTPRoute, s *watch
 
 // parentsOf returns the statuses that a route should have for its parents, and whether they differ from those that it has. The
 // ones of other controllers stay.
-func parentsOf(s *watch.State, namespace string, refs []gwv1.ParentReference, have []gwv1.RouteParentStatus,
-	of func(*gateway.Front) []gwv1.RouteParentStatus,
-) (want []gwv1.RouteParentStatus, differs bool) {
+func parentsOf(s *watch.State, nodes *unserved, route gateway.StreamKey, refs []gwv1.ParentReference, have []gwv1.RouteParentStatus) (
+	want []gwv1.RouteParentStatus, differs bool,
+) {
 	want = []gwv1.RouteParentStatus{}
 	for _, p := range have {
 		if p.ControllerName != gateway.ControllerName {
 			want = append(want, p)
 		}
 	}
+	add := func(some []gwv1.RouteParentStatus) {
+		for _, p := range some {
+			p.Conditions = slices.Clone(p.Conditions) // the front's do not change
+			if gateway.ServiceParent(route.Namespace, &p.ParentRef) != (svc.Name{}) {
+				p.Conditions = nodes.add(p.Conditions)
+			}
+			keepTimes(p.Conditions, conditionsOf(have, &p.ParentRef))
+			want = append(want, p)
+		}
+	}
 	seen := map[svc.Name]bool{}
-	for _, g := range gateway.ParentsOf(s.Sets, namespace, refs) {
+	for _, g := range gateway.ParentsOf(s.Sets, route.Namespace, refs) {
 		if f := s.Fronts[g]; f != nil && !seen[g] {
 			seen[g] = true
-			for _, p := range of(f) {
-				p.Conditions = slices.Clone(p.Conditions) // the front's do not change
-				keepTimes(p.Conditions, conditionsOf(have, &p.ParentRef))
-				want = append(want, p)
-			}
+			add(f.Parents(route))
+		}
+	}
+	for _, n := range gateway.ServiceParents(route.Namespace, refs) {
+		if m := s.Meshes[n]; m != nil {
+			add(m.Parents(route))
 		}
 	}
 	return want, len(want)+len(have) > 0 && !equality.Semantic.DeepEqual(want, have)

@@ -18,9 +18,7 @@ import (
 // writeStream writes the parts of the status of a route of connections or of datagrams that are ours, if they differ.
 func (c *controller) writeStream(ctx context.Context, r *gateway.Stream, s *watch.State) error {
 	key := r.Key()
-	want, differs := parentsOf(s, key.Namespace, r.Parents, r.Status, func(f *gateway.Front) []gwv1.RouteParentStatus {
-		return f.Parents(key)
-	})
+	want, differs := parentsOf(s, c.unserved, key, r.Parents, r.Status)
 	if !differs {
 		return nil
 	}
@@ -45,9 +43,7 @@ func (c *controller) writeStream(ctx context.Context, r *gateway.Stream, s *watc
 // writeCall writes the parts of the status of a GRPCRoute that are ours, if they differ.
 func (c *controller) writeCall(ctx context.Context, r *gwv1.GRPCRoute, s *watch.State) error {
 	key := gateway.StreamKey{Kind: gateway.KindGRPCRoute, Name: svc.NameOf(r)}
-	want, differs := parentsOf(s, r.Namespace, r.Spec.ParentRefs, r.Status.Parents, func(f *gateway.Front) []gwv1.RouteParentStatus {
-		return f.Parents(key)
-	})
+	want, differs := parentsOf(s, c.unserved, key, r.Spec.ParentRefs, r.Status.Parents)
 	if !differs {
 		return nil
 	}

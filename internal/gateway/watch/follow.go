@@ -45,13 +45,18 @@ func (w *Watch) FollowIngresses(ctx context.Context, running *sync.WaitGroup) {
 // followMore follows what our objects depend on. The caller holds mu.
 func (w *Watch) followMore(ctx context.Context, running *sync.WaitGroup) {
 	all := metav1.ListOptions{}
-	if len(w.objects.Gateways) > 0 {
-		start(ctx, w, running, "httproutes", reflector.From(w.o.Gateway.Routes(""), all), w.setRoute)
-		w.followStreams(ctx, running)
+	if len(w.objects.Gateways) > 0 || w.meshed {
+		follow(ctx, w, running, "httproutes", reflector.From(w.o.Gateway.Routes(""), all), true, w.setRoute)
+		follow(ctx, w, running, "grpcroutes", reflector.From(w.o.Gateway.Calls(""), all), true, w.setCall)
+	}
+	if len(w.objects.Gateways)+len(w.objects.Meshed) > 0 {
 		start(ctx, w, running, "referencegrants", reflector.From(w.o.Gateway.Grants(), all), func(n svc.Name, g *gwv1.ReferenceGrant) {
 			set(w.objects.Grants, n, g)
 			w.dirtyAll = true
 		})
+	}
+	if len(w.objects.Gateways) > 0 {
+		w.followStreams(ctx, running)
 		start(ctx, w, running, "namespaces", reflector.From(w.o.Client.CoreV1().Namespaces(), all), func(n svc.Name, o *corev1.Namespace) {
 			have, known := w.objects.Namespaces[n.Name]
 			if o == nil {
@@ -62,7 +67,7 @@ func (w *Watch) followMore(ctx context.Context, running *sync.WaitGroup) {
 			w.dirtyAll = w.dirtyAll || o == nil || !known || !maps.Equal(have, o.Labels)
 		})
 	}
-	if len(w.objects.Gateways)+len(w.objects.Ingresses) > 0 {
+	if len(w.objects.Gateways)+len(w.objects.Ingresses)+len(w.objects.Meshed) > 0 {
 		start(ctx, w, running, "services", reflector.From(w.o.Client.CoreV1().Services(""), all), w.setService)
 	}
 }

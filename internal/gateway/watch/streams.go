@@ -12,11 +12,10 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// followStreams follows the GRPCRoutes, the routes of connections and of datagrams, the ListenerSets, and the BackendTLSPolicies. A
-// bundle of the Gateway API that is older than v1.6 may lack them. The caller holds mu.
+// followStreams follows the routes of connections and of datagrams, the ListenerSets, and the BackendTLSPolicies. A bundle of the
+// Gateway API that is older than v1.6 may lack them. The caller holds mu.
 func (w *Watch) followStreams(ctx context.Context, running *sync.WaitGroup) {
 	all := metav1.ListOptions{}
-	follow(ctx, w, running, "grpcroutes", reflector.From(w.o.Gateway.Calls(""), all), true, w.setCall)
 	follow(ctx, w, running, "tlsroutes", reflector.From(w.o.Gateway.TLSRoutes(""), all), true, func(n svc.Name, r *gwv1.TLSRoute) {
 		setStream(w, gateway.StreamKey{Kind: gateway.KindTLSRoute, Name: n}, r, gateway.StreamOfTLS)
 	})

@@ -52,6 +52,10 @@ type Watch struct {
 	dirty        map[svc.Name]bool
 	dirtyAll     bool
 	dirtyIngress bool
+	// meshed is true if routes with Services as parents are looked for, and meshes and dirtyMesh are for these Services.
+	meshed    bool
+	meshes    map[svc.Name]*gateway.Mesh
+	dirtyMesh map[svc.Name]bool
 }
 
 // New returns a Watch that follows nothing.
@@ -60,13 +64,14 @@ func New(o Options) *Watch {
 		o: o, started: map[string]bool{}, classes: map[string]*gwv1.GatewayClass{}, gateways: map[svc.Name]*gwv1.Gateway{},
 		ingressClasses: map[string]*networkingv1.IngressClass{}, ingresses: map[svc.Name]*networkingv1.Ingress{},
 		secrets: map[svc.Name]*secret{}, authorities: map[trust.Ref]*authority{}, fronts: map[svc.Name]*gateway.Front{},
-		dirty: map[svc.Name]bool{},
+		dirty: map[svc.Name]bool{}, meshes: map[svc.Name]*gateway.Mesh{}, dirtyMesh: map[svc.Name]bool{},
 		objects: gateway.Objects{
 			Gateways: map[svc.Name]*gwv1.Gateway{}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Grants: map[svc.Name]*gwv1.ReferenceGrant{},
 			Namespaces: map[string]map[string]string{}, Services: map[svc.Name]*gateway.Service{}, Secrets: map[svc.Name]gateway.Secret{},
 			Ingresses: map[svc.Name]*networkingv1.Ingress{}, Streams: map[gateway.StreamKey]*gateway.Stream{},
 			Sets: map[svc.Name]*gwv1.ListenerSet{}, Calls: map[svc.Name]*gwv1.GRPCRoute{},
 			Policies: trust.NewPolicies(), Authorities: map[trust.Ref]string{},
+			Meshed: map[svc.Name]map[gateway.StreamKey]bool{},
 		},
 	}
 }
@@ -88,6 +93,8 @@ type State struct {
 	Orphans   []*gwv1.ListenerSet
 	Ingresses map[svc.Name]*networkingv1.Ingress
 	Ingress   *gateway.IngressFront
+	// Meshes are for the Services that routes name as parents.
+	Meshes map[svc.Name]*gateway.Mesh
 	// Certificates are from the Secrets that can be used.
 	Certificates map[svc.Name]*tls.Certificate
 	// Authorities are from the objects that can be used.
@@ -122,6 +129,7 @@ func (w *Watch) Update(ctx context.Context, running *sync.WaitGroup) *State {
 		}
 	}
 	s.Ingresses, s.Ingress = maps.Clone(w.objects.Ingresses), w.ingress
+	s.Meshes = maps.Clone(w.meshes)
 	for n, t := range w.secrets {
 		if t.cert != nil {
 			s.Certificates[n] = t.cert
@@ -186,34 +194,43 @@ func (w *Watch) build() {
 			w.ingress = gateway.BuildIngress(&w.objects, before)
 		}
 	}
+	w.buildMeshes()
 	clear(w.dirty)
 	w.dirtyAll, w.dirtyIngress = false, false
 }
 
 // setRoute takes an HTTPRoute over, nil if it has gone.
 func (w *Watch) setRoute(n svc.Name, r *gwv1.HTTPRoute) {
-	replace(w, w.objects.Routes, n, r, func(r *gwv1.HTTPRoute) []gwv1.ParentReference { return r.Spec.ParentRefs })
+	key := gateway.StreamKey{Kind: gateway.KindHTTPRoute, Name: n}
+	replace(w, w.objects.Routes, key, r, func(r *gwv1.HTTPRoute) []gwv1.ParentReference { return r.Spec.ParentRefs })
 }
 
 // setCall takes a GRPCRoute over, nil if it has gone.
 func (w *Watch) setCall(n svc.Name, r *gwv1.GRPCRoute) {
-	replace(w, w.objects.Calls, n, r, func(r *gwv1.GRPCRoute) []gwv1.ParentReference { return r.Spec.ParentRefs })
+	key := gateway.StreamKey{Kind: gateway.KindGRPCRoute, Name: n}
+	replace(w, w.objects.Calls, key, r, func(r *gwv1.GRPCRoute) []gwv1.ParentReference { return r.Spec.ParentRefs })
 }
 
-// replace takes a route over, nil if it has gone. The Gateways that it names, or has named before, are built again.
+// replace takes a route over, nil if it has gone. The Gateways and Services that it names, or has named before, are built again.
 func replace[T any, P interface {
 	*T
 	metav1.Object
-}](w *Watch, all map[svc.Name]*T, n svc.Name, r P, parents func(*T) []gwv1.ParentReference) {
-	have := P(all[n])
-	for _, o := range []P{have, r} {
-		if o != nil && !sameSpec(have, r) {
-			for _, g := range gateway.ParentsOf(w.objects.Sets, n.Namespace, parents(o)) {
+}](w *Watch, all map[svc.Name]*T, key gateway.StreamKey, r P, parents func(*T) []gwv1.ParentReference) {
+	have := P(all[key.Name])
+	if !sameSpec(have, r) {
+		for _, o := range []P{have, r} {
+			if o == nil {
+				continue
+			}
+			for _, g := range gateway.ParentsOf(w.objects.Sets, key.Namespace, parents(o)) {
 				w.dirty[g] = true
+			}
+			for _, s := range gateway.ServiceParents(key.Namespace, parents(o)) {
+				w.setMeshed(s, key, o == r)
 			}
 		}
 	}
-	set(all, n, (*T)(r))
+	set(all, key.Name, (*T)(r))
 }
 
 // sameSpec reports whether only the status or the metadata of an object has changed, which fronts do not depend on.
@@ -241,6 +258,9 @@ func (w *Watch) setService(n svc.Name, s *corev1.Service) {
 	}
 	for g, f := range w.fronts {
 		w.dirty[g] = w.dirty[g] || f.Refers(n)
+	}
+	for s, m := range w.meshes {
+		w.dirtyMesh[s] = w.dirtyMesh[s] || m.Refers(n)
 	}
 	w.dirtyIngress = w.dirtyIngress || w.ingress != nil && w.ingress.Refers(n)
 }

@@ -3,6 +3,7 @@ package link
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -25,9 +26,7 @@ func EnsureLocal(a netip.Addr, sources []netip.Addr) error {
 	if a.Is4() {
 		r.Scope = netlink.SCOPE_HOST
 	}
-	if i := slices.IndexFunc(sources, func(s netip.Addr) bool { return s.Is4() == a.Is4() }); i >= 0 {
-		r.Src = sources[i].AsSlice()
-	}
+	r.Src = sourceFor(a, sources)
 	if err := netlink.RouteReplace(r); err != nil {
 		return fmt.Errorf("make %s an address of this machine: %w", a, err)
 	}
@@ -75,23 +74,43 @@ func localOf(protocol netlink.RouteProtocol) ([]netlink.Route, error) {
 	return out, nil
 }
 
+// sourceFor returns the first of sources that is of the family of an address, nil without one.
+func sourceFor(a netip.Addr, sources []netip.Addr) net.IP {
+	if i := slices.IndexFunc(sources, func(s netip.Addr) bool { return s.Is4() == a.Is4() }); i >= 0 {
+		return sources[i].AsSlice()
+	}
+	return nil
+}
+
 // VIPProtocol marks the local routes of addresses at which this process listens for a load
 // balancer (ip route show table local proto 251).
 const VIPProtocol = 251
 
+// ClusterIPProtocol marks the local routes of ClusterIPs at which this process listens.
+const ClusterIPProtocol = 252
+
 // SetVIPs makes addrs, and no others of earlier calls, addresses of this machine by
 // routes of table local, without giving them to a device.
-func SetVIPs(addrs []netip.Addr) error {
+func SetVIPs(addrs []netip.Addr) error { return setLocal(VIPProtocol, addrs, nil) }
+
+// SetClusterIPs is SetVIPs for ClusterIPs. What the machine sends there leaves from the first of sources that is of the family:
+// other ports of the ClusterIP lead to other machines, which have to answer.
+func SetClusterIPs(addrs, sources []netip.Addr) error {
+	return setLocal(ClusterIPProtocol, addrs, sources)
+}
+
+// setLocal makes the local routes of a protocol.
+func setLocal(protocol netlink.RouteProtocol, addrs, sources []netip.Addr) error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return fmt.Errorf("find lo: %w", err)
 	}
-	have, err := localOf(VIPProtocol)
+	have, err := localOf(protocol)
 	errs := []error{err}
 	present := map[netip.Addr]bool{}
 	for _, r := range have {
 		a, _ := netip.AddrFromSlice(r.Dst.IP)
-		if a = a.Unmap(); slices.Contains(addrs, a) {
+		if a = a.Unmap(); slices.Contains(addrs, a) && (len(sources) == 0 || r.Src.Equal(sourceFor(a, sources))) {
 			present[a] = true
 		} else if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
 			errs = append(errs, fmt.Errorf("remove local route to %s: %w", r.Dst, err))
@@ -102,7 +121,8 @@ func SetVIPs(addrs []netip.Addr) error {
 			continue
 		}
 		r := &netlink.Route{
-			LinkIndex: lo.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: VIPProtocol, Dst: network(single(a)),
+			LinkIndex: lo.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: protocol, Dst: network(single(a)),
+			Src: sourceFor(a, sources),
 		}
 		if a.Is4() {
 			r.Scope = netlink.SCOPE_HOST

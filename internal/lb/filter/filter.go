@@ -42,6 +42,9 @@ type Bound struct {
 	Listener
 	// Inside is where, with IP_TRANSPARENT; invalid if that is At. No other listener of the protocol is bound there.
 	Inside netip.AddrPort
+	// First is true if At is a ClusterIP: a new connection goes to the listener, whatever rules of translation other programs
+	// have for it.
+	First bool
 }
 
 // Filter writes the table. Its methods are called one at a time.
@@ -55,6 +58,7 @@ type Filter struct {
 	addrs     map[netip.Addr]bool
 	listeners map[Bound]bool
 	inside    bool // the table has what leads to listeners that are bound elsewhere
+	first     bool // and what makes some of them first
 	// bridged is what link.FiltersBridged returned when the table was made, looked is when it was asked last.
 	bridged bool
 	looked  time.Time
@@ -103,7 +107,7 @@ func (f *Filter) SetBound(addrs []netip.Addr, listeners []Bound) error {
 		if maps.Equal(a, f.addrs) && maps.Equal(l, f.listeners) {
 			return nil
 		}
-		if len(a) > 0 && len(f.addrs) > 0 && (f.inside || !hasInside(l)) {
+		if len(a) > 0 && len(f.addrs) > 0 && (f.inside || !hasInside(l)) && (f.first || !hasFirst(l)) {
 			err := f.conn.Commit(difference(f.addrs, a, f.listeners, l))
 			if err == nil {
 				f.addrs, f.listeners = a, l
@@ -118,7 +122,7 @@ func (f *Filter) SetBound(addrs []netip.Addr, listeners []Bound) error {
 	if err := f.conn.Commit(whole(a, l)); err != nil {
 		return f.failed(err)
 	}
-	f.addrs, f.listeners, f.inside = a, l, len(a) > 0 && hasInside(l)
+	f.addrs, f.listeners, f.inside, f.first = a, l, len(a) > 0 && hasInside(l), len(a) > 0 && hasFirst(l)
 	f.bridged, f.looked = bridged, time.Now()
 	return nil
 }
@@ -140,6 +144,16 @@ func (f *Filter) firstBridge() bool {
 func hasInside(listeners map[Bound]bool) bool {
 	for l := range listeners {
 		if l.Inside.IsValid() {
+			return true
+		}
+	}
+	return false
+}
+
+// hasFirst reports whether a listener is first.
+func hasFirst(listeners map[Bound]bool) bool {
+	for l := range listeners {
+		if l.First {
 			return true
 		}
 	}
@@ -184,6 +198,19 @@ func Remove() error {
 
 // Redirects reports whether this kernel leads packets to listeners that are bound elsewhere (Bound.Inside).
 func (f *Filter) Redirects() bool {
+	return probes(func(b *nftables.Batch, t nftables.Table) { write(b, t, true) })
+}
+
+// Firsts reports whether this kernel also makes them First.
+func (f *Filter) Firsts() bool {
+	return probes(func(b *nftables.Batch, t nftables.Table) {
+		write(b, t, true)
+		writeFirst(b, t)
+	})
+}
+
+// probes reports whether the kernel takes what a function writes.
+func probes(write func(*nftables.Batch, nftables.Table)) bool {
 	probe := nftables.Table{Family: nftables.Inet, Name: table.Name + "-probe"}
 	conn, err := nftables.Dial()
 	if err != nil {
@@ -191,7 +218,7 @@ func (f *Filter) Redirects() bool {
 	}
 	b := nftables.NewBatch()
 	b.ReplaceTable(probe, "fairlead: is removed at once")
-	write(b, probe, true)
+	write(b, probe)
 	b.DelTable(probe)
 	return errors.Join(conn.Commit(b), conn.Close()) == nil
 }
@@ -227,6 +254,9 @@ func (f family) chain() string     { return "to-address-" + f.name }
 func (f family) inside() string  { return "inside-" + f.name }
 func (f family) outside() string { return "outside-" + f.name }
 
+// first are the listeners that are First.
+func (f family) first() string { return "first-" + f.name }
+
 // key and place are the types of a listener, and of where one is bound.
 func (f family) key() []nftables.Type {
 	return []nftables.Type{f.addr, nftables.TypeProto, nftables.TypePort}
@@ -238,6 +268,9 @@ func (f family) place() []nftables.Type { return []nftables.Type{f.addr, nftable
 const (
 	priorityInside  = nftables.PriorityDstNAT + 10
 	priorityOutside = nftables.PriorityRaw
+	// priorityFirst is before any translation. The first rule that translates a connection ends all others (nf_nat_inet_fn), of
+	// nf_tables as of iptables.
+	priorityFirst = nftables.PriorityDstNAT - 20
 )
 
 // whole returns the transaction that makes the table, in place of any other.
@@ -251,6 +284,9 @@ func whole(addrs map[netip.Addr]bool, listeners map[Bound]bool) *nftables.Batch 
 	}
 	b.ReplaceTable(table, comment)
 	write(b, table, hasInside(listeners))
+	if hasFirst(listeners) {
+		writeFirst(b, table)
+	}
 	elements(b.AddElem, addrs, listeners)
 	return b
 }
@@ -336,6 +372,22 @@ func (f family) writeInside(b *nftables.Batch, t nftables.Table, rule func(chain
 	rule(f.chain(), find(new(nftables.Program), f.at, nftables.Destination, f.inside()).Transparent(0).Equal(0, []byte{1}).Return())
 }
 
+// writeFirst adds what makes listeners First: a connection to one of them is translated to where it goes anyhow.
+func writeFirst(b *nftables.Batch, t nftables.Table) {
+	for chain, hook := range map[string]uint32{"first-in": nftables.Prerouting, "first-out": nftables.Output} {
+		b.AddChain(t, nftables.Chain{Name: chain, Hook: &nftables.Hook{Type: "nat", Number: hook, Priority: priorityFirst}})
+	}
+	for _, f := range families {
+		b.AddSet(t, nftables.Set{Name: f.first(), Key: f.key(), Comment: "listeners at ClusterIPs"})
+		proto := nftables.Reg(f.n / 4)
+		for _, chain := range []string{"first-in", "first-out"} {
+			p := new(nftables.Program).Meta(0, nftables.MetaNFProto).Equal(0, []byte{f.proto}).Network(0, f.at, f.n).
+				Meta(proto, nftables.MetaL4Proto).Port(proto+1, nftables.Destination).InSet(f.first(), 0)
+			b.AddRule(t, chain, nftables.Rule{Exprs: p.DNAT(f.reject, 0, proto+1).Bytes()})
+		}
+	}
+}
+
 // difference returns the transaction that leads from one state to another.
 func difference(oldAddrs, addrs map[netip.Addr]bool, oldListeners, listeners map[Bound]bool) *nftables.Batch {
 	b := nftables.NewBatch()
@@ -367,6 +419,11 @@ func elements(do func(t nftables.Table, set string, e *nftables.Elem), addrs map
 		for l := range listeners {
 			if familyOf(l.At.Addr()) == f && l.Inside.IsValid() {
 				do(table, f.inside(), &nftables.Elem{Key: l.key(), Data: place(l.Inside)})
+			}
+		}
+		for l := range listeners {
+			if familyOf(l.At.Addr()) == f && l.First {
+				do(table, f.first(), &nftables.Elem{Key: l.key()})
 			}
 		}
 		for l := range listeners {

@@ -53,10 +53,13 @@ type Recorder interface {
 
 // Network is what a Front changes of its node's network.
 type Network struct {
-	// SetVIPs makes addresses local, and no others (link.SetVIPs).
-	SetVIPs func([]netip.Addr) error
-	Filter  interface { // filter.Filter
+	// SetVIPs makes addresses local, and no others (link.SetVIPs). SetClusterIPs is the same for ClusterIPs, which are called
+	// from the given addresses of the node (link.SetClusterIPs).
+	SetVIPs       func([]netip.Addr) error
+	SetClusterIPs func(addrs, from []netip.Addr) error
+	Filter        interface { // filter.Filter
 		Redirects() bool
+		Firsts() bool
 		SetBound(addrs []netip.Addr, listeners []filter.Bound) error
 		Close() error
 	}
@@ -82,6 +85,8 @@ type Options struct {
 	Served func()
 	// Listed reports whether Services and claims have been listed; nil: they have.
 	Listed func() bool
+	// NoMesh is why connections to the ClusterIPs of this node cannot be led here, "" if they can.
+	NoMesh string
 	// Network is the kernel's, unless a test wants another one.
 	Network *Network
 	// AccessLogs is the directory of the access logs, and UploadLogs where they are uploaded to. Without either nothing is
@@ -105,12 +110,14 @@ type Front struct {
 	local   *localAddresses // only Run uses it
 	rules   *rules
 	*absentees
+	*meshing
 
 	// mu guards the state below and that of the Services, Secrets, authorities, Nodes and rules.
 	mu          sync.Mutex
 	services    map[svc.Name]*service
 	claims      map[netip.Addr][]svc.Name
-	zone        string // of this node, empty if it is unknown
+	zone        string       // of this node, empty if it is unknown
+	addrs       []netip.Addr // of this node
 	secrets     map[secretKey]*namedSecret
 	authorities map[objectName]*authority
 	nodes       nodes
@@ -134,14 +141,19 @@ func New(o Options) *Front {
 		f.listed = func() bool { return true }
 	}
 	f.routing = routing{client: f.client, changed: f.changed, mu: &f.mu, services: f.services, backends: map[svc.Name]*target{}}
+	f.meshing = newMeshing(f, o)
+	f.routing.meshing = f.meshing
 	if o.Gateway != nil {
 		f.routing.watch = watch.New(watch.Options{Client: f.client, Gateway: o.Gateway, Log: f.log, Changed: f.wake.Set})
 	}
 	f.rules = newRules(f.log, f.wake.Set)
 	network := o.Network
 	if network == nil {
-		network = &Network{SetVIPs: link.SetVIPs, Filter: filter.New(f.wake.Set), Rules: filter.NewGroups(f.rules.changed)}
+		network = &Network{
+			SetVIPs: link.SetVIPs, SetClusterIPs: link.SetClusterIPs, Filter: filter.New(f.wake.Set), Rules: filter.NewGroups(f.rules.changed),
+		}
 	}
+	f.meshing.firsts = network.Filter.Firsts
 	f.local = newLocalAddresses(f.log, network)
 	f.rules.network, f.network = network, network
 	f.upload = f.newUploader(o)
@@ -242,7 +254,9 @@ func (f *Front) changed(change func()) {
 
 // apply makes the server serve the Services as they are now.
 func (f *Front) apply() {
+	f.meshing.probe()
 	want := f.build()
+	f.local.setSources(sourcesOf(f))
 	f.local.close(f.server.Doors(), want)
 	failed := f.server.Set(want)
 	err := f.local.set(f.server.Doors())
@@ -279,7 +293,7 @@ func (f *Front) build() (out []*proxied.Service) {
 			out = append(out, s.built)
 		}
 	}
-	return out
+	return f.routing.meshing.build(in, out)
 }
 
 // inputsLocked returns what Services are built from.

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/lb/filter"
@@ -17,22 +18,36 @@ type localAddresses struct {
 	log     *slog.Logger
 	network *Network
 	// vips are the addresses that were made local. An invalid one among them means that the kernel's are unknown.
-	vips      []netip.Addr
-	filterErr string // the last logged reason why the filter could not be set
+	vips []netip.Addr
+	// clusterIPs are the same for ClusterIPs, and from are the addresses of the node that it calls them from. Those in leaving
+	// have no listener any more: connections end until the time comes.
+	clusterIPs, from []netip.Addr
+	leaving          map[netip.Addr]time.Time
+	filterErr        string // the last logged reason why the filter could not be set
 }
 
 func newLocalAddresses(log *slog.Logger, network *Network) *localAddresses {
-	l := &localAddresses{log: log, network: network}
+	l := &localAddresses{log: log, network: network, leaving: map[netip.Addr]time.Time{}}
 	l.forget() // an earlier process may have left some
 	return l
 }
 
-func (l *localAddresses) forget() { l.vips = []netip.Addr{{}} }
+func (l *localAddresses) forget() { l.vips, l.clusterIPs = []netip.Addr{{}}, []netip.Addr{{}} }
 
 // repair makes the next set write the local routes again, if there are any.
 func (l *localAddresses) repair() {
 	if len(l.vips) > 0 {
-		l.forget()
+		l.vips = []netip.Addr{{}}
+	}
+	if len(l.clusterIPs) > 0 {
+		l.clusterIPs = []netip.Addr{{}}
+	}
+}
+
+// setSources sets the addresses of the node that it calls ClusterIPs from.
+func (l *localAddresses) setSources(from []netip.Addr) {
+	if !slices.Equal(from, l.from) {
+		l.from, l.clusterIPs = from, append(l.clusterIPs, netip.Addr{})
 	}
 }
 
@@ -56,25 +71,78 @@ func (l *localAddresses) close(doors []proxied.Door, services []*proxied.Service
 
 // valid returns the addresses that are known to be local.
 func (l *localAddresses) valid() []netip.Addr {
-	return slices.DeleteFunc(slices.Clone(l.vips), func(a netip.Addr) bool { return !a.IsValid() })
+	return slices.DeleteFunc(slices.Concat(l.vips, l.clusterIPs), func(a netip.Addr) bool { return !a.IsValid() })
 }
 
 // set makes the addresses of doors, and no others, local. An address is filtered before it becomes local and until it no
-// longer is.
+// longer is. A ClusterIP is local before its connections come here, and for some time after: the open ones end then.
 func (l *localAddresses) set(doors []proxied.Door) error {
 	listeners := listenersOf(doors)
-	vips := addressesOf(listeners)
-	err := l.setFilter(append(l.valid(), vips...), listeners)
-	if slices.Equal(vips, l.vips) {
+	vips, clusterIPs := addressesOf(listeners)
+	clusterIPs = l.linger(clusterIPs)
+	had := l.valid()
+	early := slices.Clone(listeners)
+	for i := range early {
+		early[i].First = early[i].First && slices.Contains(had, early[i].At.Addr())
+	}
+	all := slices.Concat(vips, clusterIPs)
+	err := l.setFilter(append(had, all...), early)
+	if slices.Equal(vips, l.vips) && slices.Equal(clusterIPs, l.clusterIPs) {
 		return err
 	}
-	if err := l.network.SetVIPs(vips); err != nil {
-		l.log.Error("cannot make addresses of load balancers local; retrying", "err", err)
-		l.forget()
+	if !slices.Equal(vips, l.vips) {
+		if err := l.network.SetVIPs(vips); err != nil {
+			l.log.Error("cannot make addresses of load balancers local; retrying", "err", err)
+			l.forget()
+			return err
+		}
+		l.vips = vips
+	}
+	if !slices.Equal(clusterIPs, l.clusterIPs) && l.setClusterIPs(clusterIPs) != nil {
+		listeners = early // load balancers do not wait for ClusterIPs
+	}
+	return l.setFilter(all, listeners)
+}
+
+// setClusterIPs makes ClusterIPs local. It does without the node's own address if that is not known to the kernel yet.
+func (l *localAddresses) setClusterIPs(clusterIPs []netip.Addr) error {
+	err := l.network.SetClusterIPs(clusterIPs, l.from)
+	if err != nil && len(l.from) > 0 {
+		err = l.network.SetClusterIPs(clusterIPs, nil)
+	}
+	if err != nil {
+		l.log.Error("cannot make ClusterIPs with routes local; retrying", "err", err)
+		l.clusterIPs = append(l.clusterIPs, netip.Addr{})
 		return err
 	}
-	l.vips = vips
-	return l.setFilter(vips, listeners)
+	l.clusterIPs = clusterIPs
+	return nil
+}
+
+// lingerTime is how long the connections to a ClusterIP may go on after its routes have gone.
+const lingerTime = 5 * time.Minute
+
+// linger returns the ClusterIPs that must be local beside wanted ones: the ones that had a listener until now.
+func (l *localAddresses) linger(wanted []netip.Addr) []netip.Addr {
+	now := time.Now()
+	for _, a := range l.clusterIPs {
+		if _, known := l.leaving[a]; !known && a.IsValid() && !slices.Contains(wanted, a) {
+			l.leaving[a] = now.Add(lingerTime)
+		}
+	}
+	for _, a := range wanted {
+		delete(l.leaving, a)
+	}
+	out := slices.Clone(wanted)
+	for a, until := range l.leaving {
+		if now.After(until) {
+			delete(l.leaving, a)
+		} else {
+			out = append(out, a)
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return out
 }
 
 // setFilter sets the filter. Without one, as on a kernel without nf_tables, the load balancer still works, unless packets
@@ -100,11 +168,12 @@ func (l *localAddresses) setFilter(vips []netip.Addr, listeners []filter.Bound) 
 // process.
 func (l *localAddresses) release(kept []proxied.Door) {
 	listeners := listenersOf(kept)
-	vips := addressesOf(listeners)
-	if err := l.network.SetVIPs(vips); err != nil {
-		l.log.Error("cannot remove the local routes of load balancers", "err", err)
+	vips, clusterIPs := addressesOf(listeners)
+	err := l.network.SetVIPs(vips)
+	if err2 := l.setClusterIPs(clusterIPs); err != nil || err2 != nil {
+		l.log.Error("cannot remove the local routes of load balancers", "err", errors.Join(err, err2))
 	}
-	if err := errors.Join(l.network.Filter.SetBound(vips, listeners), l.network.Filter.Close()); err != nil {
+	if err := errors.Join(l.network.Filter.SetBound(append(vips, clusterIPs...), listeners), l.network.Filter.Close()); err != nil {
 		l.log.Error("cannot remove the packet filter of load balancers", "err", err)
 	}
 }
@@ -112,7 +181,7 @@ func (l *localAddresses) release(kept []proxied.Door) {
 // listenersOf returns doors as the filter knows them.
 func listenersOf(doors []proxied.Door) (out []filter.Bound) {
 	for _, d := range doors {
-		l := filter.Bound{Listener: filter.Listener{Protocol: svc.TCP, At: d.At}, Inside: d.Inside}
+		l := filter.Bound{Listener: filter.Listener{Protocol: svc.TCP, At: d.At}, Inside: d.Inside, First: d.ClusterIP}
 		if d.UDP {
 			l.Protocol = svc.UDP
 		}
@@ -122,10 +191,15 @@ func listenersOf(doors []proxied.Door) (out []filter.Bound) {
 }
 
 // addressesOf returns the addresses of listeners, sorted, each once.
-func addressesOf(listeners []filter.Bound) (out []netip.Addr) {
+func addressesOf(listeners []filter.Bound) (vips, clusterIPs []netip.Addr) {
 	for _, l := range listeners {
-		out = append(out, l.At.Addr())
+		if l.First {
+			clusterIPs = append(clusterIPs, l.At.Addr())
+		} else {
+			vips = append(vips, l.At.Addr())
+		}
 	}
-	slices.SortFunc(out, netip.Addr.Compare)
-	return slices.Compact(out)
+	slices.SortFunc(vips, netip.Addr.Compare)
+	slices.SortFunc(clusterIPs, netip.Addr.Compare)
+	return slices.Compact(vips), slices.Compact(clusterIPs)
 }

@@ -31,6 +31,7 @@ type routing struct {
 	state    *watch.State // the last one that was whole, nil before
 	// backends are the Services that rules lead to.
 	backends map[svc.Name]*target
+	meshing  *meshing
 }
 
 // target is a Service that rules lead to.
@@ -85,6 +86,7 @@ func (r *routing) follow(ctx context.Context, running *sync.WaitGroup) {
 	}
 	gateways, ingresses := false, false
 	r.mu.Lock()
+	meshes := r.meshing.on
 	for _, s := range r.services {
 		gateways = gateways || s.object.Labels[gateway.FrontLabel] == gateway.FrontGateway
 		ingresses = ingresses || s.object.Labels[gateway.FrontLabel] == gateway.FrontIngress
@@ -95,6 +97,9 @@ func (r *routing) follow(ctx context.Context, running *sync.WaitGroup) {
 	}
 	if ingresses {
 		r.watch.FollowIngresses(ctx, running)
+	}
+	if meshes {
+		r.watch.FollowMesh(ctx, running)
 	}
 	next := r.watch.Update(ctx, running)
 	if !next.Listed {
@@ -121,6 +126,7 @@ func (r *routing) follow(ctx context.Context, running *sync.WaitGroup) {
 			s.table, s.built = front.table, nil
 		}
 	}
+	r.meshing.take(next.Meshes, named)
 	followNamed(r.backends, named, func(n svc.Name) *target { return r.followTarget(ctx, running, n) })
 }
 
@@ -137,6 +143,7 @@ func (r *routing) followTarget(ctx context.Context, running *sync.WaitGroup, n s
 					s.built = nil
 				}
 			}
+			r.meshing.changed(n)
 		})
 	}
 	sink := reflector.Sink[*discoveryv1.EndpointSlice]{
@@ -176,6 +183,9 @@ func (t *target) endpoints(b gateway.Backend, node, zone string) []netip.AddrPor
 		}
 		all = table.Unique(all)
 		chosen := table.ForCluster(all, node, zone)
+		if b.Local {
+			chosen = table.ForLocal(all)
+		}
 		for i := range all {
 			if chosen(&all[i]) {
 				out = append(out, all[i].Addr)
@@ -221,7 +231,7 @@ func (d *draft) route() reason {
 		if back == nil || !back.listed {
 			return waitFor("the EndpointSlices of " + to.Name.String())
 		}
-		routes.Targets[to] = back.endpoints(to.Backend, d.node, d.zone)
+		routes.Targets[to] = d.routing.meshing.without(back.endpoints(to.Backend, d.node, d.zone), nil)
 	}
 	d.to.Routes, d.from.pools = routes, next
 	d.to.Spec.Listeners = nil // a port without a listener that serves is closed

@@ -114,17 +114,30 @@ func (f *Front) SetClaim(a netip.Addr, services []svc.Name) {
 	}
 }
 
-// SetNode takes over the zone of this node's Node object, nil if there is none.
+// sourcesOf returns the addresses of the node of a Front.
+func sourcesOf(f *Front) []netip.Addr {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.addrs
+}
+
+// SetNode takes over the zone and the addresses of this node's Node object, nil if there is none.
 func (f *Front) SetNode(o *corev1.Node) {
-	zone := ""
+	zone, addrs := "", []netip.Addr(nil)
 	if o != nil {
 		zone = o.Labels[corev1.LabelTopologyZone]
+		addrs = internalIPs(o)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if !slices.Equal(addrs, f.addrs) {
+		f.addrs = addrs
+		f.wake.Set()
+	}
 	if zone == f.zone {
 		return
 	}
+	f.routing.meshing.rebuild()
 	f.zone = zone
 	for _, s := range f.services {
 		s.built = nil

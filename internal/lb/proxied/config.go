@@ -36,6 +36,8 @@ type Config struct {
 	// Transport is of HTTP, by Engine.Configure.
 	Transport any
 
+	clusterIP bool // the clients ask for a ClusterIP
+
 	usage   *usage
 	streams *streams       // nil unless connections are routed as a whole
 	owner   logship.Owner  // of access logs
@@ -88,6 +90,7 @@ func (c *Config) Record(e accesslog.Entry) {
 func newConfig(v *Service, l dialect.Listener, old *Config) (*Config, error) {
 	c := &Config{
 		Service: v.Name, Spec: &v.Spec, Protocol: l.Protocol, Backend: l.Backend, Pods: v.PodTLS(), owner: logship.OwnerOf(v.Name, v.Key),
+		clusterIP: v.ClusterIP,
 	}
 	if !slices.Contains([]dialect.Protocol{dialect.TCP, dialect.TLS, dialect.HTTP, dialect.HTTPS, dialect.UDP}, l.Protocol) {
 		return nil, fmt.Errorf("port %d: %s cannot be carried in the proxied way", l.Port, l.Protocol)

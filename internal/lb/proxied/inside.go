@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/fairlead/fairlead/internal/kernel/relay"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
@@ -22,6 +23,8 @@ type Door struct {
 	// Inside is where the socket is bound: the packet filter leads what is for At there (filter.Listener). Without it the
 	// socket is bound to At.
 	Inside netip.AddrPort
+	// ClusterIP is true if At is a ClusterIP, which other programs lead elsewhere unless the packet filter is first.
+	ClusterIP bool
 	// Inherited means that an earlier process has left the socket, and that no Service has asked for it yet.
 	Inherited bool
 }
@@ -168,12 +171,12 @@ func (s *Server) Doors() (out []Door) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for at, l := range s.inherited {
-		d := doorAt(false, at, addrPort(l.Addr()))
+		d := inheritedDoor(s.store, at, l)
 		d.Inherited = true
 		out = append(out, d)
 	}
 	for _, l := range s.listeners {
-		out = append(out, doorAt(false, l.at, l.bound))
+		out = append(out, l.door())
 	}
 	for at, l := range s.udp {
 		bound := l.socket.LocalAddr().(*net.UDPAddr).AddrPort()
@@ -192,9 +195,33 @@ func (s *Server) Doors() (out []Door) {
 	return out
 }
 
+// door returns where the connections of a listener come in.
+func (l *Listener) door() Door {
+	d := doorAt(false, l.at, l.bound)
+	d.ClusterIP = l.config.Load().clusterIP
+	return d
+}
+
+// inheritedDoor is door for a listener of an earlier process, which the store has kept.
+func inheritedDoor(store Store, at netip.AddrPort, l *net.TCPListener) Door {
+	d := doorAt(false, at, addrPort(l.Addr()))
+	d.ClusterIP = strings.HasPrefix(store.NameOf(l), clusterIPPrefix)
+	return d
+}
+
+// The names of listeners begin with one of these. An earlier release knows only the first.
+const (
+	vipPrefix       = "lb-"
+	clusterIPPrefix = "ip-"
+)
+
 // storedName names a listener without colons.
-func storedName(at netip.AddrPort) string {
-	return fmt.Sprintf("lb-%x-%d", at.Addr().AsSlice(), at.Port())
+func storedName(at netip.AddrPort, clusterIP bool) string {
+	prefix := vipPrefix
+	if clusterIP {
+		prefix = clusterIPPrefix
+	}
+	return fmt.Sprintf("%s%x-%d", prefix, at.Addr().AsSlice(), at.Port())
 }
 
 // addressOf returns the address that a listener of an earlier process is for: by the name under which the store kept it, or
@@ -202,7 +229,11 @@ func storedName(at netip.AddrPort) string {
 func addressOf(l *net.TCPListener, store Store) netip.AddrPort {
 	var text string
 	var port uint16
-	if _, err := fmt.Sscanf(store.NameOf(l), "lb-%x-%d", &text, &port); err == nil {
+	name := store.NameOf(l)
+	if rest, is := strings.CutPrefix(name, clusterIPPrefix); is {
+		name = vipPrefix + rest
+	}
+	if _, err := fmt.Sscanf(name, vipPrefix+"%x-%d", &text, &port); err == nil {
 		if a, ok := netip.AddrFromSlice([]byte(text)); ok {
 			return netip.AddrPortFrom(a, port)
 		}

@@ -64,7 +64,7 @@ func (s *Server) listen(at netip.AddrPort, c *Config) error {
 	l := s.listeners[at]
 	came := l == nil
 	if came {
-		made, kept, err := s.socketAt(at)
+		made, kept, err := s.socketAt(at, c.clusterIP)
 		if err != nil {
 			return fmt.Errorf("port %d is not served: cannot listen at %s, TCP: %w", at.Port(), at, err)
 		}
@@ -85,7 +85,7 @@ func (s *Server) listen(at netip.AddrPort, c *Config) error {
 
 // socketAt returns a socket at an address, that of an earlier process if there is one, and whether the store keeps it. The
 // caller holds mu.
-func (s *Server) socketAt(at netip.AddrPort) (made *net.TCPListener, kept bool, err error) {
+func (s *Server) socketAt(at netip.AddrPort, clusterIP bool) (made *net.TCPListener, kept bool, err error) {
 	if inherited := s.inherited[at]; inherited != nil {
 		delete(s.inherited, at)
 		return inherited, true, nil
@@ -94,7 +94,7 @@ func (s *Server) socketAt(at netip.AddrPort) (made *net.TCPListener, kept bool, 
 		return nil, false, err
 	}
 	if s.store != nil {
-		err := s.store.Keep(storedName(at), made)
+		err := s.store.Keep(storedName(at, clusterIP), made)
 		if kept = err == nil; err != nil {
 			s.log.Warn("cannot keep a listener for the next process; connections may be refused during a restart", "address", at, "err", err)
 		}
@@ -121,19 +121,19 @@ func (s *Server) dropInherited(after time.Duration) {
 		return
 	}
 	for at, l := range s.inherited {
+		s.drop(inheritedDoor(s.store, at, l))
 		_ = l.Close()
-		s.drop(at)
 	}
 	clear(s.inherited)
 }
 
 // drop makes the store forget a listener.
-func (s *Server) drop(at netip.AddrPort) {
+func (s *Server) drop(d Door) {
 	if s.store == nil {
 		return
 	}
-	if err := s.store.Drop(storedName(at)); err != nil {
-		s.log.Warn("cannot remove a listener from systemd's store", "address", at, "err", err)
+	if err := s.store.Drop(storedName(d.At, d.ClusterIP)); err != nil {
+		s.log.Warn("cannot remove a listener from systemd's store", "address", d.At, "err", err)
 	}
 }
 

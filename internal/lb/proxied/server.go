@@ -46,6 +46,8 @@ type Service struct {
 	ClientRoots *x509.CertPool
 	// Key is the Service's UID, of which cookies are made.
 	Key string
+	// ClusterIP is true if Addrs are ClusterIPs.
+	ClusterIP bool
 	// Routes, if not nil, route the requests of all ports; then Backends have no use.
 	Routes *Routes
 }
@@ -188,7 +190,7 @@ func (s *Server) Set(services []*Service) map[svc.Name]error {
 		if !use.tcp[at] {
 			s.close(l, false)
 			delete(s.listeners, at)
-			s.drop(at)
+			s.drop(l.door())
 		}
 	}
 	for at, l := range s.udp {
@@ -415,13 +417,13 @@ func (s *Server) DroppedLogs() uint64 {
 func (s *Server) Close(ctx context.Context) (kept []Door) {
 	s.mu.Lock()
 	for at, l := range s.inherited {
-		kept = append(kept, doorAt(false, at, addrPort(l.Addr())))
+		kept = append(kept, inheritedDoor(s.store, at, l))
 		_ = l.Close()
 	}
 	clear(s.inherited)
 	for at, l := range s.listeners {
 		if l.kept {
-			kept = append(kept, doorAt(false, at, l.bound))
+			kept = append(kept, l.door())
 		}
 		s.close(l, l.kept)
 		delete(s.listeners, at)

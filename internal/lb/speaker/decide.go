@@ -252,7 +252,7 @@ func (s *Speaker) report(eligible bool, reason string) {
 	next := v1.SpeakerStatus{
 		Eligible: eligible, Reason: reason, Announce: s.o.Announce, VoterVersion: confirmed, Endpoints: []string{s.o.Peer.String()},
 		Conditions: conflictConditions(s.announcer.Conflicts(), last.Conditions), VoterList: last.VoterList,
-		Absent: s.o.Front.Absent(),
+		Absent: s.o.Front.Absent(), NoMesh: s.o.Front.NoMesh(),
 	}
 	if !s.status.outdated(&next) {
 		return

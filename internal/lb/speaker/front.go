@@ -17,6 +17,10 @@ type Front interface {
 	SetService(*corev1.Service)
 	// DropService records that a Service is deleted, or is no load balancer.
 	DropService(svc.Name)
+	// SetMesh records whether routes name Services as their parents.
+	SetMesh(bool)
+	// NoMesh returns why this node does not serve these, "" if it does.
+	NoMesh() string
 	// SetClaim records which Services have an address, none if it is not claimed.
 	SetClaim(netip.Addr, []svc.Name)
 	// SetNode records the Node of this machine, nil if it is deleted.

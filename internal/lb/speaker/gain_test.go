@@ -28,6 +28,8 @@ type noFront struct{}
 
 func (noFront) SetService(*corev1.Service)      {}
 func (noFront) DropService(svc.Name)            {}
+func (noFront) SetMesh(bool)                    {}
+func (noFront) NoMesh() string                  { return "" }
 func (noFront) SetClaim(netip.Addr, []svc.Name) {}
 func (noFront) SetNode(*corev1.Node)            {}
 func (noFront) Listed()                         {}

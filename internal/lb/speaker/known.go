@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/lb/claim"
 	"github.com/fairlead/fairlead/internal/lb/quorum"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
@@ -243,6 +244,9 @@ func (k *Known) setNode(o *corev1.Node) {
 // setService records a Service. The caller holds mu.
 func (k *Known) setService(o *corev1.Service) {
 	n := svc.NameOf(o)
+	if n == gateway.MeshService() {
+		k.front.SetMesh(true)
+	}
 	k.touch(n)
 	if o.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		k.front.DropService(n)
@@ -270,6 +274,9 @@ func (k *Known) setService(o *corev1.Service) {
 // dropService records that a Service is deleted. The caller holds mu.
 func (k *Known) dropService(n svc.Name) {
 	k.touch(n)
+	if n == gateway.MeshService() {
+		k.front.SetMesh(false)
+	}
 	k.front.DropService(n)
 	delete(k.services, n)
 }

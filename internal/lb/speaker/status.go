@@ -39,6 +39,7 @@ func (t *speakerStatus) outdated(now *v1.SpeakerStatus) bool {
 	stale := t.stale
 	t.stale = false
 	return stale || len(t.want.Endpoints) == 0 || t.want.Eligible != now.Eligible || t.want.Reason != now.Reason ||
+		t.want.NoMesh != now.NoMesh ||
 		t.want.VoterVersion != now.VoterVersion || !slices.Equal(t.want.Conditions, now.Conditions) ||
 		!slices.Equal(t.want.Absent, now.Absent)
 }

@@ -73,6 +73,9 @@ type SpeakerStatus struct {
 	Peers []PeerStatus `json:"peers,omitempty"`
 	// Absent are the endpoints that get no new clients from this node in the proxied way, MaxAbsent of them at most.
 	Absent []AbsentEndpoint `json:"absent,omitempty"`
+	// NoMesh is why the node does not serve routes that name Services as their parents: its clients of these
+	// reach the Services' own endpoints. It is empty if the node serves them, or there are none.
+	NoMesh string `json:"noMesh,omitempty"`
 	// Conditions are for what is wrong.
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }

@@ -1,0 +1,49 @@
+package controller
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+)
+
+// A route tells which nodes do not serve it, once Nodes and Speakers are known.
+func TestUnserved(t *testing.T) {
+	t.Parallel()
+	accepted := []metav1.Condition{{Type: string(gwv1.RouteConditionAccepted), Status: metav1.ConditionTrue, ObservedGeneration: 7}}
+	refused := []metav1.Condition{{Type: string(gwv1.RouteConditionAccepted), Status: metav1.ConditionFalse}}
+	many, few := map[string]bool{}, map[string]bool{"n1": true, "n2": true, "n3": true}
+	for i := range 20 {
+		many[fmt.Sprintf("m%02d", i)] = true
+	}
+	for _, c := range []struct {
+		what     string
+		of       *unserved
+		to       []metav1.Condition
+		contains string // "" if there is no condition
+	}{
+		{"nothing is followed", &unserved{nodes: few}, accepted, ""},
+		{"a kind is not listed", &unserved{followed: true, unlisted: 1, nodes: few, speakers: map[string]string{"n1": "x"}}, accepted, ""},
+		{"no node has a Speaker", &unserved{followed: true, nodes: few}, accepted, ""},
+		{"all serve", &unserved{followed: true, nodes: few, speakers: map[string]string{"n1": "", "n2": "", "n3": ""}}, accepted, ""},
+		{"a node is gone", &unserved{followed: true, nodes: few,
+			speakers: map[string]string{"n1": "", "n2": "", "n3": "", "n4": "ipvs"}}, accepted, ""},
+		{"two do not", &unserved{followed: true, nodes: few, speakers: map[string]string{"n1": "", "n2": "ipvs"}}, accepted,
+			"n2: ipvs; n3: it has no Speaker"},
+		{"the route is refused", &unserved{followed: true, nodes: few, speakers: map[string]string{"n1": "ipvs"}}, refused, ""},
+		{"many", &unserved{followed: true, nodes: many, speakers: map[string]string{"n1": ""}}, accepted, "m07: it has no Speaker; and 12 more"},
+	} {
+		got := c.of.add(c.to)
+		if c.contains == "" {
+			if len(got) != len(c.to) {
+				t.Errorf("%s: %v", c.what, got)
+			}
+			continue
+		}
+		if len(got) != 2 || got[1].Type != ConditionUnserved || got[1].ObservedGeneration != 7 || !strings.Contains(got[1].Message, c.contains) {
+			t.Errorf("%s: %+v, want %q", c.what, got, c.contains)
+		}
+	}
+}

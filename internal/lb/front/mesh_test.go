@@ -1,0 +1,211 @@
+package front
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/lb/proxied"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/testbed"
+)
+
+// meshRig is a node whose proxy translates connections to vips, with a Service whose ClusterIPs these are.
+type meshRig struct {
+	*insideRig
+	guest *testbed.Host // a Pod of the node
+	plain *testbed.Host // where the proxy sends them
+}
+
+// newMeshRig has ports 80, which the Service leads here, and 81, which it does not. Rules of translation are of nf_tables, or
+// of iptables.
+func newMeshRig(t *testing.T, iptables bool) *meshRig {
+	t.Helper()
+	r := &meshRig{insideRig: newInsideRig(t, []uint16{80}, nil, map[string]string{"fairlead.dev/lb-proxy-protocol": "v1"})}
+	r.guest, r.plain = r.node.Pod("caller"), r.client
+	r.plain.Serve(svc.TCP, 9100)
+	r.service.ClusterIP = true
+	r.local.setSources([]netip.Addr{r.node.Addr4(), r.node.Addr6()})
+	if iptables {
+		for _, a := range vips {
+			command, to := "iptables", r.plain.Addr4().String()
+			if a.Is6() {
+				command, to = "ip6tables", "["+r.plain.Addr6().String()+"]"
+			}
+			for _, chain := range []string{"PREROUTING", "OUTPUT"} {
+				r.run(command, "-t", "nat", "-A", chain, "-d", a.String(), "-p", "tcp", "-j", "DNAT", "--to-destination", to+":9100")
+			}
+			pods := r.node.PodCIDR(svc.FamilyOf(a)).String()
+			r.run(command, "-t", "nat", "-A", "POSTROUTING", "-s", pods, "-j", "MASQUERADE")
+		}
+		return r
+	}
+	r.run("nft", fmt.Sprintf(`table inet proxy {
+		chain services {
+			ip daddr %[1]s meta l4proto tcp dnat ip to %[2]s:9100
+			ip6 daddr %[3]s meta l4proto tcp dnat ip6 to [%[4]s]:9100
+		}
+		chain in { type nat hook prerouting priority -100; jump services; }
+		chain out { type nat hook output priority -100; jump services; }
+		chain pods { type nat hook postrouting priority 100; ip saddr %[5]s masquerade; ip6 saddr %[6]s masquerade; }
+	}`, vips[0], r.plain.Addr4(), vips[1], r.plain.Addr6(), r.node.PodCIDR(svc.IPv4), r.node.PodCIDR(svc.IPv6)))
+	return r
+}
+
+func (r *meshRig) run(name string, args ...string) {
+	r.Helper()
+	if out, err := r.node.Command(r.Context(), name, args...).CombinedOutput(); err != nil {
+		r.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+}
+
+// clients returns the clients, with the address that a Pod sees (by the PROXY protocol).
+func (r *meshRig) clients(f svc.Family) map[*testbed.Host]netip.Addr {
+	return map[*testbed.Host]netip.Addr{r.guest: r.guest.Addr(f), r.node: r.node.Addr(f)}
+}
+
+// Connections to a ClusterIP with a listener come to it before any rule of translation, of nf_tables as of iptables: from Pods
+// behind a bridge and from the node, by IPv4 and IPv6, with the client's address. Other ports are as before, and so is
+// all once the listener has gone.
+func TestClusterIPsComeHereFirst(t *testing.T) {
+	t.Parallel()
+	for _, iptables := range []bool{false, true} {
+		t.Run(map[bool]string{false: "nft", true: "iptables"}[iptables], func(t *testing.T) {
+			t.Parallel()
+			r := newMeshRig(t, iptables)
+			check := func(led bool) {
+				t.Helper()
+				for _, a := range vips {
+					for from, seen := range r.clients(svc.FamilyOf(a)) {
+						want := "client "
+						if led {
+							want = fmt.Sprintf("pod PROXY %s %s %s ", map[bool]string{true: "TCP4", false: "TCP6"}[a.Is4()], seen, a)
+						}
+						r.wants(from, svc.TCP, netip.AddrPortFrom(a, 80), "x", want)
+						r.wants(from, svc.TCP, netip.AddrPortFrom(a, 81), "x", "client ")
+					}
+				}
+			}
+			check(false)
+			for range 2 {
+				r.set(&r.service)
+				check(true)
+				r.set()
+				check(false)
+			}
+		})
+	}
+}
+
+// No new connection fails while routes come and go, and open ones go on where they are.
+func TestRoutesComeAndGo(t *testing.T) {
+	t.Parallel()
+	r := newMeshRig(t, false)
+	at := netip.AddrPortFrom(vips[0], 80)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan string)
+	asked := 0
+	go func() {
+		for ctx.Err() == nil {
+			got, err := r.ask(r.guest, svc.TCP, at, "x")
+			if err != nil || !strings.HasPrefix(got, "pod ") && !strings.HasPrefix(got, "client ") {
+				done <- fmt.Sprintf("after %d answers: %q, %v", asked, got, err)
+				return
+			}
+			asked++
+		}
+		done <- ""
+	}()
+	plain := r.open(at)
+	r.set(&r.service)
+	plain.says("still plain")
+	led := r.open(at)
+	for range 10 {
+		r.set()
+		r.set(&r.service)
+	}
+	r.set()
+	led.says("still led")
+	plain.says("again")
+	cancel()
+	if failed := <-done; failed != "" {
+		t.Error(failed)
+	}
+	if asked == 0 {
+		t.Error("nothing was asked meanwhile")
+	}
+}
+
+// opened is a connection of the Pod.
+type opened struct {
+	*meshRig
+	net.Conn
+}
+
+func (r *meshRig) open(at netip.AddrPort) *opened {
+	r.Helper()
+	c, err := r.guest.Dial(r.Context(), svc.TCP, at)
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.Cleanup(func() { _ = c.Close() })
+	return &opened{r, c}
+}
+
+// says sends a text and wants an answer with it.
+func (o *opened) says(text string) {
+	o.Helper()
+	_, _ = o.Write([]byte(text))
+	buf, all := make([]byte, 1024), ""
+	for !strings.Contains(all, text) {
+		n, err := o.Read(buf)
+		if all += string(buf[:n]); err != nil {
+			o.Errorf("%q: %q, %v", text, all, err)
+			return
+		}
+	}
+}
+
+// Endpoints at ClusterIPs that lead here, and at addresses of load balancers, get no requests: these would go in circles.
+func TestNoCircles(t *testing.T) {
+	t.Parallel()
+	m := &meshing{addrs: map[netip.Addr]bool{netip.MustParseAddr("10.96.0.7"): true}}
+	claims := map[netip.Addr][]svc.Name{netip.MustParseAddr("192.0.2.9"): {{Namespace: "a", Name: "lb"}}}
+	var all []netip.AddrPort
+	for _, a := range []string{"10.244.0.1:80", "10.96.0.7:80", "192.0.2.9:80", "10.96.0.8:80"} {
+		all = append(all, netip.MustParseAddrPort(a))
+	}
+	if got := fmt.Sprint(m.without(all, claims)); got != "[10.244.0.1:80 10.96.0.8:80]" {
+		t.Errorf("of a ClusterIP's rules: %s", got)
+	}
+	if got := fmt.Sprint(m.without(all, nil)); got != "[10.244.0.1:80 192.0.2.9:80 10.96.0.8:80]" {
+		t.Errorf("of a Gateway's rules: %s", got)
+	}
+	if all[1].Addr() != netip.MustParseAddr("10.96.0.7") {
+		t.Error("the argument was changed")
+	}
+}
+
+// The listeners of ClusterIPs are known as such by the next process, also before their Services are.
+func TestClusterIPsAreHandedOver(t *testing.T) {
+	t.Parallel()
+	r := newMeshRig(t, false)
+	r.set(&r.service)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	kept := r.server.Close(ctx)
+	if len(kept) != 2 || !kept[0].ClusterIP || !kept[1].ClusterIP {
+		t.Fatalf("%+v are kept", kept)
+	}
+	next := proxied.New(proxied.Options{Log: slog.New(slog.DiscardHandler), Store: r.store})
+	doors := next.Doors()
+	if len(doors) != 2 || !doors[0].ClusterIP || !doors[0].Inherited || doors[0].At != netip.AddrPortFrom(vips[0], 80) {
+		t.Errorf("the next process has %+v", doors)
+	}
+	next.Close(ctx)
+}
