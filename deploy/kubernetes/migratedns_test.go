@@ -142,21 +142,28 @@ func (m *migration) question(p svc.Protocol, server netip.AddrPort, within time.
 	return fmt.Errorf("the answer is %v", answer)
 }
 
-// questions asks all the time, over UDP and TCP, until the test calls the function that it returns. None may be lost.
+// maxAgain bounds the questions that are asked again: a change of kube-proxy's rules forgets the one that is under way.
+const maxAgain = 10
+
+// questions asks all the time, over UDP and TCP, until the test calls the function that it returns. As resolvers do, it asks a second
+// time where no answer comes. None may be lost.
 func (m *migration) questions(server netip.AddrPort) (end func()) {
 	ctx, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	var asked, lost atomic.Int64
+	var asked, again, lost atomic.Int64
 	m.Cleanup(func() { stop(); wg.Wait() }) // whatever ends the test before end does
 	for p, pace := range map[svc.Protocol]time.Duration{svc.UDP: 2 * time.Millisecond, svc.TCP: 10 * time.Millisecond} {
 		wg.Go(func() {
 			tick := time.NewTicker(pace)
 			defer tick.Stop()
 			for ctx.Err() == nil {
-				if err := m.question(p, server, testbed.Patience); err != nil && lost.Add(1) < 5 {
-					m.Errorf("a question over %s: %v", p, err)
-				}
 				asked.Add(1)
+				if err := m.question(p, server, 5*time.Second); err != nil { // the time of resolv.conf(5)
+					again.Add(1)
+					if err := m.question(p, server, testbed.Patience); err != nil && lost.Add(1) < 5 {
+						m.Errorf("a question over %s: %v", p, err)
+					}
+				}
 				<-tick.C
 			}
 		})
@@ -168,7 +175,10 @@ func (m *migration) questions(server netip.AddrPort) (end func()) {
 		if asked.Load() < 500 {
 			m.Errorf("only %d questions were asked", asked.Load())
 		}
-		m.Logf("%d of %d questions were lost", lost.Load(), asked.Load())
+		if again.Load() > maxAgain {
+			m.Errorf("%d questions were asked a second time", again.Load())
+		}
+		m.Logf("of %d questions %d were asked again, %d were lost", asked.Load(), again.Load(), lost.Load())
 	}
 }
 
@@ -182,7 +192,8 @@ func (m *migration) dns() {
 	}
 	server := m.startCoreDNS()
 	deployment := func() string {
-		return m.kubectl("get", "deployment", "coredns", "-n", "kube-system", "-o", "jsonpath={.spec} {.metadata.annotations}")
+		return m.kubectl("get", "deployment", "coredns", "-n", "kube-system", "-o", "jsonpath={.spec} {.metadata.annotations}") +
+			m.kubectl("get", "service", "kube-dns", "-n", "kube-system", "-o", "jsonpath={.spec}")
 	}
 	pods := func() string {
 		return m.kubectl("get", "pods", "-n", "kube-system", "-l", "k8s-app=kube-dns", "-o", "jsonpath={.items[*].spec.containers[*].image}")

@@ -16,25 +16,26 @@ import (
 	"github.com/fairlead/fairlead/internal/migrate/coredns"
 )
 
-// From every phase both ways lead to their end, and CoreDNS ends only after its answers were compared and the Service leads to
-// fairlead; fairlead ends only when the Service leads to CoreDNS.
+// From every phase both ways lead to their end. CoreDNS ends only when the nodes have seen that the Service leads to fairlead, and
+// fairlead only when they have seen that it leads to CoreDNS.
 func TestStepsLeadOnFromEveryPhase(t *testing.T) {
 	for _, back := range []bool{false, true} {
 		want := coredns.After
 		if back {
 			want = coredns.Before
 		}
-		for _, start := range []coredns.Phase{coredns.Before, coredns.Beside, coredns.Both, coredns.After, coredns.Returning} {
+		for _, start := range []coredns.Phase{coredns.Before, coredns.Beside, coredns.Both, coredns.Switched, coredns.After,
+			coredns.Returning} {
 			at, done := start, map[coredns.Action]bool{}
 			for n := 0; at != want || n == 0; n++ {
 				if n > 5 {
 					t.Fatalf("from %s, back %v: the way does not end", start, back)
 				}
 				for _, s := range coredns.Steps(at, back) {
-					if s.Action == coredns.Enter && s.Phase == coredns.After && !(done[coredns.AwaitFairlead] && done[coredns.Compare]) {
+					if s.Action == coredns.Enter && s.Phase == coredns.After && !(done[coredns.AwaitFairlead] && done[coredns.Settle]) {
 						t.Errorf("from %s: CoreDNS ends after %v", start, done)
 					}
-					if s.Action == coredns.Remove && at == coredns.Returning && !done[coredns.AwaitCoreDNS] {
+					if s.Action == coredns.Remove && at == coredns.Returning && !(done[coredns.AwaitCoreDNS] && done[coredns.Settle]) {
 						t.Errorf("from %s: fairlead ends after %v", start, done)
 					}
 					if done[s.Action] = true; s.Action == coredns.Enter {
@@ -43,6 +44,10 @@ func TestStepsLeadOnFromEveryPhase(t *testing.T) {
 				}
 			}
 		}
+	}
+	if steps := coredns.Steps(coredns.Both, false); steps[len(steps)-1].Phase != coredns.Switched ||
+		!slices.ContainsFunc(steps, func(s coredns.Step) bool { return s.Action == coredns.Compare }) {
+		t.Errorf("the Service leaves CoreDNS after %v, without a comparison", steps)
 	}
 	if steps := coredns.Steps(coredns.Before, true); len(steps) != 0 {
 		t.Errorf("without a migration the way back has the steps %v", steps)
@@ -123,7 +128,10 @@ func TestDecide(t *testing.T) {
 		{"what runs", nil, "Deployment coredns of 2 Pods, coredns:1, behind the Service rke2-coredns, configured by the ConfigMap coredns", false, false},
 		{"a setting without effect", nil, "/etc/coredns/Corefile:7: ", false, false},
 		{"the phase", annotate(coredns.Annotation, "both"), `"phase":"both"`, false, false},
-		{"no lameduck", set(strings.Replace(corefile, "lameduck 5s", "", 1)), "has no lameduck", false, false},
+		{"a phase in which the Service selects less", func(c *coredns.Cluster) {
+			annotate(coredns.Annotation, "switched")(c)
+			c.Services[1].Spec.Selector = map[string]string{"k8s-app": "kube-dns", coredns.PodLabel: "server"}
+		}, `"phase":"switched"`, false, false},
 		{"an unknown plugin", set(".:53 {\n  nosuch\n}\n"), "ConfigMap coredns: corefile: /etc/coredns/Corefile:2: unknown plugin", true, false},
 		{"a file of additions", func(c *coredns.Cluster) {
 			c.ConfigMaps["coredns-custom"] = &corev1.ConfigMap{Data: map[string]string{"a.override": "nosuch\n"}}
@@ -241,7 +249,8 @@ func TestOurs(t *testing.T) {
 	}
 	before, _ := json.Marshal(in.Deployments[0])
 	now := in.Deployments[0]
-	for _, phase := range []coredns.Phase{coredns.Beside, coredns.Both, coredns.After, coredns.Both, coredns.Returning} {
+	for _, phase := range []coredns.Phase{coredns.Beside, coredns.Both, coredns.Switched, coredns.After, coredns.Both,
+		coredns.Returning} {
 		now = p.Enter(now, phase)
 		if want := map[bool]int32{true: 0, false: 2}[phase == coredns.After]; *now.Spec.Replicas != want {
 			t.Errorf("in phase %s CoreDNS has %d Pods, want %d", phase, *now.Spec.Replicas, want)

@@ -20,8 +20,6 @@ type settings struct {
 	// zones are the cluster domains, reverse reports whether the names of addresses are answered.
 	zones   []string
 	reverse bool
-	// lameduck reports whether the servers still answer after they were told to end.
-	lameduck bool
 }
 
 // readCorefile reads the Corefile of CoreDNS's Pod with the files of its ConfigMaps, at the same paths below a directory that is
@@ -64,11 +62,8 @@ func readCorefile(spec *corev1.PodSpec, c container, configMaps map[string]*core
 	}
 	for i := range plan.Blocks {
 		for _, p := range plan.Blocks[i].Plugins {
-			switch p := p.(type) {
-			case *corefile.Kubernetes:
-				s.zones, s.reverse = append(s.zones, p.Zones...), s.reverse || len(p.Reverse) > 0
-			case *corefile.Health:
-				s.lameduck = s.lameduck || p.Lameduck > 0
+			if k, ok := p.(*corefile.Kubernetes); ok {
+				s.zones, s.reverse = append(s.zones, k.Zones...), s.reverse || len(k.Reverse) > 0
 			}
 		}
 	}

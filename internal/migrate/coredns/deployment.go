@@ -84,7 +84,7 @@ func (p *Plan) Ours(base *appsv1.Deployment, joined bool, image string) *appsv1.
 	out.Namespace = p.theirs.Namespace
 	labels := Selector()
 	if joined {
-		maps.Copy(labels, p.service.Spec.Selector)
+		maps.Copy(labels, p.Selected())
 	}
 	out.Spec.Template.Labels = labels
 	spec := &out.Spec.Template.Spec

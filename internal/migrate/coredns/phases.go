@@ -24,13 +24,15 @@ const (
 	Beside Phase = "beside"
 	// Both has both programs behind the Service.
 	Both Phase = "both"
-	// After has fairlead behind the Service; CoreDNS has ended, or ends.
+	// Switched has only fairlead behind the Service, which does not select CoreDNS's Pods. They still answer.
+	Switched Phase = "switched"
+	// After has only fairlead; CoreDNS has ended, or ends.
 	After Phase = "fairlead"
-	// Returning has CoreDNS behind the Service; fairlead ends.
+	// Returning has CoreDNS behind the Service. The Pods of fairlead leave it, and end.
 	Returning Phase = "returning"
 )
 
-var phases = []Phase{Before, Beside, Both, After, Returning}
+var phases = []Phase{Before, Beside, Both, Switched, After, Returning}
 
 // String names the phase for people.
 func (p Phase) String() string {
@@ -64,6 +66,13 @@ const (
 	// AwaitFairlead waits until the Service has the addresses of fairlead's Pods, AwaitCoreDNS of CoreDNS's.
 	AwaitFairlead
 	AwaitCoreDNS
+	// Narrow makes the Service select only fairlead's Pods, Widen what it selected before.
+	Narrow
+	Widen
+	// Leave takes the labels that the Service selects from fairlead's Pods.
+	Leave
+	// Settle waits until the nodes have seen which addresses the Service no longer has, while these still answer.
+	Settle
 	// AwaitNoCoreDNS waits until CoreDNS's Pods have ended.
 	AwaitNoCoreDNS
 	// Verify asks the Service's addresses, and compares their answers with those of fairlead's Pods.
@@ -95,6 +104,14 @@ func (s Step) String() string {
 		return "waiting for the Service to have the addresses of fairlead dns"
 	case AwaitCoreDNS:
 		return "waiting for the Service to have the addresses of CoreDNS"
+	case Narrow:
+		return "taking the addresses of CoreDNS from the Service"
+	case Widen:
+		return "giving the Service its selector back"
+	case Leave:
+		return "taking the addresses of fairlead dns from the Service"
+	case Settle:
+		return "waiting until the nodes have seen the change"
 	case AwaitNoCoreDNS:
 		return "waiting for the Pods of CoreDNS to end"
 	case Verify:
@@ -111,14 +128,14 @@ func Steps(from Phase, back bool) []Step {
 	enter := func(p Phase) Step { return Step{Action: Enter, Phase: p} }
 	if back {
 		switch from {
-		case After:
+		case Switched, After:
 			return []Step{enter(Both)}
 		case Both:
-			return []Step{{Action: AwaitCoreDNS}, enter(Returning)}
+			return []Step{{Action: Widen}, {Action: AwaitCoreDNS}, enter(Returning)}
+		case Returning:
+			return []Step{{Action: AwaitCoreDNS}, {Action: Leave}, {Action: Settle}, {Action: Remove}, enter(Before)}
 		case Beside:
 			return []Step{{Action: Remove}, enter(Before)}
-		case Returning:
-			return []Step{{Action: AwaitCoreDNS}, {Action: Remove}, enter(Before)}
 		}
 		return nil
 	}
@@ -128,9 +145,11 @@ func Steps(from Phase, back bool) []Step {
 	case Beside:
 		return []Step{{Action: Install}, {Action: Compare}, enter(Both)}
 	case Both:
-		return []Step{{Action: Install, Joined: true}, {Action: AwaitFairlead}, {Action: Compare}, enter(After)}
+		return []Step{{Action: Install, Joined: true}, {Action: AwaitFairlead}, {Action: Compare}, enter(Switched)}
+	case Switched:
+		return []Step{{Action: Narrow}, {Action: AwaitFairlead}, {Action: Settle}, enter(After)}
 	}
-	return []Step{{Action: AwaitNoCoreDNS}, {Action: AwaitFairlead}, {Action: Verify}}
+	return []Step{{Action: AwaitNoCoreDNS}, {Action: Widen}, {Action: AwaitFairlead}, {Action: Verify}}
 }
 
 // Verification returns the steps that verify a cluster where it is, without changing it.
@@ -140,6 +159,8 @@ func Verification(at Phase) []Step {
 		return []Step{{Action: Compare}}
 	case Both:
 		return []Step{{Action: AwaitFairlead}, {Action: Compare}}
+	case Switched:
+		return []Step{{Action: AwaitFairlead}, {Action: Verify}}
 	case After:
 		return []Step{{Action: AwaitNoCoreDNS}, {Action: AwaitFairlead}, {Action: Verify}}
 	}

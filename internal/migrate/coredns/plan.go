@@ -75,10 +75,6 @@ func Decide(c *Cluster) *Plan {
 	if len(s.zones) == 0 {
 		p.refuse(fmt.Errorf("ConfigMap %s: no server block has the plugin kubernetes", s.configMap))
 	}
-	if !s.lameduck {
-		p.differ("the Corefile has no lameduck: a server that ends does not wait until the nodes stop sending to it, and questions of "+
-			"that moment are lost. Write 'health { lameduck 5s }' into the ConfigMap %s first", s.configMap)
-	}
 	p.questions = questions(s, c.Services)
 	return p
 }
@@ -94,7 +90,7 @@ func (p *Plan) find(c *Cluster) (err error) {
 		switch {
 		case d.Name == Name:
 			fairlead = d
-		case selects(p.service.Spec.Selector, d.Spec.Template.Labels):
+		case selects(p.Selected(), d.Spec.Template.Labels):
 			found = append(found, d)
 		}
 	}
@@ -132,7 +128,7 @@ func (p *Plan) find(c *Cluster) (err error) {
 // serviceOf returns the Service that Pods ask.
 func serviceOf(all []*corev1.Service) (found *corev1.Service) {
 	for _, s := range all {
-		if s.Namespace != svc.SystemNamespace || len(s.Spec.Selector) == 0 {
+		if s.Namespace != svc.SystemNamespace || len(s.Spec.Selector) == 0 || s.Spec.ClusterIP == "" || s.Spec.ClusterIP == corev1.ClusterIPNone {
 			continue
 		}
 		if s.Name == svc.DNSService {
@@ -143,6 +139,13 @@ func serviceOf(all []*corev1.Service) (found *corev1.Service) {
 		}
 	}
 	return found
+}
+
+// Selected is what the Service selects before and after a migration.
+func (p *Plan) Selected() map[string]string {
+	out := maps.Clone(p.service.Spec.Selector)
+	delete(out, PodLabel)
+	return out
 }
 
 // selects reports whether a selector selects labels.

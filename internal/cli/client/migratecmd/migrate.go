@@ -53,8 +53,8 @@ are in the kernel and equal to what the API has; then kube-proxy ends, and its r
 removed. Established connections stay. The phase of a node is its label fairlead.dev/proxy.
 
 With --component dns, fairlead dns gets the Corefile, ports, probes and nodes of CoreDNS. When
-its answers are equal to those of CoreDNS, the Service kube-dns sends questions to both; then
-CoreDNS is scaled to 0. The Service keeps its address. The phase is the annotation
+its answers are equal to those of CoreDNS, the Service kube-dns leads to both, then only to
+fairlead dns, and CoreDNS is scaled to 0. The Service keeps its address. The phase is the annotation
 fairlead.dev/dns of CoreDNS's Deployment.
 
 An interrupted command is continued by the next one, and 'apply' and 'rollback' lead on from

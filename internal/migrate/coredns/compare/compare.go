@@ -58,12 +58,14 @@ func Run(ctx context.Context, o Options) error {
 	again := time.NewTicker(attempts)
 	defer again.Stop()
 	var last error
+	end, _ := ctx.Deadline()
 	for {
+		whole := time.Until(end) > requestTimeout // otherwise a question may be cut off
 		err := once(ctx, o)
 		if err == nil {
 			return nil
 		}
-		if last == nil || ctx.Err() == nil { // not that of a question that was cut off
+		if last == nil || whole {
 			last = err
 		}
 		select {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -90,6 +91,27 @@ func (w *Walk) ready(ctx context.Context, selector map[string]string) (out []str
 	return out, err
 }
 
+// behindFairlead returns nil if the Service leads to all of fairlead's Pods, and to no others if it selects no others.
+func (w *Walk) behindFairlead(ctx context.Context) error {
+	service, err := w.service(ctx)
+	if err != nil {
+		return err
+	}
+	if err := w.behind(ctx, coredns.Selector(), "fairlead dns"); err != nil {
+		return err
+	}
+	if _, narrow := service.Spec.Selector[coredns.PodLabel]; !narrow {
+		return nil
+	}
+	theirs, _, _ := w.plan.Theirs()
+	return w.without(ctx, theirs.Spec.Selector.MatchLabels)
+}
+
+func (w *Walk) behindCoreDNS(ctx context.Context) error {
+	theirs, _, _ := w.plan.Theirs()
+	return w.behind(ctx, theirs.Spec.Selector.MatchLabels, "CoreDNS")
+}
+
 // behind returns nil if the Service leads to all of a program's Pods, as many as CoreDNS has had.
 func (w *Walk) behind(ctx context.Context, selector map[string]string, program string) error {
 	_, replicas, service := w.plan.Theirs()
@@ -100,18 +122,94 @@ func (w *Walk) behind(ctx context.Context, selector map[string]string, program s
 	if len(pods) < int(replicas) {
 		return fmt.Errorf("%d of %d Pods of %s are ready", len(pods), replicas, program)
 	}
-	list, err := w.Client.DiscoveryV1().EndpointSlices(service.Namespace).List(ctx, metav1.ListOptions{
-		LabelSelector: discoveryv1.LabelServiceName + "=" + service.Name,
-	})
+	list, err := w.slices(ctx)
 	if err != nil {
 		return err
 	}
 	for _, a := range pods {
-		if !slices.ContainsFunc(list.Items, func(s discoveryv1.EndpointSlice) bool { return has(&s, a) }) {
+		if !slices.ContainsFunc(list, func(s discoveryv1.EndpointSlice) bool { return has(&s, a) }) {
 			return fmt.Errorf("the Service %s does not lead to %s of %s yet", service.Name, a, program)
 		}
 	}
 	return nil
+}
+
+// without returns nil if the Service leads to none of a program's Pods.
+func (w *Walk) without(ctx context.Context, selector map[string]string) error {
+	pods, err := w.ready(ctx, selector)
+	if err != nil {
+		return err
+	}
+	list, err := w.slices(ctx)
+	if err != nil {
+		return err
+	}
+	for _, a := range pods {
+		if slices.ContainsFunc(list, func(s discoveryv1.EndpointSlice) bool { return has(&s, a) }) {
+			return fmt.Errorf("the Service still leads to %s", a)
+		}
+	}
+	return nil
+}
+
+// service is the Service as it is now.
+func (w *Walk) service(ctx context.Context) (*corev1.Service, error) {
+	_, _, s := w.plan.Theirs()
+	return w.Client.CoreV1().Services(s.Namespace).Get(ctx, s.Name, metav1.GetOptions{})
+}
+
+// slices are the EndpointSlices of the Service.
+func (w *Walk) slices(ctx context.Context) ([]discoveryv1.EndpointSlice, error) {
+	_, _, service := w.plan.Theirs()
+	list, err := w.Client.DiscoveryV1().EndpointSlices(service.Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: discoveryv1.LabelServiceName + "=" + service.Name,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+// selectOnlyOurs makes the Service select only fairlead's Pods, or what it selected before. A conflict is tried again.
+func (w *Walk) selectOnlyOurs(ctx context.Context, only bool) error {
+	s, err := w.service(ctx)
+	if err != nil {
+		return err
+	}
+	selector := w.plan.Selected()
+	if only {
+		maps.Copy(selector, coredns.Selector())
+	}
+	if maps.Equal(s.Spec.Selector, selector) {
+		return nil
+	}
+	s.Spec.Selector = selector
+	_, err = w.Client.CoreV1().Services(s.Namespace).Update(ctx, s, metav1.UpdateOptions{FieldManager: act.Manager})
+	return err
+}
+
+// leave takes the labels that the Service selects from fairlead's Pods, and waits until it does not lead to them. The Pods stay
+// with their ReplicaSet, which selects another label.
+func (w *Walk) leave(ctx context.Context) error {
+	pods, err := w.pods(ctx, coredns.Selector())
+	if err != nil {
+		return err
+	}
+	for _, p := range pods {
+		gone := false
+		for k := range w.plan.Selected() {
+			_, has := p.Labels[k]
+			gone = gone || has
+			delete(p.Labels, k)
+		}
+		if !gone || p.DeletionTimestamp != nil {
+			continue
+		}
+		if _, err := w.Client.CoreV1().Pods(p.Namespace).Update(ctx, p, metav1.UpdateOptions{FieldManager: act.Manager}); err != nil {
+			return err
+		}
+	}
+	return w.without(ctx, coredns.Selector())
 }
 
 // has reports whether a slice has an address that is ready.
@@ -181,8 +279,23 @@ func (w *Walk) verify(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	pods, err := w.pods(ctx, coredns.Selector())
+	if err != nil {
+		return err
+	}
+	var servers []string
+	for _, a := range service.Spec.ClusterIPs {
+		if slices.ContainsFunc(pods, func(p *corev1.Pod) bool { return hasFamily(p, a) }) {
+			servers = append(servers, a)
+		}
+	}
 	ofPods, ofService := w.plan.Ports()
-	return w.ask(ctx, withPort(service.Spec.ClusterIPs, ofService), withPort(like, ofPods)[0])
+	return w.ask(ctx, withPort(servers, ofService), withPort(like, ofPods)[0])
+}
+
+// hasFamily reports whether a Pod has an address of the family of a: a Service may have one of a family that its Pods lack.
+func hasFamily(p *corev1.Pod, a string) bool {
+	return slices.ContainsFunc(p.Status.PodIPs, func(ip corev1.PodIP) bool { return strings.Contains(ip.IP, ":") == strings.Contains(a, ":") })
 }
 
 // withPort gives addresses a port.

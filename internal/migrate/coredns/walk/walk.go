@@ -155,6 +155,18 @@ func (w *Walk) change(ctx context.Context, back bool) error {
 	}
 }
 
+// settling is the time in which the nodes see a change of a Service: kube-proxy applies changes once a second at most.
+const settling = 5 * time.Second
+
+func (w *Walk) settle(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(settling):
+		return nil
+	}
+}
+
 // errChanged is the error where another client has changed the phase.
 var errChanged = errors.New("another client changes its phase: only one migration may run at a time")
 
@@ -186,10 +198,15 @@ func (w *Walk) take(ctx context.Context, step coredns.Step) error {
 	case coredns.Verify:
 		return w.verify(ctx)
 	case coredns.AwaitFairlead:
-		return w.act.Within(ctx, func(ctx context.Context) error { return w.behind(ctx, coredns.Selector(), "fairlead dns") })
+		return w.act.Within(ctx, w.behindFairlead)
 	case coredns.AwaitCoreDNS:
-		theirs, _, _ := w.plan.Theirs()
-		return w.act.Within(ctx, func(ctx context.Context) error { return w.behind(ctx, theirs.Spec.Selector.MatchLabels, "CoreDNS") })
+		return w.act.Within(ctx, w.behindCoreDNS)
+	case coredns.Narrow, coredns.Widen:
+		return w.act.Within(ctx, func(ctx context.Context) error { return w.selectOnlyOurs(ctx, step.Action == coredns.Narrow) })
+	case coredns.Leave:
+		return w.act.Within(ctx, w.leave)
+	case coredns.Settle:
+		return w.settle(ctx)
 	case coredns.AwaitNoCoreDNS:
 		return w.act.Within(ctx, w.noCoreDNS)
 	case coredns.Remove:
