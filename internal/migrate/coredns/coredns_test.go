@@ -96,7 +96,9 @@ func cluster() *coredns.Cluster {
 	c := &spec.Containers[0]
 	c.VolumeMounts = []corev1.VolumeMount{{Name: "config", MountPath: "/etc/coredns"}, {Name: "custom", MountPath: "/etc/coredns/custom"}}
 	c.Ports = []corev1.ContainerPort{{Name: "udp-53", ContainerPort: 1053, Protocol: corev1.ProtocolUDP}}
-	c.ReadinessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/ready", Port: intstr.FromInt32(8181)}}}
+	c.ReadinessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{
+		HTTPGet: &corev1.HTTPGetAction{Path: "/ready", Port: intstr.FromInt32(8181)},
+	}}
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "rke2-coredns", Namespace: "kube-system", Labels: labels}}
 	service.Spec = corev1.ServiceSpec{ClusterIP: "10.43.0.10", Selector: labels, Ports: []corev1.ServicePort{
 		{Name: "udp-53", Port: 53, Protocol: corev1.ProtocolUDP, TargetPort: intstr.FromString("udp-53")},
@@ -125,7 +127,8 @@ func TestDecide(t *testing.T) {
 		bad    bool // refused
 		broken bool
 	}{
-		{"what runs", nil, "Deployment coredns of 2 Pods, coredns:1, behind the Service rke2-coredns, configured by the ConfigMap coredns", false, false},
+		{"what runs", nil, "Deployment coredns of 2 Pods, coredns:1, behind the Service rke2-coredns, configured by the ConfigMap coredns",
+			false, false},
 		{"a setting without effect", nil, "/etc/coredns/Corefile:7: ", false, false},
 		{"the phase", annotate(coredns.Annotation, "both"), `"phase":"both"`, false, false},
 		{"a phase in which the Service selects less", func(c *coredns.Cluster) {
@@ -138,7 +141,8 @@ func TestDecide(t *testing.T) {
 		}, "/etc/coredns/custom/a.override:1: unknown plugin", true, false},
 		{"not for a cluster", set(".:53 {\n  forward . 192.0.2.1\n}\n"), "no server block has the plugin kubernetes", true, false},
 		{"no ConfigMap", func(c *coredns.Cluster) { c.ConfigMaps = nil }, "the ConfigMap coredns, which is not there", true, false},
-		{"the hosts' network", func(c *coredns.Cluster) { c.Deployments[0].Spec.Template.Spec.HostNetwork = true }, "network of its hosts", true, false},
+		{"the hosts' network", func(c *coredns.Cluster) { c.Deployments[0].Spec.Template.Spec.HostNetwork = true },
+			"network of its hosts", true, false},
 		{"no Pods", func(c *coredns.Cluster) { c.Deployments[0].Spec.Replicas = new(int32) }, "scale it up first", true, false},
 		{"an autoscaler", func(c *coredns.Cluster) {
 			c.Deployments = append(c.Deployments, deployment("scaler", nil, "--target=Deployment/coredns"))
@@ -152,8 +156,8 @@ func TestDecide(t *testing.T) {
 		{"two Deployments", func(c *coredns.Cluster) {
 			c.Deployments = append(c.Deployments, deployment("other", c.Services[1].Spec.Selector))
 		}, "the Pods of 2 Deployments (coredns, other)", true, true},
-		{"another server", func(c *coredns.Cluster) { c.Deployments[0].Spec.Template.Spec.Containers[0].Args = nil }, "no container with the argument -conf",
-			true, true},
+		{"another server", func(c *coredns.Cluster) { c.Deployments[0].Spec.Template.Spec.Containers[0].Args = nil },
+			"no container with the argument -conf", true, true},
 		{"a port that is not there", func(c *coredns.Cluster) { c.Deployments[0].Spec.Template.Spec.Containers[0].Ports = nil },
 			"targetPort udp-53, which no port", true, true},
 		{"by hand", func(c *coredns.Cluster) {

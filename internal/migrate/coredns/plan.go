@@ -104,7 +104,8 @@ func (p *Plan) find(c *Cluster) (err error) {
 	}
 	p.Failure = p.theirs.Annotations[Failure]
 	if fairlead != nil && (p.Phase == Before || !selects(Selector(), fairlead.Spec.Template.Labels)) {
-		return fmt.Errorf("the Deployment %s was not installed by 'fairlead migrate'; docs/kubernetes.md, CoreDNS by hand, has the way back", Name)
+		return fmt.Errorf("the Deployment %s was not installed by 'fairlead migrate'; docs/kubernetes.md, CoreDNS by hand, "+
+			"has the way back", Name)
 	}
 	if p.server, err = serverOf(p.theirs); err != nil {
 		return err

@@ -65,7 +65,8 @@ func (w *Walk) why(ctx context.Context, d *appsv1.Deployment) string {
 
 // pods returns the Pods of CoreDNS or of fairlead.
 func (w *Walk) pods(ctx context.Context, selector map[string]string) (out []*corev1.Pod, err error) {
-	list, err := w.Client.CoreV1().Pods(w.base.Namespace).List(ctx, metav1.ListOptions{LabelSelector: labels.SelectorFromSet(selector).String()})
+	which := metav1.ListOptions{LabelSelector: labels.SelectorFromSet(selector).String()}
+	list, err := w.Client.CoreV1().Pods(w.base.Namespace).List(ctx, which)
 	if err != nil {
 		return nil, err
 	}
