@@ -124,6 +124,7 @@ var rooms = map[string]int{
 	"apiserver/members":       4,
 	"apiserver/serve":         4,
 	"apiserver/usage":         4,
+	"migrate/metallb":         4,
 	"migrate/nodecheck":       4,
 	"cli/client/asnode":       4,
 	"cli/client/lbview":       4,

@@ -129,6 +129,7 @@ func newMigration(t *testing.T) *migration {
 		"daemonset,scheduler,garbage,deployment,replicaset,endpointslice"))
 	startKubelet(m.rig, map[string]string{
 		"registry.k8s.io/kube-proxy:v1.37.2": kubeProxy, "fairlead/fairlead:0.1.0": fairlead, corednsImage: peer("coredns"),
+		placeholderImage: "/usr/bin/sleep",
 	})
 	m.register(m.node)
 	m.serve()
@@ -347,6 +348,7 @@ func TestMigrate(t *testing.T) {
 		end()
 	}
 	m.dns()
+	m.metallb()
 	left := m.kubectl("get", "daemonsets,deployments,serviceaccounts,clusterroles,clusterrolebindings", "-A", "-o", "name")
 	if strings.Contains(left, "fairlead-proxy") || strings.Contains(left, "fairlead-dns") {
 		t.Errorf("left of fairlead: %s", left)

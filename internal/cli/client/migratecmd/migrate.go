@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/migrate"
 	dnswalk "github.com/fairlead/fairlead/internal/migrate/coredns/walk"
+	"github.com/fairlead/fairlead/internal/migrate/metallb"
 	"github.com/fairlead/fairlead/internal/migrate/nodecheck"
 	"github.com/fairlead/fairlead/internal/migrate/walk"
 )
@@ -34,8 +35,11 @@ type command struct {
 const (
 	proxyComponent = "proxy"
 	dnsComponent   = "dns"
+	lbComponent    = "lb" // plan only
 )
 
+// planned are the components that 'plan' knows, components the ones that are changed.
+func planned() []string    { return []string{proxyComponent, dnsComponent, lbComponent} }
 func components() []string { return []string{proxyComponent, dnsComponent} }
 
 // NewMigrate returns 'fairlead migrate'.
@@ -78,18 +82,25 @@ const defaultTimeout = 3 * time.Minute
 func (c *command) add(cmd *cobra.Command, of string) *cobra.Command {
 	c.client.Add(cmd)
 	cmd.Args = base.NoArgs
-	usage := base.OneOf(components())
+	known := components()
+	if of == "" {
+		known = planned()
+	}
+	usage := base.OneOf(known)
 	if of == "" {
 		usage += " (default: all)"
 	}
 	cmd.Flags().StringVar(&c.component, "component", of, usage)
 	cmd.Flags().StringSliceVar(&c.nodes, "nodes", nil, "names of the nodes, for --component proxy (default: all)")
 	_ = cmd.RegisterFlagCompletionFunc("nodes", base.CompleteNames(base.NodeNames))
-	_ = cmd.RegisterFlagCompletionFunc("component", cobra.FixedCompletions(components(), cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("component", cobra.FixedCompletions(known, cobra.ShellCompDirectiveNoFileComp))
 	check := cmd.PreRunE
 	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
-		if !slices.Contains(components(), c.component) && (c.component != "" || of != "") {
-			return base.Usagef("--component is %q; want %s", c.component, base.Wanted(c.component, components()))
+		if c.component == lbComponent && of != "" {
+			return base.Usagef("--component lb is for 'fairlead migrate plan'; docs/loadbalancer.md has the steps from MetalLB and back")
+		}
+		if !slices.Contains(known, c.component) && (c.component != "" || of != "") {
+			return base.Usagef("--component is %q; want %s", c.component, base.Wanted(c.component, known))
 		}
 		if len(c.nodes) > 0 && c.component != proxyComponent && c.component != "" {
 			return base.Usagef("--nodes is for --component proxy; %s has no nodes to choose", c.component)
@@ -116,6 +127,7 @@ func (c *command) addWalk(cmd *cobra.Command) *cobra.Command {
 type walks struct {
 	proxy *walk.Walk
 	dns   *dnswalk.Walk
+	lb    *metallb.Plan
 }
 
 // look looks at the cluster.
@@ -132,7 +144,13 @@ func (c *command) look(ctx context.Context) (w walks, err error) {
 	if c.component == proxyComponent || c.component == "" {
 		w.proxy, err = walk.New(ctx, walk.Options{Client: client, Out: c.Out, Nodes: c.nodes, Image: c.image, Timeout: c.timeout})
 	}
-	if err == nil && c.component != proxyComponent {
+	if err == nil && (c.component == lbComponent || c.component == "") {
+		var found *metallb.Cluster
+		if found, err = metallb.Look(ctx, client); err == nil {
+			w.lb = metallb.Decide(found)
+		}
+	}
+	if err == nil && (c.component == dnsComponent || c.component == "") {
 		w.dns, err = dnswalk.New(ctx, dnswalk.Options{Client: client, Out: c.Out, Image: c.image, Timeout: c.timeout})
 	}
 	return w, err

@@ -11,12 +11,14 @@ import (
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/migrate"
 	"github.com/fairlead/fairlead/internal/migrate/coredns"
+	"github.com/fairlead/fairlead/internal/migrate/metallb"
 )
 
 // plans are what 'plan' shows: the fields of kube-proxy's plan, and one for each other component. Fields are only ever added.
 type plans struct {
 	*migrate.Plan
-	DNS *coredns.Plan `json:"dns,omitempty"`
+	DNS           *coredns.Plan `json:"dns,omitempty"`
+	LoadBalancers *metallb.Plan `json:"loadBalancers,omitempty"`
 }
 
 // plans returns the plans of the components.
@@ -29,6 +31,10 @@ func (w *walks) plans() (p plans, refused int) {
 		p.DNS = w.dns.Plan()
 		refused += len(p.DNS.Refused)
 	}
+	if w.lb != nil {
+		p.LoadBalancers = w.lb
+		refused += len(w.lb.Refused)
+	}
 	return p, refused
 }
 
@@ -36,7 +42,8 @@ func (c *command) plan() *cobra.Command {
 	cmd := c.add(&cobra.Command{
 		Use: "plan", Short: "Show what will behave differently, and what is refused",
 		Long: `Show what runs on the cluster, what will behave differently, and what keeps 'apply' from
-working. It changes nothing. It exits with 1 if something is refused.`,
+working. It changes nothing. It exits with 1 if something is refused. With --component lb it
+reads the objects of MetalLB; docs/loadbalancer.md has the steps of that change.`,
 		Example: "  fairlead migrate plan --kubeconfig ~/.kube/config -o json\n  fairlead migrate plan --component dns",
 		PreRunE: func(*cobra.Command, []string) error { return c.output.Check() },
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -78,6 +85,15 @@ func printPlans(out io.Writer, p plans) error {
 		}
 		b.list("refused of DNS", p.DNS.Refused)
 		b.list("differs of DNS", p.DNS.Differs)
+	}
+	if lb := p.LoadBalancers; lb != nil {
+		if lb.MetalLB == "" {
+			fmt.Fprintln(&b, "MetalLB: none")
+		} else {
+			fmt.Fprintf(&b, "MetalLB: %s; %d addresses of Services are taken over\n", lb.MetalLB, lb.Addresses)
+		}
+		b.list("refused of load balancers", lb.Refused)
+		b.list("differs of load balancers", lb.Differs)
 	}
 	_, err := io.WriteString(out, b.String())
 	return err
