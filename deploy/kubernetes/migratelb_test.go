@@ -5,10 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"regexp"
 	"strings"
 	"time"
 
@@ -82,21 +78,11 @@ func (m *migration) metallb() {
 	if out, err := m.migrate("apply", "--component", "lb"); err == nil || !strings.Contains(err.Error()+out, "docs/loadbalancer.md has the steps") {
 		m.Errorf("apply: %v\n%s", err, out)
 	}
-	dir, bin := m.TempDir(), filepath.Dir(process.Program("kubectl"))
-	repository, err := filepath.Abs("../..")
-	if err == nil {
-		err = os.Symlink(filepath.Join(repository, "deploy"), filepath.Join(dir, "deploy"))
+	blocks := m.blocks("../../docs/loadbalancer.md", "From MetalLB")
+	if len(blocks) != 2 {
+		m.Fatalf("the section has the commands %q", blocks)
 	}
-	if err != nil {
-		m.Fatal(err)
-	}
-	for _, block := range metallbBlocks(m) {
-		cmd := exec.Command("bash", "-euo", "pipefail", "-c", block)
-		cmd.Dir, cmd.Env = dir, []string{"KUBECONFIG=" + m.api.Kubeconfig, "HOME=" + dir, "PATH=" + bin + ":" + os.Getenv("PATH")}
-		if out, err := process.Try(cmd); err != nil {
-			m.Fatalf("%s\n%v\n%s", block, err, out)
-		}
-	}
+	m.shell(blocks...)
 	if left := m.kubectl("get", "pods", "-n", "metallb-system", "-o", "name"); left != "" {
 		m.Errorf("left of MetalLB: %s", left)
 	}
@@ -148,23 +134,4 @@ func (m *migration) startMetalLB() {
 	m.kubectl("patch", "service", "web", "--subresource=status", "-p", `{"status":{"loadBalancer":{"ingress":[{"ip":"192.168.77.200"}]}}}`)
 	m.kubectl("rollout", "status", "daemonset/speaker", "-n", "metallb-system", "--timeout=2m")
 	m.kubectl("rollout", "status", "deployment/controller", "-n", "metallb-system", "--timeout=2m")
-}
-
-// metallbBlocks returns the commands of docs/loadbalancer.md.
-func metallbBlocks(m *migration) []string {
-	m.Helper()
-	text, err := os.ReadFile("../../docs/loadbalancer.md")
-	if err != nil {
-		m.Fatal(err)
-	}
-	_, section, ok := strings.Cut(string(text), "\n## From MetalLB\n")
-	if !ok {
-		m.Fatal("docs/loadbalancer.md has no section about MetalLB")
-	}
-	section, _, _ = strings.Cut(section, "\n## ")
-	blocks := regexp.MustCompile(`(?m)(?:^    .+\n)+`).FindAllString(section, -1)
-	if len(blocks) != 2 {
-		m.Fatalf("the section has the commands %q", blocks)
-	}
-	return blocks
 }
