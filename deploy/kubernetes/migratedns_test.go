@@ -98,8 +98,8 @@ func (m *migration) startCoreDNS() netip.AddrPort {
 		m.Fatal(err)
 	}
 	// The network has no upstream. No question must depend on the time for which a server that ends still answers.
-	text := strings.NewReplacer("lameduck 5s", "lameduck 1s", "pods insecure", "pods insecure\n       kubeconfig /etc/coredns/kubeconfig", "/etc/resolv.conf", "192.0.2.1",
-		"    loop\n", "").Replace(string(corefile))
+	text := strings.NewReplacer("lameduck 5s", "lameduck 1s", "pods insecure", "pods insecure\n       kubeconfig /etc/coredns/kubeconfig",
+		"/etc/resolv.conf", "192.0.2.1", "    loop\n", "").Replace(string(corefile))
 	text = "    " + strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n    ")
 	text = strings.NewReplacer("COREFILE", text, "SERVER", m.gateway.URL).Replace(corednsObjects)
 	file := filepath.Join(m.TempDir(), "coredns.yaml")

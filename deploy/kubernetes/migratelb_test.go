@@ -75,7 +75,8 @@ func (m *migration) metallb() {
 	if err != nil || !strings.Contains(plan, "DaemonSet metallb-system/speaker") || !strings.Contains(plan, "1 addresses of Services") {
 		m.Errorf("the plan is %v\n%s", err, plan)
 	}
-	if out, err := m.migrate("apply", "--component", "lb"); err == nil || !strings.Contains(err.Error()+out, "docs/loadbalancer.md has the steps") {
+	out, err := m.migrate("apply", "--component", "lb")
+	if err == nil || !strings.Contains(err.Error()+out, "docs/loadbalancer.md has the steps") {
 		m.Errorf("apply: %v\n%s", err, out)
 	}
 	blocks := m.blocks("../../docs/loadbalancer.md", "From MetalLB")

@@ -15,8 +15,9 @@ import (
 
 // object is one of metallb.io, as the API lists it.
 func object(version, kind, name, spec string) string {
-	return fmt.Sprintf(`{"apiVersion":"metallb.io/%s","kind":"%sList","metadata":{"resourceVersion":"7"},"items":[{"apiVersion":"metallb.io/%s",`+
-		`"kind":%q,"metadata":{"name":%q,"namespace":"metallb-system","uid":"u","managedFields":[]},"spec":%s}]}`+"\n",
+	return fmt.Sprintf(`{"apiVersion":"metallb.io/%s","kind":"%sList","metadata":{"resourceVersion":"7"},"items":[`+
+		`{"apiVersion":"metallb.io/%s","kind":%q,"metadata":{"name":%q,"namespace":"metallb-system","uid":"u","managedFields":[]},`+
+		`"spec":%s}]}`+"\n",
 		version, kind, version, kind, name, spec)
 }
 

@@ -40,7 +40,8 @@ func cluster(phase coredns.Phase, others ...runtime.Object) *fake.Clientset {
 		VolumeMounts: []corev1.VolumeMount{{Name: "config", MountPath: "/etc/coredns"}},
 	}}
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "kube-dns", Namespace: system}}
-	s.Spec = corev1.ServiceSpec{ClusterIP: "10.96.0.10", Selector: app(), Ports: []corev1.ServicePort{{Port: 53, Protocol: corev1.ProtocolUDP}}}
+	s.Spec = corev1.ServiceSpec{ClusterIP: "10.96.0.10", Selector: app()}
+	s.Spec.Ports = []corev1.ServicePort{{Port: 53, Protocol: corev1.ProtocolUDP}}
 	config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "coredns", Namespace: system}}
 	config.Data = map[string]string{"Corefile": ".:53 {\n  kubernetes cluster.local\n}\n"}
 	return fake.NewClientset(append([]runtime.Object{d, s, config}, others...)...)
