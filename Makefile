@@ -45,10 +45,10 @@ soak: setup build ## ten minutes of kills and partitions of three servers and fi
 test-unit: ## the pure rooms: no root, no set-up, under a minute
 	go test $(UNIT)
 
-kube-proxy: ## make bench/bin/kube-proxy, the real one, from its published module
-	$(MAKE) -C bench bin/kube-proxy
+kube-proxy: ## make bench/bin/kube-proxy and bench/bin/coredns, the real ones, from their published modules
+	$(MAKE) -C bench bin/kube-proxy bin/coredns
 
-migrate-test: setup build kubectl test-apiserver kube-proxy ## the way from the real kube-proxy to fairlead and back
+migrate-test: setup build kubectl test-apiserver kube-proxy ## the way from the real kube-proxy and CoreDNS to fairlead and back
 	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test ./deploy/kubernetes -v -run 'TestMigrate$$' -count=1 -timeout 30m
 
 conformance: setup build ## the conformance tests of the Gateway API against a cluster in namespaces

@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	authv1 "k8s.io/api/authentication/v1"
@@ -18,16 +20,18 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // kubelet runs the Pods of the rig's node: the program of an image with the arguments, ConfigMaps, account and probe that the Pod
-// has, as a process in the network namespace of the node, since all of them have hostNetwork.
+// has, as a process in the network namespace of the node, or in one with an address if the Pod has no hostNetwork.
 type kubelet struct {
 	*rig
 	dir      string            // of the Pods
 	programs map[string]string // by image
 	pods     map[types.UID]*process.Process
+	ending   map[types.UID]bool // was sent SIGTERM
 }
 
 const serviceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -35,7 +39,7 @@ const serviceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
 // startKubelet runs a kubelet until the test ends; then it ends its processes.
 func startKubelet(r *rig, programs map[string]string) {
 	r.Helper()
-	k := &kubelet{rig: r, dir: r.TempDir(), programs: programs, pods: map[types.UID]*process.Process{}}
+	k := &kubelet{rig: r, dir: r.TempDir(), programs: programs, pods: map[types.UID]*process.Process{}, ending: map[types.UID]bool{}}
 	ctx, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -77,10 +81,13 @@ func (k *kubelet) syncPod(ctx context.Context, pod *corev1.Pod) error {
 	p := k.pods[pod.UID]
 	now := int64(0)
 	switch {
-	case pod.DeletionTimestamp != nil:
-		if p != nil {
-			p.End()
+	case pod.DeletionTimestamp != nil && p != nil && !p.Ended():
+		if !k.ending[pod.UID] { // once: a second signal ends a server that still answers for a while
+			k.ending[pod.UID] = true
+			p.Signal(syscall.SIGTERM)
 		}
+		return nil
+	case pod.DeletionTimestamp != nil:
 		err := k.client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
 		if apierrors.IsNotFound(err) {
 			err = nil
@@ -110,14 +117,29 @@ func (k *kubelet) syncPod(ctx context.Context, pod *corev1.Pod) error {
 	return k.report(ctx, pod, corev1.PodRunning, k.ready(ctx, pod), corev1.ContainerState{Running: &corev1.ContainerStateRunning{}})
 }
 
+// host is where a Pod runs.
+func (k *kubelet) host(pod *corev1.Pod) *testbed.Host {
+	if pod.Spec.HostNetwork {
+		return k.node
+	}
+	return k.node.Pod("p" + string(pod.UID)[:8])
+}
+
 // ready asks the readiness probe.
 func (k *kubelet) ready(ctx context.Context, pod *corev1.Pod) bool {
-	probe := pod.Spec.Containers[0].ReadinessProbe
-	if probe == nil {
+	c := &pod.Spec.Containers[0]
+	if c.ReadinessProbe == nil {
 		return true
 	}
+	get := c.ReadinessProbe.HTTPGet
+	port := get.Port.String()
+	for _, named := range c.Ports {
+		if named.Name == port {
+			port = fmt.Sprint(named.ContainerPort)
+		}
+	}
 	_, err := process.Try(k.node.Command(ctx, "curl", "-sf", "-m", "2",
-		fmt.Sprintf("http://%s:%s%s", probe.HTTPGet.Host, probe.HTTPGet.Port.String(), probe.HTTPGet.Path)))
+		fmt.Sprintf("http://%s:%s%s", cmp.Or(get.Host, k.host(pod).Addr4().String()), port, get.Path)))
 	return err == nil
 }
 
@@ -133,6 +155,10 @@ func (k *kubelet) report(ctx context.Context, pod *corev1.Pod, phase corev1.PodP
 	pod.Status.Phase = phase
 	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: status, LastTransitionTime: metav1.Now()}}
 	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: pod.Spec.Containers[0].Name, Ready: ready, State: state}}
+	if !pod.Spec.HostNetwork {
+		pod.Status.PodIP = k.host(pod).Addr4().String()
+		pod.Status.PodIPs = []corev1.PodIP{{IP: pod.Status.PodIP}}
+	}
 	_, err := k.client.CoreV1().Pods(pod.Namespace).UpdateStatus(ctx, pod, metav1.UpdateOptions{})
 	return err
 }
@@ -155,7 +181,7 @@ func (k *kubelet) start(ctx context.Context, pod *corev1.Pod) (*process.Process,
 	for i := range args {
 		args[i] = paths.Replace(strings.ReplaceAll(args[i], "$(NODE_NAME)", pod.Spec.NodeName))
 	}
-	cmd := k.node.Command(context.Background(), k.programs[c.Image], args...)
+	cmd := k.host(pod).Command(context.Background(), k.programs[c.Image], args...)
 	cmd.Env = []string{"KUBECONFIG=" + filepath.Join(dir, kubeconfigFile), "HOME=" + dir, "PATH=" + os.Getenv("PATH")}
 	return process.Begin(k.T, filepath.Join(dir, "log"), cmd)
 }

@@ -7,3 +7,8 @@ import _ "embed" // the manifests are files
 //
 //go:embed proxy.yaml
 var Proxy []byte
+
+// DNS is dns.yaml, from which 'fairlead migrate --component dns' makes what it applies.
+//
+//go:embed dns.yaml
+var DNS []byte

@@ -25,20 +25,28 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
-// kubeProxyProgram is the real kube-proxy v1.37.2, which 'make kube-proxy' builds.
-func kubeProxyProgram(t *testing.T) string {
-	t.Helper()
-	for _, program := range []string{os.Getenv("FAIRLEAD_KUBE_PROXY"), "../../bench/bin/kube-proxy"} {
+// peer is a program that 'make kube-proxy' and 'make -C bench bin/coredns' build: kube-proxy v1.37.2, or CoreDNS. It is named by
+// FAIRLEAD_KUBE_PROXY or FAIRLEAD_COREDNS, or in bench/bin. peer returns "" if it is not there.
+func peer(name string) string {
+	variable := "FAIRLEAD_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
+	for _, program := range []string{os.Getenv(variable), filepath.Join("../../bench/bin", name)} {
 		if _, err := os.Stat(program); err == nil {
-			absolute, err := filepath.Abs(program)
-			if err != nil {
-				t.Fatal(err)
+			if absolute, err := filepath.Abs(program); err == nil {
+				return absolute
 			}
-			return absolute
 		}
 	}
-	t.Skip("no kube-proxy in bench/bin ('make migrate-test' builds it and runs this test) and none named by FAIRLEAD_KUBE_PROXY")
 	return ""
+}
+
+// kubeProxyProgram is the real kube-proxy.
+func kubeProxyProgram(t *testing.T) string {
+	t.Helper()
+	program := peer("kube-proxy")
+	if program == "" {
+		t.Skip("no kube-proxy in bench/bin ('make migrate-test' builds it and runs this test) and none named by FAIRLEAD_KUBE_PROXY")
+	}
+	return program
 }
 
 // kubeProxyObjects are kubeadm's for kube-proxy, with settings of the mode.
@@ -117,8 +125,12 @@ func newMigration(t *testing.T) *migration {
 	m := &migration{rig: &rig{T: t, node: n.Host("node1")}, outside: n.Outside("outside")}
 	m.connect()
 	fairlead := process.Program("fairlead")
-	process.Start(t, exec.Command(fairlead, "controllers", "--kubeconfig", m.api.Kubeconfig, "--controllers", "daemonset,scheduler,garbage"))
-	startKubelet(m.rig, map[string]string{"registry.k8s.io/kube-proxy:v1.37.2": kubeProxy, "fairlead/fairlead:0.1.0": fairlead})
+	process.Start(t, exec.Command(fairlead, "controllers", "--kubeconfig", m.api.Kubeconfig, "--controllers",
+		"daemonset,scheduler,garbage,deployment,replicaset,endpointslice"))
+	startKubelet(m.rig, map[string]string{
+		"registry.k8s.io/kube-proxy:v1.37.2": kubeProxy, "fairlead/fairlead:0.1.0": fairlead, corednsImage: peer("coredns"),
+		placeholderImage: "/usr/bin/sleep",
+	})
 	m.register(m.node)
 	m.serve()
 	return m
@@ -298,7 +310,7 @@ func (m *migration) template() string {
 // connection fails, clients keep their address, open connections go on, and each program's rules are gone with it.
 func TestMigrate(t *testing.T) {
 	m := newMigration(t)
-	commands := migrateCommands(t)
+	commands := migrateCommands(t, "kube-proxy, node by node")
 	for _, mode := range []string{"nftables", "iptables"} {
 		m.kubeProxy(mode)
 		before := m.template()
@@ -335,8 +347,15 @@ func TestMigrate(t *testing.T) {
 		}
 		end()
 	}
-	left := m.kubectl("get", "daemonsets,serviceaccounts,clusterroles,clusterrolebindings", "-A", "-o", "name")
-	if strings.Contains(left, "fairlead-proxy") {
+	if peer("coredns") == "" {
+		t.Log("DNS is left out: no coredns in bench/bin ('make migrate-test' builds it) and none named by FAIRLEAD_COREDNS")
+	} else {
+		m.dns()
+		m.nodeLocal()
+	}
+	m.metallb()
+	left := m.kubectl("get", "daemonsets,deployments,serviceaccounts,clusterroles,clusterrolebindings", "-A", "-o", "name")
+	if strings.Contains(left, "fairlead-proxy") || strings.Contains(left, "fairlead-dns") {
 		t.Errorf("left of fairlead: %s", left)
 	}
 	// The proxy asks whether it may report what it has programmed. Here no controller waits for that, and so nothing gives the right.
@@ -378,16 +397,16 @@ func (m *migration) broken() {
 	m.must("rollback", "--image", "fairlead/fairlead:0.1.0")
 }
 
-// migrateCommands returns the commands of the section of docs/kubernetes.md, without the program and the kubeconfig.
-func migrateCommands(t *testing.T) (out []string) {
+// migrateCommands returns the commands of a section of docs/kubernetes.md, without the program and the kubeconfig.
+func migrateCommands(t *testing.T, title string) (out []string) {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/kubernetes.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, ok := strings.Cut(string(text), "\n## kube-proxy, node by node\n")
+	_, section, ok := strings.Cut(string(text), "\n## "+title+"\n")
 	if !ok {
-		t.Fatal("docs/kubernetes.md has no section about migrate")
+		t.Fatalf("docs/kubernetes.md has no section %q", title)
 	}
 	section, _, _ = strings.Cut(section, "\n## ")
 	for _, c := range regexp.MustCompile(`(?m)^ +(?:\$ )?fairlead migrate ([^#\n]+)`).FindAllStringSubmatch(section, -1) {

@@ -67,6 +67,15 @@ func TestWrongUsageExitsWith2AndOneClearLine(t *testing.T) {
 		`--mode is "ntf"; want auto, nft, iptables, ipvs or userspace; did you`:     {"proxy", "--mode", "ntf"},
 		`; did you mean endpointslice?`:                                             {"controllers", "--controllers", "endpointslices"},
 		`--configure-resolver needs --node-local`:                                   {"dns", "--configure-resolver"},
+		`--component is "dsn"; want proxy or dns; did you mean dns?`:                {"migrate", "apply", "--component", "dsn"},
+		`--component is ""; want proxy or dns`:                                      {"migrate", "rollback", "--component", ""},
+		`--component is "coredns"; want proxy, dns or lb`:                           {"migrate", "plan", "--component", "coredns"},
+		`docs/loadbalancer.md has the steps from MetalLB`:                           {"migrate", "apply", "--component", "lb"},
+		`--nodes is for --component proxy`:                                          {"migrate", "apply", "--component", "dns", "--nodes", "a"},
+		`--servers has "x"; want IP:PORT`:                                           {"migrate", "compare-dns", "--servers", "x", "a/A"},
+		`"a" is not a question; want NAME/TYPE`: {
+			"migrate", "compare-dns", "--servers", "192.0.2.1:53", "--like", "192.0.2.2:53", "a",
+		},
 		// Without a kubeconfig: flags are checked first.
 		`--mode is "x"; want auto, nft`:                  {"proxy", "--mode", "x"},
 		`--mode is "y"; want auto, nft`:                  {"agent", "--mode", "y"},

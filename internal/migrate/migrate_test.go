@@ -2,7 +2,6 @@ package migrate_test
 
 import (
 	"encoding/json"
-	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -226,7 +225,7 @@ func TestDecide(t *testing.T) {
 		return &migrate.Cluster{
 			KubeProxy: kubeProxy("kube-proxy", "--config=/etc/kp/config"), ConfigMaps: configMaps(head + "mode: iptables\nportRange: 1-2\n"),
 			Nodes: []*corev1.Node{node("b", true, nil), node("a", true, map[string]string{migrate.Label: "beside"}), node("c", true, nil)},
-			Pods:  pods("a", "b"), Services: []*corev1.Service{sticky}, DNSError: errors.New("Corefile:3: no"), MetalLB: true,
+			Pods:  pods("a", "b"), Services: []*corev1.Service{sticky},
 		}
 	}
 	for _, c := range []struct {
@@ -241,8 +240,6 @@ func TestDecide(t *testing.T) {
 		{"127.0.0.1", nil, nil, "route_localnet", false},
 		{"affinity", nil, nil, "session affinity (1)", false},
 		{"a field without effect", nil, nil, "portRange has no effect", false},
-		{"Corefile", nil, nil, "refuses its Corefile: Corefile:3: no", false},
-		{"MetalLB", nil, nil, "MetalLB stays", false},
 		{"without kube-proxy", nil, nil, `"name":"c","phase":"","skipped":"kube-proxy does not run there"`, false},
 		{"ipvs", func(c *migrate.Cluster) { c.ConfigMaps = configMaps(head + "mode: ipvs\n") }, nil, "connections end with its rules", true},
 		{"a wrong value", func(c *migrate.Cluster) { c.ConfigMaps = configMaps(head + "mode: foo\n") }, nil, "line 3: mode", true},

@@ -21,12 +21,6 @@ type Cluster struct {
 	Pods       []*corev1.Pod
 	ConfigMaps map[string]*corev1.ConfigMap
 	Services   []*corev1.Service
-	// DNS is what 'fairlead dns' notes about CoreDNS's Corefile, and DNSError what it refuses; NoDNS if there is no Corefile.
-	NoDNS    bool
-	DNS      []string
-	DNSError error
-	// MetalLB reports whether the cluster has objects of metallb.io.
-	MetalLB bool
 }
 
 // NodePlan is a node in a Plan.
@@ -47,8 +41,6 @@ type Plan struct {
 	// Differs has what behaves differently, Refused what must be changed before apply works.
 	Differs []string `json:"differs,omitempty"`
 	Refused []string `json:"refused,omitempty"`
-	// Beside is about components that apply leaves as they are.
-	Beside []string `json:"beside,omitempty"`
 
 	settings *Settings
 	mistakes []error
@@ -71,7 +63,6 @@ const byHand = "the DaemonSet fairlead-proxy was not installed by 'fairlead migr
 // Decide makes the plan for the nodes of some names, for all if names is empty.
 func Decide(c *Cluster, names []string) *Plan {
 	p := &Plan{}
-	p.decideBeside(c)
 	for _, name := range names {
 		if !slices.ContainsFunc(c.Nodes, func(n *corev1.Node) bool { return n.Name == name }) {
 			p.mistake(fmt.Errorf("there is no Node %s", name))
@@ -196,19 +187,5 @@ func (p *Plan) decideServices(c *Cluster) {
 	if sticky > 0 {
 		p.differ("Services with session affinity (%d): a client may get another endpoint once, with its first new connection "+
 			"after the change", sticky)
-	}
-}
-
-// decideBeside decides about the other components.
-func (p *Plan) decideBeside(c *Cluster) {
-	switch {
-	case c.DNSError != nil:
-		p.Beside = append(p.Beside, "CoreDNS stays. 'fairlead dns' refuses its Corefile: "+c.DNSError.Error())
-	case !c.NoDNS:
-		p.Beside = append(p.Beside, "CoreDNS stays. 'fairlead dns' takes its Corefile (docs/kubernetes.md, CoreDNS)")
-		p.Beside = append(p.Beside, c.DNS...)
-	}
-	if c.MetalLB {
-		p.Beside = append(p.Beside, "MetalLB stays. docs/loadbalancer.md describes 'fairlead lb'")
 	}
 }

@@ -2,11 +2,6 @@ package walk
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -14,7 +9,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/fairlead/fairlead/internal/corefile"
 	"github.com/fairlead/fairlead/internal/migrate"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -23,8 +17,6 @@ import (
 const (
 	kubeProxyName = "kube-proxy"
 	fairleadName  = "fairlead-proxy" // the manifest's
-	corednsName   = "coredns"
-	metalLBGroup  = "metallb.io"
 )
 
 // Look reads what runs on a cluster.
@@ -60,20 +52,7 @@ func Look(ctx context.Context, client kubernetes.Interface) (*migrate.Cluster, e
 	for i := range services.Items {
 		c.Services = append(c.Services, &services.Items[i])
 	}
-	if err := lookAtPods(ctx, client, c); err != nil {
-		return nil, err
-	}
-	if err := lookAtCorefile(c); err != nil {
-		return nil, err
-	}
-	groups, err := client.Discovery().ServerGroups()
-	if err != nil {
-		return nil, err
-	}
-	for _, g := range groups.Groups {
-		c.MetalLB = c.MetalLB || g.Name == metalLBGroup
-	}
-	return c, nil
+	return c, lookAtPods(ctx, client, c)
 }
 
 // lookAtPods reads the Pods of kube-proxy.
@@ -91,34 +70,6 @@ func lookAtPods(ctx context.Context, client kubernetes.Interface, c *migrate.Clu
 	}
 	for i := range pods.Items {
 		c.Pods = append(c.Pods, &pods.Items[i])
-	}
-	return nil
-}
-
-// lookAtCorefile asks what 'fairlead dns' does with CoreDNS's configuration. The files of the ConfigMap are beside each other,
-// as in CoreDNS's Pod.
-func lookAtCorefile(c *migrate.Cluster) error {
-	config := c.ConfigMaps[corednsName]
-	if c.NoDNS = config == nil || config.Data["Corefile"] == ""; c.NoDNS {
-		return nil
-	}
-	dir, err := os.MkdirTemp("", "fairlead-migrate-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	for name, text := range config.Data {
-		if err := os.WriteFile(filepath.Join(dir, filepath.Base(name)), []byte(text), 0o600); err != nil {
-			return fmt.Errorf("ConfigMap %s: %w", corednsName, err)
-		}
-	}
-	plan, err := corefile.Load(filepath.Join(dir, "Corefile"))
-	if err != nil {
-		c.DNSError = errors.New(strings.ReplaceAll(err.Error(), dir+"/", ""))
-		return nil
-	}
-	for _, note := range plan.Notes {
-		c.DNS = append(c.DNS, strings.ReplaceAll(note, dir+"/", ""))
 	}
 	return nil
 }

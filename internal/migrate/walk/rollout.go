@@ -20,7 +20,7 @@ func (w *Walk) rollOut(ctx context.Context, d *appsv1.DaemonSet) error {
 	for most, grown := 0, true; grown; {
 		grown = false
 		within, cancel := context.WithTimeout(ctx, w.Timeout)
-		err := w.await(within, func() error {
+		err := w.act.Await(within, func() error {
 			n, err := w.replaced(within, d)
 			if err != nil && n > most {
 				most, grown = n, true

@@ -11,15 +11,14 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/migrate"
+	"github.com/fairlead/fairlead/internal/migrate/act"
 )
 
 // Options are the options of a Walk.
@@ -41,10 +40,8 @@ type Walk struct {
 	cluster *migrate.Cluster
 	plan    *migrate.Plan
 	objects *objects
+	act     *act.Cluster
 }
-
-// poll is the time between two looks at an object that is waited for.
-const poll = 500 * time.Millisecond
 
 // New looks at the cluster.
 func New(ctx context.Context, o Options) (*Walk, error) {
@@ -52,7 +49,9 @@ func New(ctx context.Context, o Options) (*Walk, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Walk{Options: o, cluster: c, plan: migrate.Decide(c, o.Nodes)}
+	w := &Walk{
+		Options: o, cluster: c, plan: migrate.Decide(c, o.Nodes), act: &act.Cluster{Client: o.Client, Timeout: o.Timeout},
+	}
 	if err := w.plan.Mistakes(); err != nil {
 		return nil, err
 	}
@@ -73,7 +72,7 @@ func (w *Walk) Apply(ctx context.Context) error {
 	if err := w.refused(); err != nil {
 		return err
 	}
-	if err := w.objects.create(ctx, w.Client); err != nil {
+	if err := w.act.Apply(ctx, w.objects.all); err != nil {
 		return err
 	}
 	if err := w.exclude(ctx); err != nil {
@@ -115,7 +114,7 @@ func (w *Walk) Rollback(ctx context.Context) error {
 	if err := w.include(ctx); err != nil {
 		return err
 	}
-	if err := w.objects.remove(ctx, w.Client); err != nil {
+	if err := w.act.Remove(ctx, w.objects.all); err != nil {
 		return err
 	}
 	fmt.Fprintln(w.Out, "the cluster is as it was before: kube-proxy runs on every node")
@@ -226,31 +225,11 @@ func (w *Walk) take(ctx context.Context, node string, step migrate.Step) error {
 	d := w.objects.of(step.Program)
 	switch step.Action {
 	case migrate.AwaitReady:
-		return w.await(ctx, func() error { return w.podReady(ctx, d, node) })
+		return w.act.Await(ctx, func() error { return w.podReady(ctx, d, node) })
 	case migrate.AwaitGone:
-		return w.await(ctx, func() error { return w.podGone(ctx, d, node) })
+		return w.act.Await(ctx, func() error { return w.podGone(ctx, d, node) })
 	}
-	return w.runPod(ctx, migrate.PodFor(step, node, w.cluster.KubeProxy, w.objects.daemonSet, w.plan.Settings()))
-}
-
-// await calls check until it returns nil or ctx ends. Its error is the last of check before that.
-func (w *Walk) await(ctx context.Context, check func() error) (err error) {
-	again := time.NewTicker(poll)
-	defer again.Stop()
-	for {
-		now := check()
-		if now == nil {
-			return nil
-		}
-		if err == nil || ctx.Err() == nil { // not that of a request that was cut off
-			err = now
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%w (waited %s)", err, w.Timeout)
-		case <-again.C:
-		}
-	}
+	return w.act.RunPod(ctx, migrate.PodFor(step, node, w.cluster.KubeProxy, w.objects.daemonSet, w.plan.Settings()))
 }
 
 // errChanged is the error where another client has changed a node's phase.
@@ -287,29 +266,6 @@ func (w *Walk) patch(ctx context.Context, node, version string, metadata map[str
 	if err != nil {
 		return err
 	}
-	_, err = w.Client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, text, metav1.PatchOptions{FieldManager: manager})
+	_, err = w.Client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, text, metav1.PatchOptions{FieldManager: act.Manager})
 	return err
-}
-
-// reportOf is the last line of a container that has failed, or why it has not started, without what a terminal acts on.
-func reportOf(p *corev1.Pod) string {
-	return strings.Map(func(c rune) rune {
-		if !unicode.IsPrint(c) {
-			return unicode.ReplacementChar
-		}
-		return c
-	}, rawReport(p))
-}
-
-func rawReport(p *corev1.Pod) string {
-	for _, s := range p.Status.ContainerStatuses {
-		if t := s.State.Terminated; t != nil {
-			lines := strings.Split(strings.TrimSpace(t.Message), "\n")
-			return lines[len(lines)-1]
-		}
-		if wait := s.State.Waiting; wait != nil && wait.Reason != "" {
-			return strings.TrimSpace(wait.Reason + " " + wait.Message)
-		}
-	}
-	return p.Status.Message
 }

@@ -4,10 +4,8 @@ package migratecmd
 import (
 	"context"
 	"fmt"
-	"io"
 	"net/netip"
-	"strings"
-	"text/tabwriter"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,6 +14,8 @@ import (
 	"github.com/fairlead/fairlead/internal/apiclient"
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/migrate"
+	dnswalk "github.com/fairlead/fairlead/internal/migrate/coredns/walk"
+	"github.com/fairlead/fairlead/internal/migrate/metallb"
 	"github.com/fairlead/fairlead/internal/migrate/nodecheck"
 	"github.com/fairlead/fairlead/internal/migrate/walk"
 )
@@ -23,186 +23,194 @@ import (
 // command is the state of 'fairlead migrate' and its sub-commands.
 type command struct {
 	*base.Global
-	client  base.ClientFlags
-	nodes   []string
-	image   string
-	timeout time.Duration
-	output  base.OutputFlag
+	client    base.ClientFlags
+	component string
+	nodes     []string
+	image     string
+	timeout   time.Duration
+	output    base.OutputFlag
 }
+
+// The components of --component.
+const (
+	proxyComponent = "proxy"
+	dnsComponent   = "dns"
+	lbComponent    = "lb" // plan only
+)
+
+// planned are the components that 'plan' knows, components the ones that are changed.
+func planned() []string    { return []string{proxyComponent, dnsComponent, lbComponent} }
+func components() []string { return []string{proxyComponent, dnsComponent} }
 
 // NewMigrate returns 'fairlead migrate'.
 func NewMigrate(g *base.Global) *cobra.Command {
 	c := &command{Global: g}
 	cmd := &cobra.Command{
 		Use:   "migrate",
-		Short: "Change a Kubernetes cluster from kube-proxy to fairlead proxy, node by node, and back",
-		Long: `Change a Kubernetes cluster from kube-proxy to fairlead proxy, node by node, and back. The
-proxy gets the flags and the file that kube-proxy has. On each node both run beside each
-other until the new rules are in the kernel and equal to what the API has; then kube-proxy
-ends, and its rules are removed. Established connections stay.
+		Short: "Change a Kubernetes cluster from kube-proxy and CoreDNS to fairlead, and back",
+		Long: `Change a Kubernetes cluster from kube-proxy to fairlead proxy, or from CoreDNS to fairlead
+dns, and back.
 
-The phase of a node is its label fairlead.dev/proxy. So an interrupted command is continued
-by the next one, and 'apply' and 'rollback' lead on from every phase. Both stop at the first
-node that fails, and change no other.`,
+With --component proxy, the default, nodes are changed one by one. The proxy gets the flags
+and the file that kube-proxy has. On each node both run beside each other until the new rules
+are in the kernel and equal to what the API has; then kube-proxy ends, and its rules are
+removed. Established connections stay. The phase of a node is its label fairlead.dev/proxy.
+
+With --component dns, fairlead dns gets the Corefile, ports, probes and nodes of CoreDNS. When
+its answers are equal to those of CoreDNS, the Service kube-dns leads to both, then only to
+fairlead dns, and CoreDNS is scaled to 0. The Service keeps its address. The phase is the annotation
+fairlead.dev/dns of CoreDNS's Deployment.
+
+An interrupted command is continued by the next one, and 'apply' and 'rollback' lead on from
+every phase. Both stop at the first failure.`,
 		Example: `  fairlead migrate plan --kubeconfig ~/.kube/config
   fairlead migrate apply --nodes node1      # one node first
   fairlead migrate apply                    # all others
+  fairlead migrate apply --component dns
   fairlead migrate verify
   fairlead migrate rollback`,
 		Args: base.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(c.plan(), c.apply(), c.verify(), c.rollback(), c.status(), c.checkNode())
+	cmd.AddCommand(c.plan(), c.apply(), c.verify(), c.rollback(), c.status(), c.checkNode(), c.compareDNS())
 	return cmd
 }
 
 const defaultTimeout = 3 * time.Minute
 
-// add adds a sub-command's flags.
-func (c *command) add(cmd *cobra.Command) *cobra.Command {
+// add adds a sub-command's flags. of is the default of --component.
+func (c *command) add(cmd *cobra.Command, of string) *cobra.Command {
 	c.client.Add(cmd)
 	cmd.Args = base.NoArgs
-	cmd.Flags().StringSliceVar(&c.nodes, "nodes", nil, "names of the nodes (default: all)")
+	known := components()
+	if of == "" {
+		known = planned()
+	}
+	usage := base.OneOf(known)
+	if of == "" {
+		usage += " (default: all)"
+	}
+	cmd.Flags().StringVar(&c.component, "component", of, usage)
+	cmd.Flags().StringSliceVar(&c.nodes, "nodes", nil, "names of the nodes, for --component proxy (default: all)")
 	_ = cmd.RegisterFlagCompletionFunc("nodes", base.CompleteNames(base.NodeNames))
+	_ = cmd.RegisterFlagCompletionFunc("component", cobra.FixedCompletions(known, cobra.ShellCompDirectiveNoFileComp))
+	check := cmd.PreRunE
+	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
+		if c.component == lbComponent && of != "" {
+			return base.Usagef("--component lb is for 'fairlead migrate plan'; docs/loadbalancer.md has the steps from MetalLB and back")
+		}
+		if !slices.Contains(known, c.component) && (c.component != "" || of != "") {
+			return base.Usagef("--component is %q; want %s", c.component, base.Wanted(c.component, known))
+		}
+		if len(c.nodes) > 0 && c.component != proxyComponent && c.component != "" {
+			return base.Usagef("--nodes is for --component proxy; %s has no nodes to choose", c.component)
+		}
+		return check(cmd, args)
+	}
 	return cmd
 }
 
 // addWalk adds the flags of a sub-command that runs Pods.
 func (c *command) addWalk(cmd *cobra.Command) *cobra.Command {
-	cmd.Flags().StringVar(&c.image, "image", "", "image of fairlead (default: the one in use, else that of deploy/kubernetes/proxy.yaml)")
-	cmd.Flags().DurationVar(&c.timeout, "timeout", defaultTimeout, "how long to wait for each step of a node")
+	cmd.Flags().StringVar(&c.image, "image", "", "image of fairlead (default: the one in use, else that of deploy/kubernetes)")
+	cmd.Flags().DurationVar(&c.timeout, "timeout", defaultTimeout, "how long to wait for each step")
 	cmd.PreRunE = func(*cobra.Command, []string) error {
 		if c.timeout <= 0 {
 			return base.Usagef("--timeout is %s; want more than 0", c.timeout)
 		}
 		return nil
 	}
-	return c.add(cmd)
+	return c.add(cmd, proxyComponent)
 }
 
-func (c *command) walk(ctx context.Context) (*walk.Walk, error) {
+// walks are the components that a command is about.
+type walks struct {
+	proxy *walk.Walk
+	dns   *dnswalk.Walk
+	lb    *metallb.Plan
+}
+
+// look looks at the cluster.
+func (c *command) look(ctx context.Context) (w walks, err error) {
 	cfg, _, err := c.client.Load()
 	if err != nil {
-		return nil, err
+		return w, err
 	}
 	// A client with a limit would refuse the last request of a step before its deadline, and that would hide what the step waits for.
 	client, err := kubernetes.NewForConfig(apiclient.Tuned(cfg, "fairlead-migrate/"+base.Version))
 	if err != nil {
-		return nil, err
+		return w, err
 	}
-	return walk.New(ctx, walk.Options{Client: client, Out: c.Out, Nodes: c.nodes, Image: c.image, Timeout: c.timeout})
+	if c.component == proxyComponent || c.component == "" {
+		w.proxy, err = walk.New(ctx, walk.Options{Client: client, Out: c.Out, Nodes: c.nodes, Image: c.image, Timeout: c.timeout})
+	}
+	if err == nil && (c.component == lbComponent || c.component == "") {
+		var found *metallb.Cluster
+		if found, err = metallb.Look(ctx, client); err == nil {
+			w.lb = metallb.Decide(found)
+		}
+	}
+	if err == nil && (c.component == dnsComponent || c.component == "") {
+		w.dns, err = dnswalk.New(ctx, dnswalk.Options{Client: client, Out: c.Out, Image: c.image, Timeout: c.timeout})
+	}
+	return w, err
+}
+
+// walker changes one component.
+type walker interface {
+	Apply(ctx context.Context) error
+	Rollback(ctx context.Context) error
+	Verify(ctx context.Context) error
 }
 
 // run returns the RunE of a sub-command that walks.
-func (c *command) run(do func(*walk.Walk, context.Context) error) func(*cobra.Command, []string) error {
+func (c *command) run(do func(walker, context.Context) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, _ []string) error {
-		w, err := c.walk(cmd.Context())
+		w, err := c.look(cmd.Context())
 		if err != nil {
 			return err
 		}
-		return do(w, cmd.Context())
+		if w.dns != nil {
+			return do(w.dns, cmd.Context())
+		}
+		return do(w.proxy, cmd.Context())
 	}
 }
 
 func (c *command) apply() *cobra.Command {
 	return c.addWalk(&cobra.Command{
-		Use: "apply", Short: "Change nodes to fairlead proxy, one by one",
-		Example: "  fairlead migrate apply --nodes node1 --image registry.example.com/fairlead:0.1.0",
-		RunE:    c.run((*walk.Walk).Apply),
+		Use: "apply", Short: "Change nodes to fairlead proxy, one by one, or DNS to fairlead dns",
+		Example: `  fairlead migrate apply --nodes node1 --image registry.example.com/fairlead:0.1.0
+  fairlead migrate apply --component dns`,
+		RunE: c.run(walker.Apply),
 	})
 }
 
 func (c *command) rollback() *cobra.Command {
 	return c.addWalk(&cobra.Command{
-		Use: "rollback", Short: "Change nodes back to kube-proxy, one by one",
+		Use: "rollback", Short: "Change nodes back to kube-proxy, one by one, or DNS back to CoreDNS",
 		Long: `Change nodes back to kube-proxy, one by one. With the last node, fairlead's objects are
-removed from the cluster and kube-proxy's DaemonSet is as it was before.`,
-		Example: "  fairlead migrate rollback\n  fairlead migrate rollback --nodes node1",
-		RunE:    c.run((*walk.Walk).Rollback),
+removed from the cluster and kube-proxy's DaemonSet is as it was before.
+
+With --component dns, CoreDNS gets as many Pods as before. When the Service leads to them,
+fairlead's objects are removed.`,
+		Example: "  fairlead migrate rollback\n  fairlead migrate rollback --nodes node1\n  fairlead migrate rollback --component dns",
+		RunE:    c.run(walker.Rollback),
 	})
 }
 
 func (c *command) verify() *cobra.Command {
 	return c.addWalk(&cobra.Command{
-		Use: "verify", Short: "Check the rules of every node against the API",
+		Use: "verify", Short: "Check the rules of every node against the API, or the answers of DNS",
 		Long: `Check every node with a Pod that runs there once. With fairlead proxy it compares every
 frontend in the kernel with the API and asks the proxy's health; with kube-proxy it asks
-for its health, and when it wrote its rules.`,
-		Example: "  fairlead migrate verify --nodes node1",
-		RunE:    c.run((*walk.Walk).Verify),
-	})
-}
+for its health, and when it wrote its rules.
 
-func (c *command) plan() *cobra.Command {
-	cmd := c.add(&cobra.Command{
-		Use: "plan", Short: "Show what will behave differently, and what is refused",
-		Long: `Show what runs on the cluster, what will behave differently, and what keeps 'apply' from
-working. It changes nothing. It exits with 1 if something is refused.`,
-		Example: "  fairlead migrate plan --kubeconfig ~/.kube/config -o json",
-		PreRunE: func(*cobra.Command, []string) error { return c.output.Check() },
-		RunE: c.run(func(w *walk.Walk, _ context.Context) error {
-			p := w.Plan()
-			if err := c.output.Write(c.Out, p, func(out io.Writer) error { return printPlan(out, p) }); err != nil {
-				return err
-			}
-			if n := len(p.Refused); n > 0 {
-				return fmt.Errorf("'fairlead migrate apply' refuses this cluster for %d reasons", n)
-			}
-			return nil
-		}),
+With --component dns, a Pod compares the answers of fairlead dns with those of CoreDNS while
+both run, and those of the Service's addresses with those of fairlead's Pods afterwards.`,
+		Example: "  fairlead migrate verify --nodes node1\n  fairlead migrate verify --component dns",
+		RunE:    c.run(walker.Verify),
 	})
-	c.output.Add(cmd)
-	return cmd
-}
-
-func printPlan(out io.Writer, p *migrate.Plan) error {
-	var b strings.Builder
-	list := func(title string, lines []string) {
-		if len(lines) > 0 {
-			fmt.Fprintf(&b, "%s:\n  - %s\n", title, strings.Join(lines, "\n  - "))
-		}
-	}
-	if p.KubeProxy != "" {
-		fmt.Fprintf(&b, "kube-proxy: %s\n", p.KubeProxy)
-	}
-	list("refused", p.Refused)
-	list("differs", p.Differs)
-	list("not changed", p.Beside)
-	var nodes []string
-	for _, n := range p.Nodes {
-		line := n.Name + ": " + n.Phase.String() + " -> " + migrate.After.String()
-		if n.Skipped != "" {
-			line = n.Name + ": left as it is: " + n.Skipped
-		}
-		nodes = append(nodes, line)
-	}
-	list("nodes, in this order", nodes)
-	_, err := io.WriteString(out, b.String())
-	return err
-}
-
-func (c *command) status() *cobra.Command {
-	cmd := c.add(&cobra.Command{
-		Use: "status", Short: "Show the phase of each node",
-		Long: `Show the phase of each node: kube-proxy (not changed), beside (both run), switched (only
-fairlead proxy runs, and kube-proxy's rules are not removed yet), fairlead (done), or
-returning (only kube-proxy runs, and fairlead's rules are not removed yet).`,
-		Example: "  fairlead migrate status -o json",
-		PreRunE: func(*cobra.Command, []string) error { return c.output.Check() },
-		RunE: c.run(func(w *walk.Walk, _ context.Context) error {
-			nodes := w.Plan().Nodes
-			return c.output.Write(c.Out, nodes, func(out io.Writer) error {
-				tw := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-				fmt.Fprintln(tw, "NODE\tPHASE\tLAST FAILURE")
-				for _, n := range nodes {
-					fmt.Fprintf(tw, "%s\t%s\t%s\n", n.Name, n.Phase, base.PlainLine(n.Failure))
-				}
-				return tw.Flush()
-			})
-		}),
-	})
-	c.output.Add(cmd)
-	return cmd
 }
 
 // checkNode is what the Pods that check a node run.

@@ -1,0 +1,172 @@
+package migratecmd
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/migrate"
+	"github.com/fairlead/fairlead/internal/migrate/coredns"
+	"github.com/fairlead/fairlead/internal/migrate/metallb"
+)
+
+// plans are what 'plan' shows: the fields of kube-proxy's plan, and one for each other component. Fields are only ever added.
+type plans struct {
+	*migrate.Plan
+	DNS           *coredns.Plan `json:"dns,omitempty"`
+	LoadBalancers *metallb.Plan `json:"loadBalancers,omitempty"`
+}
+
+// plans returns the plans of the components.
+func (w *walks) plans() (p plans, refused int) {
+	if w.proxy != nil {
+		p.Plan = w.proxy.Plan()
+		refused += len(p.Refused)
+	}
+	if w.dns != nil {
+		p.DNS = w.dns.Plan()
+		refused += len(p.DNS.Refused)
+	}
+	if w.lb != nil {
+		p.LoadBalancers = w.lb
+		refused += len(w.lb.Refused)
+	}
+	return p, refused
+}
+
+func (c *command) plan() *cobra.Command {
+	cmd := c.add(&cobra.Command{
+		Use: "plan", Short: "Show what will behave differently, and what is refused",
+		Long: `Show what runs on the cluster, what will behave differently, and what keeps 'apply' from
+working. It changes nothing. It exits with 1 if something is refused. With --component lb it
+reads the objects of MetalLB; docs/loadbalancer.md has the steps of that change.`,
+		Example: "  fairlead migrate plan --kubeconfig ~/.kube/config -o json\n  fairlead migrate plan --component dns",
+		PreRunE: func(*cobra.Command, []string) error { return c.output.Check() },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			w, err := c.look(cmd.Context())
+			if err != nil {
+				return err
+			}
+			p, refused := w.plans()
+			if err := c.output.Write(c.Out, p, func(out io.Writer) error { return printPlans(out, p) }); err != nil {
+				return err
+			}
+			if refused > 0 {
+				return fmt.Errorf("'fairlead migrate apply' refuses this cluster for %d reasons", refused)
+			}
+			return nil
+		},
+	}, "")
+	c.output.Add(cmd)
+	return cmd
+}
+
+// printer writes lines.
+type printer struct{ strings.Builder }
+
+func (b *printer) list(title string, lines []string) {
+	if len(lines) > 0 {
+		fmt.Fprintf(b, "%s:\n  - %s\n", title, strings.Join(lines, "\n  - "))
+	}
+}
+
+func printPlans(out io.Writer, p plans) error {
+	var b printer
+	if p.Plan != nil {
+		b.proxy(p.Plan)
+	}
+	if p.DNS != nil {
+		if p.DNS.CoreDNS != "" {
+			fmt.Fprintf(&b, "CoreDNS: %s; phase %s\n", p.DNS.CoreDNS, p.DNS.Phase)
+		}
+		b.list("refused of DNS", p.DNS.Refused)
+		b.list("differs of DNS", p.DNS.Differs)
+	}
+	if lb := p.LoadBalancers; lb != nil {
+		if lb.MetalLB == "" {
+			fmt.Fprintln(&b, "MetalLB: none")
+		} else {
+			fmt.Fprintf(&b, "MetalLB: %s; %d addresses of Services are taken over\n", lb.MetalLB, lb.Addresses)
+		}
+		b.list("refused of load balancers", lb.Refused)
+		b.list("differs of load balancers", lb.Differs)
+	}
+	_, err := io.WriteString(out, b.String())
+	return err
+}
+
+func (b *printer) proxy(p *migrate.Plan) {
+	if p.KubeProxy != "" {
+		fmt.Fprintf(b, "kube-proxy: %s\n", p.KubeProxy)
+	}
+	b.list("refused", p.Refused)
+	b.list("differs", p.Differs)
+	var nodes []string
+	for _, n := range p.Nodes {
+		line := n.Name + ": " + n.Phase.String() + " -> " + migrate.After.String()
+		if n.Skipped != "" {
+			line = n.Name + ": left as it is: " + n.Skipped
+		}
+		nodes = append(nodes, line)
+	}
+	b.list("nodes, in this order", nodes)
+}
+
+// dnsStatus is what 'status --component dns' shows.
+type dnsStatus struct {
+	Deployment string        `json:"deployment"`
+	Phase      coredns.Phase `json:"phase"`
+	Failure    string        `json:"failure,omitempty"`
+}
+
+func (c *command) status() *cobra.Command {
+	cmd := c.add(&cobra.Command{
+		Use: "status", Short: "Show the phase of each node, or of DNS",
+		Long: `Show the phase of each node: kube-proxy (not changed), beside (both run), switched (only
+fairlead proxy runs, and kube-proxy's rules are not removed yet), fairlead (done), or
+returning (only kube-proxy runs, and fairlead's rules are not removed yet).
+
+With --component dns: coredns (not changed), beside (fairlead dns runs, the Service does not
+lead to it), both (it leads to both), switched (only to fairlead dns, CoreDNS still runs),
+fairlead (done), or returning (only to CoreDNS, fairlead dns ends).`,
+		Example: "  fairlead migrate status -o json\n  fairlead migrate status --component dns",
+		PreRunE: func(*cobra.Command, []string) error { return c.output.Check() },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			w, err := c.look(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if w.dns != nil {
+				return c.dnsStatus(w.dns.Plan())
+			}
+			nodes := w.proxy.Plan().Nodes
+			return c.output.Write(c.Out, nodes, func(out io.Writer) error {
+				tw := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+				fmt.Fprintln(tw, "NODE\tPHASE\tLAST FAILURE")
+				for _, n := range nodes {
+					fmt.Fprintf(tw, "%s\t%s\t%s\n", n.Name, n.Phase, base.PlainLine(n.Failure))
+				}
+				return tw.Flush()
+			})
+		},
+	}, proxyComponent)
+	c.output.Add(cmd)
+	return cmd
+}
+
+func (c *command) dnsStatus(p *coredns.Plan) error {
+	if err := p.Broken(); err != nil {
+		return err
+	}
+	d, _, _ := p.Theirs()
+	s := dnsStatus{d.Name, p.Phase, p.Failure}
+	return c.output.Write(c.Out, s, func(out io.Writer) error {
+		tw := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+		fmt.Fprintf(tw, "DEPLOYMENT\tPHASE\tLAST FAILURE\n%s\t%s\t%s\n", s.Deployment, s.Phase, base.PlainLine(s.Failure))
+		return tw.Flush()
+	})
+}

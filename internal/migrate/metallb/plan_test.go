@@ -1,0 +1,83 @@
+package metallb_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/migrate/metallb"
+)
+
+// object is one of metallb.io, as the API lists it.
+func object(version, kind, name, spec string) string {
+	return fmt.Sprintf(`{"apiVersion":"metallb.io/%s","kind":"%sList","metadata":{"resourceVersion":"7"},"items":[`+
+		`{"apiVersion":"metallb.io/%s","kind":%q,"metadata":{"name":%q,"namespace":"metallb-system","uid":"u","managedFields":[]},`+
+		`"spec":%s}]}`+"\n",
+		version, kind, version, kind, name, spec)
+}
+
+func pool() string {
+	return object("v1beta1", "IPAddressPool", "a", `{"addresses":["192.0.2.10-192.0.2.20","2001:db8::/64"]}`)
+}
+
+func l2() string { return object("v1beta1", "L2Advertisement", "a", `{}`) }
+
+func service(name, ip, class string) *corev1.Service {
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+	s.Spec.Type = corev1.ServiceTypeLoadBalancer
+	if class != "" {
+		s.Spec.LoadBalancerClass = &class
+	}
+	s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: ip}}
+	return s
+}
+
+// The plan has the refusals and the notes of the conversion, what the change does to clients, and the Services whose addresses are
+// not taken over. Without MetalLB it is empty.
+func TestDecide(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		objects string
+		change  func(*metallb.Cluster)
+		want    string
+		bad     bool
+	}{
+		{"what runs", pool() + l2(), nil, `"metalLB":"DaemonSet metallb-system/speaker, speaker:1"`, false},
+		{"the way", pool() + l2(), nil, `"announce":"arp"`, false},
+		{"clients of ARP", pool() + l2(), nil, "only if they know its MAC address already", false},
+		{"addresses", pool() + l2(), nil, `"addresses":2`, false},
+		{"outside", pool() + l2(), nil, "does not announce it: default/c (192.0.2.21)", false},
+		{"a class", pool() + l2(), nil, "cannot be changed: default/d (192.0.2.11)", false},
+		{"BGP", pool() + object("v1beta1", "BGPAdvertisement", "a", `{}`) + object("v1beta2", "BGPPeer", "a",
+			`{"myASN":65000,"peerASN":65001,"peerAddress":"192.0.2.1"}`), nil, "routers lose the routes", false},
+		{"a refusal", pool() + object("v1beta1", "L2Advertisement", "a", `{"nodeSelectors":[{"matchLabels":{"a":"b"}}]}`), nil,
+			"L2Advertisement/a: spec.nodeSelectors", true},
+		{"an unknown field", object("v1beta1", "IPAddressPool", "a", `{"adresses":[]}`), nil, "adresses", true},
+		{"only objects", pool() + l2(), func(c *metallb.Cluster) { c.Speaker = nil }, "no speaker runs", false},
+		{"both", pool() + l2(), func(c *metallb.Cluster) { c.Fairlead = &appsv1.DaemonSet{} }, "do not apply an IPAddressPool", false},
+		{"no MetalLB", "", func(c *metallb.Cluster) { c.Speaker = nil }, "{}", false},
+	} {
+		in := &metallb.Cluster{Objects: []byte(c.objects), Services: []*corev1.Service{
+			service("a", "192.0.2.10", ""), service("b", "2001:db8::1", ""), service("c", "192.0.2.21", ""), service("d", "192.0.2.11", "other/lb"),
+		}}
+		in.Speaker = &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "metallb-system", Name: "speaker"}}
+		in.Speaker.Spec.Template.Spec.Containers = []corev1.Container{{Image: "speaker:1"}}
+		in.Speaker.Status.DesiredNumberScheduled = 3
+		if c.change != nil {
+			c.change(in)
+		}
+		p := metallb.Decide(in)
+		text, err := json.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(text), c.want) || c.bad != (len(p.Refused) > 0) {
+			t.Errorf("%s: want %q, refused %v: %s", c.name, c.want, c.bad, text)
+		}
+	}
+}
