@@ -246,7 +246,7 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 		step(func(ctx context.Context) error { return c.keepMeshService(ctx, have[gateway.MeshService()]) })
 	}
 	for n, service := range have {
-		if !wanted[n] && service.DeletionTimestamp == nil && c.ours(service) {
+		if !wanted[n] && c.abandoned(service, s) {
 			step(func(ctx context.Context) error {
 				o := metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(service.UID))}
 				return c.client.CoreV1().Services(n.Namespace).Delete(ctx, n.Name, o)
@@ -254,6 +254,16 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// abandoned reports whether a Service that no front wants must be deleted. While the fronts of its kind are not followed yet, as at the
+// beginning of a term, nothing is known about it: another Service would get another address.
+func (c *controller) abandoned(service *corev1.Service, s *watch.State) bool {
+	followed := s.FollowsGateways || !c.o.Gateway
+	if svc.NameOf(service) == gateway.IngressService() {
+		followed = s.FollowsIngresses
+	}
+	return followed && service.DeletionTimestamp == nil && c.ours(service)
 }
 
 // ours reports whether this controller has made a Service.

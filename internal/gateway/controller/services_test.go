@@ -137,6 +137,32 @@ func TestServiceOfAPolicy(t *testing.T) {
 	}
 }
 
+// A controller that begins does not delete the Services of Gateways and Ingresses which it does not follow yet.
+func TestServicesOutliveATerm(t *testing.T) {
+	g := &gwv1.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "1"}}
+	g.Spec.GatewayClassName = gateway.ClassName
+	of := map[string]*corev1.Service{"Gateway": serviceOf(g, nil, nil), "Ingress": front(gateway.IngressService(), nil)}
+	of["Ingress"].Labels[gateway.FrontLabel] = gateway.FrontIngress
+	for _, c := range []struct {
+		serves              bool // Gateways
+		state               watch.State
+		gateways, ingresses bool // are deleted
+	}{
+		{true, watch.State{}, false, false},
+		{true, watch.State{FollowsIngresses: true}, false, true},
+		{true, watch.State{FollowsGateways: true, FollowsIngresses: true}, true, true},
+		{false, watch.State{FollowsIngresses: true}, true, true}, // --gateway-api=off
+	} {
+		controller := &controller{o: Options{Gateway: c.serves}}
+		if got := controller.abandoned(of["Gateway"], &c.state); got != c.gateways {
+			t.Errorf("%+v: a Gateway's: %t", c, got)
+		}
+		if got := controller.abandoned(of["Ingress"], &c.state); got != c.ingresses {
+			t.Errorf("%+v: of Ingresses: %t", c, got)
+		}
+	}
+}
+
 // Only 16 Gateways have room in the status of a policy; the entries of other controllers stay.
 func TestAncestorsAreBounded(t *testing.T) {
 	objects := &gateway.Objects{

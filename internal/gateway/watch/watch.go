@@ -79,8 +79,10 @@ func New(o Options) *Watch {
 // State is what a Watch has at a moment. It belongs to the caller, what is in it does not change.
 type State struct {
 	// Listed is false while a kind has not been read yet: then the rest may lack objects.
-	Listed  bool
-	Classes []*gwv1.GatewayClass
+	Listed bool
+	// FollowsGateways and FollowsIngresses are false before FollowGateways and FollowIngresses: then none is known, whatever exists.
+	FollowsGateways, FollowsIngresses bool
+	Classes                           []*gwv1.GatewayClass
 	// Gateways are ours, with their fronts; Ingresses are ours, and Ingress is their front, nil if there are none.
 	Gateways map[svc.Name]*gwv1.Gateway
 	Fronts   map[svc.Name]*gateway.Front
@@ -112,6 +114,7 @@ func (w *Watch) Update(ctx context.Context, running *sync.WaitGroup) *State {
 	if !s.Listed {
 		return s
 	}
+	s.FollowsGateways, s.FollowsIngresses = w.started["gateways"], w.started["ingresses"]
 	w.build()
 	w.followSecrets(ctx, running)
 	w.followAuthorities(ctx, running)
