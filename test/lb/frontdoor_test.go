@@ -21,11 +21,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead/fairlead/internal/events"
@@ -230,6 +233,7 @@ func TestFrontDoor(t *testing.T) {
 	f.answers(vip, [][2]string{{
 		"-s --resolve shop.example.com:80:192.0.2.100 -o /dev/null -w %{http_code} http://shop.example.com/", "404",
 	}})
+	f.families()
 	f.must(f.api.Gateways("default").Delete(t.Context(), "shop", metav1.DeleteOptions{}))
 	testbed.Until(f, "the end of the Gateway's Service", func() error {
 		n := gateway.ServiceOfGateway(svc.Name{Namespace: "default", Name: "shop"})
@@ -259,6 +263,42 @@ func (f *frontDoor) programmed(name string) (vip string) {
 		return fmt.Errorf("status %s", text)
 	})
 	return vip
+}
+
+// families has the Gateway ask for addresses: it has these and no others, or is not programmed.
+func (f *frontDoor) families() {
+	f.Helper()
+	ask := func(addresses, programmed string, want int) []gwv1.GatewayStatusAddress {
+		f.Helper()
+		patch := []byte(`{"spec": {"addresses": ` + addresses + `}}`)
+		_, err := f.dynamic.Resource(gwv1.SchemeGroupVersion.WithResource("gateways")).Namespace("default").
+			Patch(f.Context(), "shop", types.MergePatchType, patch, metav1.PatchOptions{})
+		f.must(err)
+		var have []gwv1.GatewayStatusAddress
+		testbed.Until(f, "the addresses "+addresses, func() error {
+			g, err := f.api.Gateways("default").Get(f.Context(), "shop", metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			have = g.Status.Addresses
+			c := meta.FindStatusCondition(g.Status.Conditions, "Programmed")
+			if c == nil || c.Reason != programmed || c.ObservedGeneration != g.Generation || len(have) != want {
+				return fmt.Errorf("addresses %v, %+v", have, c)
+			}
+			return nil
+		})
+		return have
+	}
+	both := ask("null", "Programmed", 2)
+	for _, a := range both { // the second family needs another Service
+		only := ask(`[{"value": "`+a.Value+`"}]`, "Programmed", 1)
+		if only[0].Value != a.Value {
+			f.Errorf("the Gateway has %v, and asked for %s", only, a.Value)
+		}
+	}
+	_ = ask(`[{"value": "`+both[0].Value+`"}, {"value": "`+both[1].Value+`"}]`, "Programmed", 2)
+	_ = ask(`[{"value": "203.0.113.9"}]`, "AddressNotUsable", 0)
+	_ = ask("null", "Programmed", 2)
 }
 
 // attack asks for paths around the rule for /cart, and by TLS of one host for another one.
