@@ -312,6 +312,7 @@ func (s *Stream) Head(e *Encoder, end bool) error {
 			return err
 		}
 	}
+	c.buffer()
 	c.out = c.appendHead(c.out, e, s.id, end)
 	s.sent = end
 	c.carries++
@@ -347,6 +348,7 @@ func (s *Stream) Write(p []byte, end bool, timeout time.Duration) error {
 			if end && n == len(p) {
 				flags, s.sent = flagEndStream, true
 			}
+			c.buffer()
 			c.out = append(appendHeader(c.out, n, frameData, flags, s.id), p[:n]...)
 			s.window -= int64(n)
 			c.window -= int64(n)
@@ -383,7 +385,7 @@ func (s *Stream) sendable() error {
 	return s.err
 }
 
-// End sends the end of the message, with trailers if e is not nil.
+// End sends the end of the message, with trailers if e is not nil. It is written by Flush.
 func (s *Stream) End(e *Encoder) error {
 	c := s.c
 	c.mu.Lock()
@@ -396,7 +398,6 @@ func (s *Stream) End(e *Encoder) error {
 	} else {
 		c.out = appendHeader(c.out, 0, frameData, flagEndStream, s.id)
 	}
-	c.kick()
 	return nil
 }
 
@@ -423,6 +424,29 @@ func (s *Stream) Abort(code Code) {
 func (s *Stream) Close(code Code) {
 	c := s.c
 	c.mu.Lock()
+	if s.close(code) {
+		c.kick()
+	}
+	c.mu.Unlock()
+	s.recycle()
+}
+
+// CloseAndWrite is Close for a goroutine that has nothing else to do: it writes what waits, of other streams too, unless another
+// goroutine does so already.
+func (s *Stream) CloseAndWrite(code Code) {
+	c := s.c
+	c.mu.Lock()
+	write := s.close(code) && c.mustWrite()
+	c.mu.Unlock()
+	s.recycle()
+	if write {
+		c.write()
+	}
+}
+
+// close is Close, and reports whether something waits to be written. The caller holds mu.
+func (s *Stream) close(code Code) bool {
+	c := s.c
 	c.credit(len(s.in) - s.read)
 	switch {
 	case s.id == 0:
@@ -445,9 +469,5 @@ func (s *Stream) Close(code Code) {
 	if len(c.streams)+c.reserved == 0 {
 		c.idleSince = time.Now()
 	}
-	if len(c.out) > 0 || c.finished() {
-		c.kick()
-	}
-	c.mu.Unlock()
-	s.recycle()
+	return len(c.out) > 0 || c.finished()
 }

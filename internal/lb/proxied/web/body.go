@@ -171,6 +171,7 @@ type streamSink struct {
 	timeout time.Duration
 	waits   bool // for flush
 	ended   bool
+	closes  bool // the stream is closed right behind the end, which writes it
 }
 
 func (s *streamSink) add(data []byte, last bool) error {
@@ -189,7 +190,7 @@ func (s *streamSink) pending() bool { return s.waits }
 
 func (s *streamSink) finish(trailers []http1.Field) error {
 	if s.ended {
-		return s.flush()
+		return s.written()
 	}
 	var w *http2.Encoder
 	if len(trailers) > 0 {
@@ -199,8 +200,19 @@ func (s *streamSink) finish(trailers []http1.Field) error {
 			w = nil
 		}
 	}
-	s.waits = false
-	return s.End(w)
+	if err := s.End(w); err != nil {
+		return err
+	}
+	return s.written()
+}
+
+// written has the end be written, unless Close does it.
+func (s *streamSink) written() error {
+	if s.closes {
+		s.waits = false
+		return s.Err()
+	}
+	return s.flush()
 }
 
 // Which end of a pump has failed.

@@ -105,8 +105,7 @@ func (r *reaching) deliver(whole []byte, simple bool) (err error) {
 			continue
 		}
 		err = x.ask(b, m, whole, simple)
-		var undialed *dialError
-		if !errors.As(err, &undialed) || x.drained.Load() {
+		if err == nil || !isUndialed(err) || x.drained.Load() {
 			return err
 		}
 		x.leave()

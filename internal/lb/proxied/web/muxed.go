@@ -61,7 +61,7 @@ func (e *engine) carryHTTP2(web *clientConn, front stream.Conn, text []byte) {
 func (m *muxed) run(e *engine, web *clientConn) {
 	code := http2.InternalError // unless it goes well
 	defer func() {
-		m.s.Close(code)
+		m.s.CloseAndWrite(code)
 		m.exchange.forget()
 		m.conn2, m.s, m.from, m.into = nil, nil, streamSource{}, streamSink{}
 		muxedPool.Put(m)
@@ -152,7 +152,7 @@ func (m *muxed) proceed() error { return m.interim(&http1.Response{Status: http.
 func (m *muxed) answer(body source, cookie string) sink {
 	m.w.answer(&m.res, reply{minor: 1, cookie: cookie})
 	m.end = body.done() && len(body.trailers()) == 0
-	m.into = streamSink{Stream: m.s, timeout: m.limit() + m.grace(), ended: m.end, waits: true}
+	m.into = streamSink{Stream: m.s, timeout: m.limit() + m.grace(), ended: m.end, waits: true, closes: m.upload == nil}
 	_ = m.put(m.end) // what comes next finds the error, too
 	return &m.into
 }
@@ -163,12 +163,9 @@ func (m *muxed) begun() bool { return m.answering }
 func (m *muxed) reply(r *proxied.Reply) {
 	m.w.own(1, r, false)
 	head := string(m.req.Method) == http.MethodHead
-	if m.put(head) != nil || head {
-		m.s.Flush()
-		return
+	if m.put(head) == nil && !head {
+		_ = m.s.Write([]byte(ownText(r.Status)), true, m.limit()+m.grace())
 	}
-	_ = m.s.Write([]byte(ownText(r.Status)), true, m.limit()+m.grace())
-	m.s.Flush()
 }
 
 func (m *muxed) left() bool { return m.s.Err() != nil }

@@ -2,7 +2,6 @@ package web
 
 import (
 	"cmp"
-	"errors"
 	"net/netip"
 	"time"
 
@@ -66,7 +65,8 @@ type reaching struct {
 	x       *exchange
 	t       *transport
 	tried   []*pods.Member
-	last    error // why the last one was not reached
+	space   [pods.MaxDials]*pods.Member // of tried
+	last    error                       // why the last one was not reached
 	results chan reached
 	running int // attempts whose result has not come
 }
@@ -96,8 +96,7 @@ func (r *reaching) reach() (pod, *pods.Member, error) {
 			return result.pod, result.member, nil
 		default:
 			r.last = result.err
-			var undialed *dialError
-			if !errors.As(result.err, &undialed) && r.running == 0 {
+			if !isUndialed(result.err) && r.running == 0 {
 				return nil, nil, result.err
 			}
 		}
@@ -118,6 +117,9 @@ func (r *reaching) next() (pod, *pods.Member, error) {
 	if len(r.tried) > 0 {
 		x.config.Traffic().Retried()
 	}
+	if r.tried == nil {
+		r.tried = r.space[:0]
+	}
 	r.tried = append(r.tried, m)
 	x.pod, x.asked = m.Addr(), time.Now()
 	d := x.dialling()
@@ -134,11 +136,10 @@ func (r *reaching) next() (pod, *pods.Member, error) {
 		defer func() { results <- result }()
 		defer d.engine.host.Panics().Recover(t.service)
 		result.pod, result.err = t.dial(d, m.Addr())
-		var undialed *dialError
 		switch {
 		case result.err == nil:
 			pool.Reached(m)
-		case errors.As(result.err, &undialed):
+		case isUndialed(result.err):
 			pool.Failed(m, result.err)
 		}
 	})
