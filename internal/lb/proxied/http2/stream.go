@@ -41,6 +41,7 @@ type Stream struct {
 	answered    bool // a final answer has come
 	isHead      bool
 	answers     []http1.Response // heads that were not read
+	fields      []http1.Field    // of the answers
 	trailers    []http1.Field
 
 	readTimer, sendTimer *time.Timer
@@ -68,9 +69,18 @@ func (s *Stream) recycle() {
 		s.arena = nil
 	}
 	clear(s.answers)
-	*s = Stream{recv: s.recv, send: s.send, Request: s.Request, arena: s.arena[:0], answers: s.answers[:0], readTimer: s.readTimer,
-		sendTimer: s.sendTimer}
+	*s = Stream{recv: s.recv, send: s.send, Request: s.Request, arena: s.arena[:0], answers: s.answers[:0], fields: forget(s.fields),
+		trailers: forget(s.trailers), readTimer: s.readTimer, sendTimer: s.sendTimer}
 	streams.Put(s)
+}
+
+// forget returns room for further fields, unless that is large.
+func forget(fields []http1.Field) []http1.Field {
+	if cap(fields) > keptFields {
+		return nil
+	}
+	clear(fields)
+	return fields[:0]
 }
 
 func drain(c chan struct{}) {
@@ -283,8 +293,7 @@ func (s *Stream) Answer(r *http1.Response, timeout time.Duration) error {
 		s.c.mu.Lock()
 		err := s.err
 		if len(s.answers) > 0 {
-			*r, s.answers[0] = s.answers[0], http1.Response{}
-			s.answers = s.answers[1:]
+			s.takeHead(r)
 			s.c.mu.Unlock()
 			return nil
 		}
@@ -296,6 +305,16 @@ func (s *Stream) Answer(r *http1.Response, timeout time.Duration) error {
 			return err
 		}
 	}
+}
+
+// takeHead moves the first head that was not read to r, whose fields stay its own. The caller holds mu.
+func (s *Stream) takeHead(r *http1.Response) {
+	fields := r.Fields[:0]
+	*r = s.answers[0]
+	r.Fields = append(fields, r.Fields...)
+	n := copy(s.answers, s.answers[1:])
+	s.answers[n] = http1.Response{}
+	s.answers = s.answers[:n]
 }
 
 // Head sends a head: interim, or that of the message, which has no body if end is set. It is written with what follows, or

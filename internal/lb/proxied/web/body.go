@@ -168,6 +168,7 @@ func (s *streamSource) trailers() []http1.Field { return s.Trailers() }
 // streamSink is a body of HTTP/2.
 type streamSink struct {
 	*http2.Stream
+	w       *headWriter // of trailers, empty
 	timeout time.Duration
 	waits   bool // for flush
 	ended   bool
@@ -192,15 +193,12 @@ func (s *streamSink) finish(trailers []http1.Field) error {
 	if s.ended {
 		return s.written()
 	}
-	var w *http2.Encoder
-	if len(trailers) > 0 {
-		h := headWriter{second: true}
-		h.trailers(trailers)
-		if w = &h.Encoder; len(w.Block) == 0 {
-			w = nil
-		}
+	var block *http2.Encoder
+	if s.w.trailers(trailers); len(s.w.Block) > 0 {
+		block = &s.w.Encoder
 	}
-	if err := s.End(w); err != nil {
+	err := s.End(block)
+	if s.w.Block = s.w.Block[:0]; err != nil {
 		return err
 	}
 	return s.written()

@@ -87,8 +87,8 @@ func (x *exchange) try() (err error) {
 		x.copied.add(whole)
 		x.copied.send()
 	}
-	r := reaching{x: x, t: transportOf(x.to)}
-	return r.deliver(whole, x.client.source().done() && len(whole) == 0 && x.req.Idempotent())
+	x.search = reaching{x: x, t: transportOf(x.to)}
+	return x.search.deliver(whole, x.client.source().done() && len(whole) == 0 && x.req.Idempotent())
 }
 
 // deliver has a Pod answer, and another one while no byte of the request was sent. simple reports whether it may be sent again.
