@@ -65,6 +65,8 @@ type controller struct {
 	mu     sync.Mutex
 	fronts map[svc.Name]*corev1.Service // with gateway.FrontLabel
 	listed bool
+	// decided is set once Gateways are followed, or are known not to be served: until then their Services stay.
+	decided bool
 
 	problems map[svc.Name]string // of Ingresses, as they were recorded last
 	failed   string              // as it was logged last
@@ -118,11 +120,21 @@ func (c *controller) prepare(ctx context.Context, running *sync.WaitGroup) {
 	}
 	c.untilDone(ctx, "cannot make the IngressClass", c.makeIngressClass)
 	if !c.o.Gateway {
+		c.decide()
 		return
 	}
 	if c.untilDone(ctx, "cannot install the Gateway API", c.install) && c.untilDone(ctx, "cannot make the GatewayClass", c.makeClass) {
 		c.watch.FollowGateways(ctx, running)
+		c.decide()
 	}
+}
+
+// decide has Services of Gateways that do not exist be deleted from now on.
+func (c *controller) decide() {
+	c.mu.Lock()
+	c.decided = true
+	c.mu.Unlock()
+	c.wake.Set()
 }
 
 // untilDone repeats step until it succeeds, or ctx ends: then it reports false.
@@ -174,6 +186,9 @@ func (c *controller) followFronts(ctx context.Context, running *sync.WaitGroup) 
 
 // sync writes the objects that differ from the desired ones.
 func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
+	c.mu.Lock()
+	decided := c.decided // before Update: what that returns has Gateways then, or is not listed
+	c.mu.Unlock()
 	s := c.watch.Update(ctx, running)
 	c.mu.Lock()
 	listed, have := c.listed, maps.Clone(c.fronts)
@@ -227,19 +242,28 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 		wanted[gateway.IngressService()] = true
 		step(func(ctx context.Context) error { return c.syncIngresses(ctx, s, have[gateway.IngressService()], &errs) })
 	}
-	for n, service := range have {
-		if !wanted[n] && service.DeletionTimestamp == nil && c.ours(service) {
-			step(func(ctx context.Context) error {
-				o := metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(service.UID))}
-				return c.client.CoreV1().Services(n.Namespace).Delete(ctx, n.Name, o)
-			})
-		}
+	for _, service := range unwanted(have, wanted, decided) {
+		step(func(ctx context.Context) error {
+			o := metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(service.UID))}
+			return c.client.CoreV1().Services(service.Namespace).Delete(ctx, service.Name, o)
+		})
 	}
 	return errors.Join(errs...)
 }
 
+// unwanted returns the Services that this controller has made and that nothing needs. Unless decided, only that of Ingresses can be
+// one: Gateways were not read yet.
+func unwanted(have map[svc.Name]*corev1.Service, wanted map[svc.Name]bool, decided bool) (out []*corev1.Service) {
+	for n, s := range have {
+		if !wanted[n] && s.DeletionTimestamp == nil && ours(s) && (decided || n == gateway.IngressService()) {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
 // ours reports whether this controller has made a Service.
-func (c *controller) ours(s *corev1.Service) bool {
+func ours(s *corev1.Service) bool {
 	if svc.NameOf(s) == gateway.IngressService() {
 		return s.Labels[gateway.FrontLabel] == gateway.FrontIngress
 	}

@@ -150,7 +150,7 @@ func (c *controller) keepService(ctx context.Context, want, have *corev1.Service
 		}
 		return "", err
 	}
-	if !c.ours(have) || len(want.OwnerReferences) > 0 && metav1.GetControllerOf(have).UID != want.OwnerReferences[0].UID {
+	if !ours(have) || len(want.OwnerReferences) > 0 && metav1.GetControllerOf(have).UID != want.OwnerReferences[0].UID {
 		return fmt.Sprintf("there is a Service %s that is not of this controller", svc.NameOf(want)), nil
 	}
 	labels, annotations := changes(have, want)

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"reflect"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -72,12 +73,36 @@ func TestServiceOfAGrant(t *testing.T) {
 	if owner := metav1.GetControllerOf(s); owner == nil || owner.UID != grant.UID || owner.Kind != "ReferenceGrant" {
 		t.Errorf("owner %+v", owner)
 	}
-	c := &controller{}
-	if !c.ours(s) {
+	if !ours(s) {
 		t.Error("the Service is not ours")
 	}
 	s.Labels[gateway.FrontLabel] = gateway.FrontSet
-	if c.ours(s) {
+	if ours(s) {
 		t.Error("a Service of another kind is ours")
+	}
+}
+
+// A controller that begins has not read Gateways yet: their Services stay, as they do while the leader changes.
+func TestServicesStayUntilGatewaysAreRead(t *testing.T) {
+	g := &gwv1.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "1"}}
+	g.Spec.GatewayClassName = "fairlead"
+	front := serviceOf(g, map[gateway.PortKey]string{{Number: 80}: "http"}, nil)
+	ingress := &corev1.Service{ObjectMeta: metav1.ObjectMeta{
+		Namespace: gateway.IngressService().Namespace, Name: gateway.IngressService().Name,
+		Labels: map[string]string{gateway.FrontLabel: gateway.FrontIngress},
+	}}
+	foreign := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "mine", Labels: front.Labels}}
+	have := map[svc.Name]*corev1.Service{}
+	for _, s := range []*corev1.Service{front, ingress, foreign} {
+		have[svc.NameOf(s)] = s
+	}
+	if got := unwanted(have, nil, false); !slices.Equal(got, []*corev1.Service{ingress}) {
+		t.Errorf("before Gateways are read, these are deleted: %v", got)
+	}
+	if got := unwanted(have, nil, true); len(got) != 2 || slices.Contains(got, foreign) {
+		t.Errorf("when there is no Gateway, %d are deleted, want those of Gateways and Ingresses", len(got))
+	}
+	if got := unwanted(have, map[svc.Name]bool{svc.NameOf(front): true, svc.NameOf(ingress): true}, true); len(got) > 0 {
+		t.Errorf("of what is needed, these are deleted: %v", got)
 	}
 }
