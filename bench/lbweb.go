@@ -5,7 +5,7 @@ import (
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
-	"crypto/rand"
+	cryptorand "crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"math/big"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
@@ -129,6 +130,15 @@ type webLoad struct {
 	load
 	tls   *tls.Config // nil without TLS
 	calls bool        // of gRPC
+	// requests are those of which kept sends one at random each time, webGet if there are none.
+	requests [][]byte
+}
+
+func (l webLoad) request() []byte {
+	if len(l.requests) == 0 {
+		return webGet
+	}
+	return l.requests[rand.IntN(len(l.requests))]
 }
 
 // open connects. With a cache, a session of TLS is resumed if there is one.
@@ -181,7 +191,7 @@ func (l webLoad) kept(ctx context.Context, n int, d time.Duration) (rate, error)
 			return nil, nil, err
 		}
 		b := make([]byte, 4<<10)
-		return func() error { return get(c, webGet, b) }, func() { _ = c.Close() }, nil
+		return func() error { return get(c, l.request(), b) }, func() { _ = c.Close() }, nil
 	})
 }
 
@@ -297,7 +307,7 @@ func (l webLoad) idle(n int) (done func(), err error) {
 
 // webCertificate makes a certificate as files contain it, its key last.
 func webCertificate() (cert, key []byte, err error) {
-	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	k, err := ecdsa.GenerateKey(elliptic.P256(), cryptorand.Reader)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -305,7 +315,7 @@ func webCertificate() (cert, key []byte, err error) {
 		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "web.example"}, DNSNames: []string{"web.example"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, k.Public(), k)
+	der, err := x509.CreateCertificate(cryptorand.Reader, template, template, k.Public(), k)
 	if err != nil {
 		return nil, nil, err
 	}

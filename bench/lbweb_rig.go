@@ -72,6 +72,7 @@ http {
     server { listen %[7]d http2; location / { proxy_pass http://pods; } }
     server { listen %[9]d ssl http2; location / { proxy_pass http://pods; } }
     server { listen %[10]d ssl http2; location / { grpc_pass grpc://calls; } }
+    %[11]s
 }
 `
 )
@@ -80,7 +81,9 @@ http {
 // Services on it, as a node has one.
 type webRig struct {
 	*balancers
-	pem      string // a file with certificate and key
+	hosts    int      // with routes: see lbgateway.go
+	requests [][]byte // see webLoad
+	pem      string   // a file with certificate and key
 	carriers []*webCarrier
 	stops    []func() error
 }
@@ -100,10 +103,10 @@ func webPods() (out []netip.Addr) {
 	return out
 }
 
-// inWeb makes a webRig for f.
-func (b *bench) inWeb(ctx context.Context, f func(*webRig) error) error {
+// inWeb makes a webRig for f, whose peers have routes of hosts.
+func (b *bench) inWeb(ctx context.Context, hosts int, f func(*webRig) error) error {
 	return b.inBalancers(ctx, 1, func(s *balancers) (err error) {
-		w := &webRig{balancers: s}
+		w := &webRig{balancers: s, hosts: hosts}
 		defer func() {
 			for _, stop := range w.stops {
 				err = errors.Join(err, stop())
@@ -139,7 +142,7 @@ func (b *bench) inWeb(ctx context.Context, f func(*webRig) error) error {
 // load is what clients outside do at a carrier.
 func (w *webRig) load(c *webCarrier, listener string) webLoad {
 	of := listenerNamed(listener)
-	l := webLoad{load: load{w.outside, at(c.addr, of.port)}, calls: of.calls}
+	l := webLoad{load: load{w.outside, at(c.addr, of.port)}, calls: of.calls, requests: w.requests}
 	if of.tls {
 		l.tls = webTLS()
 	}
@@ -235,15 +238,22 @@ func (w *webRig) startPeers(ctx context.Context) error {
 		fmt.Fprintf(&upstreams, "server %s:%d; ", a, loadPort)
 		fmt.Fprintf(&calls, "server %s:%d; ", a, callPort)
 	}
+	routes, err := w.haproxyRoutes()
+	if err != nil {
+		return err
+	}
 	for _, l := range webListeners {
-		listeners.WriteString(w.haproxyListen(l))
+		listeners.WriteString(w.haproxyListen(l, routes))
+	}
+	if routes != "" {
+		listeners.WriteString("backend routed\n    mode http\n" + haproxyServers(loadPort, ""))
 	}
 	port := func(name string) int { return listenerNamed(name).port }
 	module := filepath.Join(debian, "usr/lib/nginx/modules/ngx_stream_module.so")
 	for _, p := range []struct{ name, program, config string }{
 		{"HAProxy", "haproxy", fmt.Sprintf(haproxyWeb, listeners.String())},
 		{"nginx", "nginx", fmt.Sprintf(nginxWeb, module, upstreams.String(), port("tcp"), port("http"), port("https"), w.pem,
-			port("h2c"), calls.String(), port("h2"), port("grpc"))},
+			port("h2c"), calls.String(), port("h2"), port("grpc"), w.nginxRoutes())},
 	} {
 		program := w.bench.peer("debian/usr/sbin/" + p.program)
 		if program == "" {
@@ -284,8 +294,15 @@ func (w *webRig) startPeers(ctx context.Context) error {
 	return nil
 }
 
-// haproxyListen is a listener of HAProxy with its endpoints.
-func (w *webRig) haproxyListen(l webListener) string {
+func haproxyServers(port int, more string) (lines string) {
+	for i, a := range webPods() {
+		lines += fmt.Sprintf("    server pod%d %s:%d%s\n", i, a, port, more)
+	}
+	return lines
+}
+
+// haproxyListen is a listener of HAProxy with its endpoints. A listener of HTTP/1.1 has the line with routes.
+func (w *webRig) haproxyListen(l webListener, routes string) string {
 	mode, bind, server, lines := "http", "", "", fmt.Sprintf(haproxyFields, l.protocol())
 	switch {
 	case l.name == "tcp":
@@ -300,10 +317,10 @@ func (w *webRig) haproxyListen(l webListener) string {
 	if l.calls {
 		server = " proto h2"
 	}
-	for i, a := range webPods() {
-		lines += fmt.Sprintf("    server pod%d %s:%d%s\n", i, a, l.target(), server)
+	if mode == "http" && !l.second {
+		lines += routes
 	}
-	return fmt.Sprintf(haproxyListener, l.name, mode, l.port, bind, lines)
+	return fmt.Sprintf(haproxyListener, l.name, mode, l.port, bind, lines+haproxyServers(l.target(), server))
 }
 
 // spawnDebian starts a program that finds its libraries beside it.

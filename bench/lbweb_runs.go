@@ -250,12 +250,12 @@ func (w *webRig) reloadFigure(ctx context.Context) (figure, error) {
 
 func (b *bench) runLBHTTP(ctx context.Context) (figures []figure, err error) {
 	steps := append(plainSteps("tcp", 1), plainSteps("http", 0.9)...)
-	err = b.inWeb(ctx, func(w *webRig) error { return w.run(ctx, steps, "http", &figures) })
+	err = b.inWeb(ctx, 0, func(w *webRig) error { return w.run(ctx, steps, "http", &figures) })
 	return figures, err
 }
 
 func (b *bench) runLBTLS(ctx context.Context) (figures []figure, err error) {
-	err = b.inWeb(ctx, func(w *webRig) error {
+	err = b.inWeb(ctx, 0, func(w *webRig) error {
 		if err := w.run(ctx, tlsSteps(), "https", &figures); err != nil {
 			return err
 		}
