@@ -286,7 +286,7 @@ func (g *gatewayRig) measure(ctx context.Context) ([]figure, error) {
 		filled.Seconds(), expectation{}))
 	figures = append(figures, g.stepFigures(gatewaySteps(), got)...)
 	all := g.bench.few(gatewayRoutes, 30)
-	if err := g.fill(ctx, g.hosts, all, "/"); err != nil {
+	if err := errors.Join(g.fill(ctx, g.hosts, all, "/"), g.settle()); err != nil {
 		return nil, err
 	}
 	var took []float64
@@ -304,12 +304,20 @@ func (g *gatewayRig) measure(ctx context.Context) ([]figure, error) {
 		alone(fmt.Sprintf(what, "p99"), milliseconds, percentile(took, 0.99), expectation{below: 20})), nil
 }
 
+// settle waits until the routes have their statuses, and the load balancer has seen these.
+func (g *gatewayRig) settle() error {
+	for _, p := range []*process{g.controller, g.lbs[0]} {
+		if err := p.settle(2 * time.Minute); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // atRest is what the routes cost while nothing happens. before is fairlead's memory without them.
 func (g *gatewayRig) atRest(ctx context.Context, before float64) (figures []figure, err error) {
-	for _, c := range g.carriers {
-		if err := c.proc.settle(time.Minute); err != nil {
-			return nil, err
-		}
+	if err := g.settle(); err != nil {
+		return nil, err
 	}
 	rest := time.Duration(g.bench.few(5, 1)) * time.Second
 	used, err := g.lbs[0].groupCPU()
