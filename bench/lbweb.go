@@ -5,7 +5,7 @@ import (
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
-	"crypto/rand"
+	cryptorand "crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -14,8 +14,10 @@ import (
 	"fmt"
 	"io"
 	"math/big"
+	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"time"
 
@@ -49,12 +51,17 @@ var (
 	webDeluge = []byte("GET /stream HTTP/1.1\r\nHost: web.example\r\nUser-Agent: bench/1\r\nAccept: */*\r\n\r\n")
 )
 
-// serveWeb answers requests without bodies, with bytes that are made before.
-func serveWeb(listen string) error {
+// serveWeb answers requests without bodies, with bytes that are made before, and calls of gRPC at another port.
+func serveWeb(listen, calls string) error {
 	l, err := net.Listen("tcp4", listen)
 	if err != nil {
 		return err
 	}
+	second, err := net.Listen("tcp4", calls)
+	if err != nil {
+		return err
+	}
+	go func() { _ = serveCalls(second) }()
 	for {
 		c, err := l.Accept()
 		if err != nil {
@@ -121,7 +128,17 @@ func (fdConn) SetWriteDeadline(time.Time) error { return nil }
 // webLoad are clients of HTTP/1.1, like the clients of load: with a thread each, and requests that are made before.
 type webLoad struct {
 	load
-	tls *tls.Config // nil without TLS
+	tls   *tls.Config // nil without TLS
+	calls bool        // of gRPC
+	// requests are those of which kept sends one at random each time, webGet if there are none.
+	requests [][]byte
+}
+
+func (l webLoad) request() []byte {
+	if len(l.requests) == 0 {
+		return webGet
+	}
+	return l.requests[rand.IntN(len(l.requests))]
 }
 
 // open connects. With a cache, a session of TLS is resumed if there is one.
@@ -174,7 +191,7 @@ func (l webLoad) kept(ctx context.Context, n int, d time.Duration) (rate, error)
 			return nil, nil, err
 		}
 		b := make([]byte, 4<<10)
-		return func() error { return get(c, webGet, b) }, func() { _ = c.Close() }, nil
+		return func() error { return get(c, l.request(), b) }, func() { _ = c.Close() }, nil
 	})
 }
 
@@ -290,7 +307,7 @@ func (l webLoad) idle(n int) (done func(), err error) {
 
 // webCertificate makes a certificate as files contain it, its key last.
 func webCertificate() (cert, key []byte, err error) {
-	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	k, err := ecdsa.GenerateKey(elliptic.P256(), cryptorand.Reader)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -298,7 +315,7 @@ func webCertificate() (cert, key []byte, err error) {
 		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "web.example"}, DNSNames: []string{"web.example"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, k.Public(), k)
+	der, err := x509.CreateCertificate(cryptorand.Reader, template, template, k.Public(), k)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -321,7 +338,49 @@ func at(a netip.Addr, port int) netip.AddrPort {
 	return netip.AddrPortFrom(a, uint16(port))
 }
 
-// webPorts are the ports of listeners, by their protocols.
-var webPorts = map[string]int{"tcp": 8081, "http": 8080, "https": 8443}
+// webListener is a listener of each carrier.
+type webListener struct {
+	name   string
+	port   int
+	tls    bool
+	second bool // its clients speak HTTP/2
+	calls  bool // of gRPC, which endpoints have by HTTP/2 without TLS
+}
+
+var webListeners = []webListener{
+	{name: "tcp", port: 8081},
+	{name: "http", port: 8080},
+	{name: "https", port: 8443, tls: true},
+	{name: "h2c", port: 8082, second: true},
+	{name: "h2", port: 8444, tls: true, second: true},
+	{name: "grpc", port: 8445, tls: true, second: true, calls: true},
+}
+
+// protocol is what annotations of fairlead call it.
+func (l webListener) protocol() string {
+	switch {
+	case l.tls:
+		return "https"
+	case l.second:
+		return "http"
+	}
+	return l.name
+}
+
+// target is the port of its endpoints.
+func (l webListener) target() int {
+	if l.calls {
+		return callPort
+	}
+	return loadPort
+}
+
+// callPort is where endpoints have calls of gRPC.
+const callPort = loadPort + 1
+
+// listenerNamed returns a listener.
+func listenerNamed(name string) webListener {
+	return webListeners[slices.IndexFunc(webListeners, func(l webListener) bool { return l.name == name })]
+}
 
 func listenAt(port int) string { return ":" + strconv.Itoa(port) }

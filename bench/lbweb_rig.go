@@ -53,16 +53,26 @@ http {
     keepalive_requests 1000000000;
     client_body_temp_path tmp1; proxy_temp_path tmp2; fastcgi_temp_path tmp3; uwsgi_temp_path tmp4; scgi_temp_path tmp5;
     upstream pods { %[2]s keepalive 128; keepalive_requests 1000000000; }
+    upstream calls { %[8]s keepalive 128; keepalive_requests 1000000000; }
     proxy_http_version 1.1;
     proxy_set_header Connection "";
     proxy_set_header Host $http_host;
     proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
     proxy_set_header X-Forwarded-Proto $scheme;
     proxy_set_header X-Forwarded-Port $server_port;
+    grpc_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
+    grpc_set_header X-Forwarded-Proto $scheme;
+    grpc_set_header X-Forwarded-Port $server_port;
     ssl_protocols TLSv1.2 TLSv1.3;
     ssl_session_cache shared:sessions:10m;
+    ssl_certificate %[6]s;
+    ssl_certificate_key %[6]s;
     server { listen %[4]d; location / { proxy_pass http://pods; } }
-    server { listen %[5]d ssl; ssl_certificate %[6]s; ssl_certificate_key %[6]s; location / { proxy_pass http://pods; } }
+    server { listen %[5]d ssl; location / { proxy_pass http://pods; } }
+    server { listen %[7]d http2; location / { proxy_pass http://pods; } }
+    server { listen %[9]d ssl http2; location / { proxy_pass http://pods; } }
+    server { listen %[10]d ssl http2; location / { grpc_pass grpc://calls; } }
+    %[11]s
 }
 `
 )
@@ -71,7 +81,9 @@ http {
 // Services on it, as a node has one.
 type webRig struct {
 	*balancers
-	pem      string // a file with certificate and key
+	hosts    int      // with routes: see lbgateway.go
+	requests [][]byte // see webLoad
+	pem      string   // a file with certificate and key
 	carriers []*webCarrier
 	stops    []func() error
 }
@@ -91,10 +103,10 @@ func webPods() (out []netip.Addr) {
 	return out
 }
 
-// inWeb makes a webRig for f.
-func (b *bench) inWeb(ctx context.Context, f func(*webRig) error) error {
+// inWeb makes a webRig for f, whose peers have routes of hosts.
+func (b *bench) inWeb(ctx context.Context, hosts int, f func(*webRig) error) error {
 	return b.inBalancers(ctx, 1, func(s *balancers) (err error) {
-		w := &webRig{balancers: s}
+		w := &webRig{balancers: s, hosts: hosts}
 		defer func() {
 			for _, stop := range w.stops {
 				err = errors.Join(err, stop())
@@ -107,12 +119,19 @@ func (b *bench) inWeb(ctx context.Context, f func(*webRig) error) error {
 			return err
 		}
 		for _, c := range w.carriers {
-			for protocol := range webPorts {
-				if err := waitFor(ctx, time.Minute, 50*time.Millisecond, c.proc, func() error {
-					_, err := w.load(c, protocol).kept(ctx, 1, time.Millisecond)
+			for _, l := range webListeners {
+				if l.second && b.peer(h2loadProgram) == "" {
+					continue
+				}
+				if err := waitFor(ctx, time.Minute, 50*time.Millisecond, c.proc, func() (err error) {
+					if l.second {
+						_, _, err = w.multiplexed(1, 1)(ctx, w.load(c, l.name), 10*time.Millisecond)
+					} else {
+						_, err = w.load(c, l.name).kept(ctx, 1, time.Millisecond)
+					}
 					return err
 				}); err != nil {
-					return fmt.Errorf("%s does not carry %s: %w", c.name, protocol, err)
+					return fmt.Errorf("%s does not carry %s: %w", c.name, l.name, err)
 				}
 			}
 		}
@@ -121,9 +140,10 @@ func (b *bench) inWeb(ctx context.Context, f func(*webRig) error) error {
 }
 
 // load is what clients outside do at a carrier.
-func (w *webRig) load(c *webCarrier, protocol string) webLoad {
-	l := webLoad{load: load{w.outside, at(c.addr, webPorts[protocol])}}
-	if protocol == "https" {
+func (w *webRig) load(c *webCarrier, listener string) webLoad {
+	of := listenerNamed(listener)
+	l := webLoad{load: load{w.outside, at(c.addr, of.port)}, calls: of.calls, requests: w.requests}
+	if of.tls {
 		l.tls = webTLS()
 	}
 	return l
@@ -134,7 +154,7 @@ func (w *webRig) startPods(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p, err := spawn(h, w.dir, "web", w.bench.self, webCommand, listenAt(loadPort))
+	p, err := spawn(h, w.dir, "web", w.bench.self, webCommand, listenAt(loadPort), listenAt(callPort))
 	if err == nil {
 		w.stops = append(w.stops, p.stop)
 	}
@@ -166,9 +186,9 @@ func (w *webRig) certificate(ctx context.Context) error {
 func (w *webRig) setPods(ctx context.Context, pods []netip.Addr) error {
 	slice := endpointSlice("web", 0, pods)
 	slice.Ports = nil
-	for protocol := range webPorts {
+	for _, l := range webListeners {
 		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{
-			Name: &protocol, Port: new(int32(loadPort)), Protocol: new(corev1.ProtocolTCP),
+			Name: &l.name, Port: new(int32(l.target())), Protocol: new(corev1.ProtocolTCP),
 		})
 	}
 	api := w.client.DiscoveryV1().EndpointSlices(benchNamespace)
@@ -184,16 +204,22 @@ func (w *webRig) startFairlead(ctx context.Context) error {
 		return err
 	}
 	service := loadBalancer("web")
-	var protocols []string
+	var protocols, backends []string
 	service.Spec.Ports = nil
-	for protocol, port := range webPorts {
-		protocols = append(protocols, fmt.Sprintf("%d=%s", port, protocol))
+	for _, l := range webListeners {
+		protocols = append(protocols, fmt.Sprintf("%d=%s", l.port, l.protocol()))
+		switch {
+		case l.calls:
+			backends = append(backends, fmt.Sprintf("%d=h2c", l.port))
+		case l.tls:
+			backends = append(backends, fmt.Sprintf("%d=http", l.port))
+		}
 		service.Spec.Ports = append(service.Spec.Ports, corev1.ServicePort{
-			Name: protocol, Port: int32(port), TargetPort: intstr.FromInt32(loadPort),
+			Name: l.name, Port: int32(l.port), TargetPort: intstr.FromInt32(int32(l.target())),
 		})
 	}
 	service.Annotations = map[string]string{
-		"fairlead.dev/lb-protocol": strings.Join(protocols, ","), "fairlead.dev/lb-backend-protocol": fmt.Sprintf("%d=http", webPorts["https"]),
+		"fairlead.dev/lb-protocol": strings.Join(protocols, ","), "fairlead.dev/lb-backend-protocol": strings.Join(backends, ","),
 		"fairlead.dev/lb-tls-secrets": "web",
 	}
 	if _, err := w.client.CoreV1().Services(benchNamespace).Create(ctx, service, metav1.CreateOptions{}); err != nil {
@@ -207,26 +233,27 @@ func (w *webRig) startFairlead(ctx context.Context) error {
 // startPeers starts HAProxy and nginx.
 func (w *webRig) startPeers(ctx context.Context) error {
 	debian := filepath.Join(w.bench.peers, "debian")
-	var servers, upstreams strings.Builder
-	for i, a := range webPods() {
-		fmt.Fprintf(&servers, "    server pod%d %s:%d\n", i, a, loadPort)
+	var listeners, upstreams, calls strings.Builder
+	for _, a := range webPods() {
 		fmt.Fprintf(&upstreams, "server %s:%d; ", a, loadPort)
+		fmt.Fprintf(&calls, "server %s:%d; ", a, callPort)
 	}
-	var listeners strings.Builder
-	for protocol, port := range webPorts {
-		mode, secure, fields := "http", "", fmt.Sprintf(haproxyFields, protocol)
-		switch protocol {
-		case "tcp":
-			mode, fields = "tcp", ""
-		case "https":
-			secure = " ssl crt " + w.pem + " alpn http/1.1"
-		}
-		fmt.Fprintf(&listeners, haproxyListener, protocol, mode, port, secure, fields+servers.String())
+	routes, err := w.haproxyRoutes()
+	if err != nil {
+		return err
 	}
+	for _, l := range webListeners {
+		listeners.WriteString(w.haproxyListen(l, routes))
+	}
+	if routes != "" {
+		listeners.WriteString("backend routed\n    mode http\n" + haproxyServers(loadPort, ""))
+	}
+	port := func(name string) int { return listenerNamed(name).port }
 	module := filepath.Join(debian, "usr/lib/nginx/modules/ngx_stream_module.so")
 	for _, p := range []struct{ name, program, config string }{
 		{"HAProxy", "haproxy", fmt.Sprintf(haproxyWeb, listeners.String())},
-		{"nginx", "nginx", fmt.Sprintf(nginxWeb, module, upstreams.String(), webPorts["tcp"], webPorts["http"], webPorts["https"], w.pem)},
+		{"nginx", "nginx", fmt.Sprintf(nginxWeb, module, upstreams.String(), port("tcp"), port("http"), port("https"), w.pem,
+			port("h2c"), calls.String(), port("h2"), port("grpc"), w.nginxRoutes())},
 	} {
 		program := w.bench.peer("debian/usr/sbin/" + p.program)
 		if program == "" {
@@ -265,6 +292,35 @@ func (w *webRig) startPeers(ctx context.Context) error {
 		w.carriers = append(w.carriers, &webCarrier{p.name, proc, own})
 	}
 	return nil
+}
+
+func haproxyServers(port int, more string) (lines string) {
+	for i, a := range webPods() {
+		lines += fmt.Sprintf("    server pod%d %s:%d%s\n", i, a, port, more)
+	}
+	return lines
+}
+
+// haproxyListen is a listener of HAProxy with its endpoints. A listener of HTTP/1.1 has the line with routes.
+func (w *webRig) haproxyListen(l webListener, routes string) string {
+	mode, bind, server, lines := "http", "", "", fmt.Sprintf(haproxyFields, l.protocol())
+	switch {
+	case l.name == "tcp":
+		mode, lines = "tcp", ""
+	case l.tls && l.second:
+		bind = " ssl crt " + w.pem + " alpn h2"
+	case l.tls:
+		bind = " ssl crt " + w.pem + " alpn http/1.1"
+	case l.second:
+		bind = " proto h2"
+	}
+	if l.calls {
+		server = " proto h2"
+	}
+	if mode == "http" && !l.second {
+		lines += routes
+	}
+	return fmt.Sprintf(haproxyListener, l.name, mode, l.port, bind, lines+haproxyServers(l.target(), server))
 }
 
 // spawnDebian starts a program that finds its libraries beside it.

@@ -19,25 +19,40 @@ type step struct {
 	name     string
 	protocol string
 	run      func(context.Context, webLoad, time.Duration) (rate, float64, error)
-	least    float64 // expected of the ratio to HAProxy
-	p99      bool    // expected to be at most 1.5 times HAProxy's
+	want     expected
+}
+
+// expected is what a step should reach of a peer's figures, 0 for nothing.
+type expected struct {
+	peer     string  // everyPeer for each of them
+	least    float64 // requests, connections or bytes a second
+	cpu, p99 float64 // at most
+}
+
+const (
+	haproxyPeer = "HAProxy"
+	everyPeer   = ""
+)
+
+func ofHAProxy(least, p99 float64) expected {
+	return expected{peer: haproxyPeer, least: least, p99: p99}
 }
 
 // steps of a listener of TCP or HTTP.
 func plainSteps(protocol string, least float64) []step {
 	return []step{
-		{"requests on 32 kept connections", protocol, keptStep, least, true},
-		{"new connections of 16 clients", protocol, openedStep(false), 1, true},
-		{"body over 4 connections", protocol, delugeStep, 0, false},
+		{"requests on 32 kept connections", protocol, keptStep, ofHAProxy(least, 1.5)},
+		{"new connections of 16 clients", protocol, openedStep(false), ofHAProxy(1, 1.5)},
+		{"body over 4 connections", protocol, delugeStep, expected{}},
 	}
 }
 
 func tlsSteps() []step {
 	return []step{
-		{"requests on 32 kept connections", "https", keptStep, 0.7, true},
-		{"new connections of 16 clients, full handshakes", "https", openedStep(false), 1, true},
-		{"new connections of 16 clients, resumed sessions", "https", openedStep(true), 1, false},
-		{"body over 4 connections", "https", delugeStep, 0, false},
+		{"requests on 32 kept connections", "https", keptStep, ofHAProxy(0.7, 1.5)},
+		{"new connections of 16 clients, full handshakes", "https", openedStep(false), ofHAProxy(1, 1.5)},
+		{"new connections of 16 clients, resumed sessions", "https", openedStep(true), ofHAProxy(1, 0)},
+		{"body over 4 connections", "https", delugeStep, expected{}},
 	}
 }
 
@@ -111,7 +126,7 @@ func (w *webRig) stepFigures(steps []step, got map[string][]values) (out []figur
 		theirs := got[p.name]
 		for i, s := range steps {
 			add := func(what string, u unit, mine, theirs []float64, want expectation) {
-				if p.name != "HAProxy" {
+				if s.want.peer != everyPeer && s.want.peer != p.name {
 					want = expectation{}
 				}
 				out = append(out, figure{
@@ -120,18 +135,14 @@ func (w *webRig) stepFigures(steps []step, got map[string][]values) (out []figur
 			}
 			m, t := mine[i], theirs[i]
 			if len(m.p50) == 0 {
-				add(s.name, gigabits, m.perSecond, t.perSecond, expectation{least: s.least})
+				add(s.name, gigabits, m.perSecond, t.perSecond, expectation{least: s.want.least})
 				add("… CPU for a gigabyte", milliseconds, m.cpu, t.cpu, expectation{})
 				continue
 			}
-			limit := expectation{}
-			if s.p99 {
-				limit.share = 1.5
-			}
-			add(s.name, perSecond, m.perSecond, t.perSecond, expectation{least: s.least})
-			add("… CPU for one", microseconds, m.cpu, t.cpu, expectation{})
+			add(s.name, perSecond, m.perSecond, t.perSecond, expectation{least: s.want.least})
+			add("… CPU for one", microseconds, m.cpu, t.cpu, expectation{share: s.want.cpu})
 			add("… p50", milliseconds, m.p50, t.p50, expectation{})
-			add("… p99", milliseconds, m.p99, t.p99, limit)
+			add("… p99", milliseconds, m.p99, t.p99, expectation{share: s.want.p99})
 		}
 	}
 	return out
@@ -239,12 +250,12 @@ func (w *webRig) reloadFigure(ctx context.Context) (figure, error) {
 
 func (b *bench) runLBHTTP(ctx context.Context) (figures []figure, err error) {
 	steps := append(plainSteps("tcp", 1), plainSteps("http", 0.9)...)
-	err = b.inWeb(ctx, func(w *webRig) error { return w.run(ctx, steps, "http", &figures) })
+	err = b.inWeb(ctx, 0, func(w *webRig) error { return w.run(ctx, steps, "http", &figures) })
 	return figures, err
 }
 
 func (b *bench) runLBTLS(ctx context.Context) (figures []figure, err error) {
-	err = b.inWeb(ctx, func(w *webRig) error {
+	err = b.inWeb(ctx, 0, func(w *webRig) error {
 		if err := w.run(ctx, tlsSteps(), "https", &figures); err != nil {
 			return err
 		}
@@ -255,13 +266,16 @@ func (b *bench) runLBTLS(ctx context.Context) (figures []figure, err error) {
 	return figures, err
 }
 
-// run measures steps, and idle connections of a listener.
+// run measures steps, and idle connections of a listener unless that is empty.
 func (w *webRig) run(ctx context.Context, steps []step, idle string, out *[]figure) error {
 	got, err := w.measureSteps(ctx, steps)
 	if err != nil {
 		return err
 	}
 	*out = w.stepFigures(steps, got)
+	if idle == "" {
+		return nil
+	}
 	figures, err := w.idleFigures(idle)
 	*out = append(*out, figures...)
 	return err

@@ -42,8 +42,8 @@ func main() {
 	if len(os.Args) == 2 && os.Args[1] == backendCommand {
 		exit(backend())
 	}
-	if len(os.Args) == 3 && os.Args[1] == webCommand {
-		exit(serveWeb(os.Args[2]))
+	if len(os.Args) == 4 && os.Args[1] == webCommand {
+		exit(serveWeb(os.Args[2], os.Args[3]))
 	}
 	if len(os.Args) == 4 && os.Args[1] == copyCommand {
 		exit(copyProxy(os.Args[2], os.Args[3]))

@@ -47,6 +47,8 @@ func runs() []run {
 		{"lb10k", "10,000 addresses of one pool", (*bench).runLB10k, nil},
 		{"lbhttp", "TCP and HTTP/1.1 through a load balancer of the proxied way, against HAProxy and nginx", (*bench).runLBHTTP, nil},
 		{"lbtls", "the same with TLS", (*bench).runLBTLS, nil},
+		{"lbh2", "HTTP/2 and gRPC through it", (*bench).runLBH2, []string{h2loadProgram}},
+		{"gateway", "a Gateway with 1,000 hosts and 5,000 paths, against HAProxy and nginx", (*bench).runGateway, nil},
 		{"rolling", "connections lost by rolling updates, beside a kube-proxy", (*bench).runRolling, nil},
 		{"wireguard", "encryption by the kernel's WireGuard, between two nodes on Debian's kernel", (*bench).runWireGuard,
 			[]string{guestMachine + "/initrd", guestMachine + "/agents"}},

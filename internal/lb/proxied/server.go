@@ -164,7 +164,8 @@ func New(o Options) *Server {
 	s.ctx, s.end = context.WithCancel(context.Background())
 	s.shown.server = s
 	s.shared = pods.Shared{Context: s.ctx, Running: &s.wg, Log: s.log, Panics: s.panics, Absences: pods.NewAbsences(s.changed)}
-	s.workers = workers{wg: &s.wg, next: make(chan func()), over: s.ctx.Done()}
+	s.workers.wg = &s.wg
+	context.AfterFunc(s.ctx, s.workers.end)
 	return s
 }
 

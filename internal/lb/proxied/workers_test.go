@@ -13,8 +13,7 @@ import (
 func TestWorkersAreUsedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var wg sync.WaitGroup
-		over := make(chan struct{})
-		w := workers{wg: &wg, next: make(chan func()), over: over}
+		w := workers{wg: &wg}
 		run := func() (worker int) {
 			w.run(func() { worker = goroutine() })
 			synctest.Wait()
@@ -36,7 +35,11 @@ func TestWorkersAreUsedAgain(t *testing.T) {
 		if last == first {
 			t.Error("a worker has stayed")
 		}
-		close(over)
+		w.end()
+		wg.Wait()
+		if w.run(func() {}); len(w.idle) > 0 {
+			t.Error("a worker waits after the end")
+		}
 		wg.Wait()
 	})
 }

@@ -432,9 +432,24 @@ func (c *Conn) Leave() {
 
 // kick has what waits be written. The caller holds mu.
 func (c *Conn) kick() {
-	if !c.writing && c.started && c.err == nil {
-		c.writing = true
+	if c.mustWrite() {
 		c.o.Go(c.writer)
+	}
+}
+
+// mustWrite reports whether the caller must call write, since nobody writes. The caller holds mu.
+func (c *Conn) mustWrite() bool {
+	if c.writing || !c.started || c.err != nil {
+		return false
+	}
+	c.writing = true
+	return true
+}
+
+// buffer makes room for what is to be written. The caller holds mu.
+func (c *Conn) buffer() {
+	if c.out == nil {
+		c.out = stream.GetBuffer()[:0]
 	}
 }
 

@@ -165,7 +165,9 @@ func (s *Stream) takeAnswer(b *block) bool {
 		}
 		r.Status = r.Status*10 + int(d-'0')
 	}
-	r.Fields = append([]http1.Field(nil), fields...)
+	at := len(s.fields)
+	s.fields = append(s.fields, fields...)
+	r.Fields = s.fields[at:len(s.fields):len(s.fields)]
 	if r.Status < 100 || r.Status == 101 || r.Assemble() != nil {
 		return false
 	}

@@ -41,6 +41,7 @@ type Stream struct {
 	answered    bool // a final answer has come
 	isHead      bool
 	answers     []http1.Response // heads that were not read
+	fields      []http1.Field    // of the answers
 	trailers    []http1.Field
 
 	readTimer, sendTimer *time.Timer
@@ -68,9 +69,18 @@ func (s *Stream) recycle() {
 		s.arena = nil
 	}
 	clear(s.answers)
-	*s = Stream{recv: s.recv, send: s.send, Request: s.Request, arena: s.arena[:0], answers: s.answers[:0], readTimer: s.readTimer,
-		sendTimer: s.sendTimer}
+	*s = Stream{recv: s.recv, send: s.send, Request: s.Request, arena: s.arena[:0], answers: s.answers[:0], fields: forget(s.fields),
+		trailers: forget(s.trailers), readTimer: s.readTimer, sendTimer: s.sendTimer}
 	streams.Put(s)
+}
+
+// forget returns room for further fields, unless that is large.
+func forget(fields []http1.Field) []http1.Field {
+	if cap(fields) > keptFields {
+		return nil
+	}
+	clear(fields)
+	return fields[:0]
 }
 
 func drain(c chan struct{}) {
@@ -283,8 +293,7 @@ func (s *Stream) Answer(r *http1.Response, timeout time.Duration) error {
 		s.c.mu.Lock()
 		err := s.err
 		if len(s.answers) > 0 {
-			*r, s.answers[0] = s.answers[0], http1.Response{}
-			s.answers = s.answers[1:]
+			s.takeHead(r)
 			s.c.mu.Unlock()
 			return nil
 		}
@@ -296,6 +305,16 @@ func (s *Stream) Answer(r *http1.Response, timeout time.Duration) error {
 			return err
 		}
 	}
+}
+
+// takeHead moves the first head that was not read to r, whose fields stay its own. The caller holds mu.
+func (s *Stream) takeHead(r *http1.Response) {
+	fields := r.Fields[:0]
+	*r = s.answers[0]
+	r.Fields = append(fields, r.Fields...)
+	n := copy(s.answers, s.answers[1:])
+	s.answers[n] = http1.Response{}
+	s.answers = s.answers[:n]
 }
 
 // Head sends a head: interim, or that of the message, which has no body if end is set. It is written with what follows, or
@@ -312,6 +331,7 @@ func (s *Stream) Head(e *Encoder, end bool) error {
 			return err
 		}
 	}
+	c.buffer()
 	c.out = c.appendHead(c.out, e, s.id, end)
 	s.sent = end
 	c.carries++
@@ -347,6 +367,7 @@ func (s *Stream) Write(p []byte, end bool, timeout time.Duration) error {
 			if end && n == len(p) {
 				flags, s.sent = flagEndStream, true
 			}
+			c.buffer()
 			c.out = append(appendHeader(c.out, n, frameData, flags, s.id), p[:n]...)
 			s.window -= int64(n)
 			c.window -= int64(n)
@@ -383,7 +404,7 @@ func (s *Stream) sendable() error {
 	return s.err
 }
 
-// End sends the end of the message, with trailers if e is not nil.
+// End sends the end of the message, with trailers if e is not nil. It is written by Flush.
 func (s *Stream) End(e *Encoder) error {
 	c := s.c
 	c.mu.Lock()
@@ -396,7 +417,6 @@ func (s *Stream) End(e *Encoder) error {
 	} else {
 		c.out = appendHeader(c.out, 0, frameData, flagEndStream, s.id)
 	}
-	c.kick()
 	return nil
 }
 
@@ -423,6 +443,29 @@ func (s *Stream) Abort(code Code) {
 func (s *Stream) Close(code Code) {
 	c := s.c
 	c.mu.Lock()
+	if s.close(code) {
+		c.kick()
+	}
+	c.mu.Unlock()
+	s.recycle()
+}
+
+// CloseAndWrite is Close for a goroutine that has nothing else to do: it writes what waits, of other streams too, unless another
+// goroutine does so already.
+func (s *Stream) CloseAndWrite(code Code) {
+	c := s.c
+	c.mu.Lock()
+	write := s.close(code) && c.mustWrite()
+	c.mu.Unlock()
+	s.recycle()
+	if write {
+		c.write()
+	}
+}
+
+// close is Close, and reports whether something waits to be written. The caller holds mu.
+func (s *Stream) close(code Code) bool {
+	c := s.c
 	c.credit(len(s.in) - s.read)
 	switch {
 	case s.id == 0:
@@ -445,9 +488,5 @@ func (s *Stream) Close(code Code) {
 	if len(c.streams)+c.reserved == 0 {
 		c.idleSince = time.Now()
 	}
-	if len(c.out) > 0 || c.finished() {
-		c.kick()
-	}
-	c.mu.Unlock()
-	s.recycle()
+	return len(c.out) > 0 || c.finished()
 }

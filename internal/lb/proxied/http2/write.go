@@ -42,9 +42,10 @@ func (c *Conn) write() {
 			_ = c.conn.Close()
 		}
 	}
-	if len(c.out) == 0 && len(c.streams) == 0 {
+	if len(c.out) == 0 {
 		stream.PutBuffer(c.out)
-		stream.PutBuffer(c.spare)
-		c.out, c.spare = nil, nil
+		c.out = nil
 	}
+	stream.PutBuffer(c.spare)
+	c.spare = nil
 }

@@ -23,3 +23,15 @@ func BenchmarkRequest(b *testing.B) {
 		}
 	}
 }
+
+// Requests of HTTP/2 on a connection, of which 16 are on their way at a time.
+func BenchmarkStreams(b *testing.B) {
+	b.ReportAllocs()
+	const batch = 16
+	r := newRig(b, map[string]string{lbProtocol: "http"})
+	r.set(r.Pod(lbtest.AnswerAll))
+	c := newStreamClient(r, r.Forever(), batch)
+	for n := 0; n < b.N; n += batch {
+		c.ask()
+	}
+}

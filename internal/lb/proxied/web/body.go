@@ -168,9 +168,11 @@ func (s *streamSource) trailers() []http1.Field { return s.Trailers() }
 // streamSink is a body of HTTP/2.
 type streamSink struct {
 	*http2.Stream
+	w       *headWriter // of trailers, empty
 	timeout time.Duration
 	waits   bool // for flush
 	ended   bool
+	closes  bool // the stream is closed right behind the end, which writes it
 }
 
 func (s *streamSink) add(data []byte, last bool) error {
@@ -189,18 +191,26 @@ func (s *streamSink) pending() bool { return s.waits }
 
 func (s *streamSink) finish(trailers []http1.Field) error {
 	if s.ended {
-		return s.flush()
+		return s.written()
 	}
-	var w *http2.Encoder
-	if len(trailers) > 0 {
-		h := headWriter{second: true}
-		h.trailers(trailers)
-		if w = &h.Encoder; len(w.Block) == 0 {
-			w = nil
-		}
+	var block *http2.Encoder
+	if s.w.trailers(trailers); len(s.w.Block) > 0 {
+		block = &s.w.Encoder
 	}
-	s.waits = false
-	return s.End(w)
+	err := s.End(block)
+	if s.w.Block = s.w.Block[:0]; err != nil {
+		return err
+	}
+	return s.written()
+}
+
+// written has the end be written, unless Close does it.
+func (s *streamSink) written() error {
+	if s.closes {
+		s.waits = false
+		return s.Err()
+	}
+	return s.flush()
 }
 
 // Which end of a pump has failed.

@@ -98,7 +98,8 @@ func (x *exchange) try() (err error) {
 		x.copied.add(whole)
 		x.copied.send()
 	}
-	r := reaching{x: x, t: transportOf(x.to)}
+	x.search = reaching{x: x, t: transportOf(x.to)}
+	r := &x.search
 	simple := x.client.source().done() && len(whole) == 0 && x.req.Idempotent() && !x.again.never()
 	err = r.deliver(whole, simple)
 	for repeats(x, err) {
@@ -106,9 +107,9 @@ func (x *exchange) try() (err error) {
 			return err
 		}
 		whole = x.again.rewind(whole)
-		r = reaching{x: x, t: r.t, again: true}
+		*r = reaching{x: x, t: r.t, again: true}
 		if x.member != nil {
-			r.tried = append(r.tried, x.member)
+			r.tried = append(r.space[:0], x.member)
 		}
 		x.leave()
 		err = r.deliver(whole, simple)
@@ -130,8 +131,7 @@ func (r *reaching) deliver(whole []byte, simple bool) (err error) {
 			continue
 		}
 		err = x.ask(b, m, whole, simple)
-		var undialed *dialError
-		if !errors.As(err, &undialed) || x.drained.Load() {
+		if err == nil || !isUndialed(err) || x.drained.Load() {
 			return err
 		}
 		x.leave()

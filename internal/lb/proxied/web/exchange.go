@@ -75,6 +75,7 @@ type exchange struct {
 	// upgrades is true if the client asks for another protocol, and websocket if that is one that it gets.
 	upgrades, websocket bool
 
+	search   reaching // for a Pod
 	member   *pods.Member
 	link     *pods.Link
 	drained  atomic.Bool
@@ -126,7 +127,7 @@ func (x *exchange) begin(c *proxied.Config) {
 // forget keeps nothing of the last request.
 func (x *exchange) forget() {
 	x.engine, x.conn, x.config, x.to, x.edit, x.client, x.req, x.link = nil, nil, nil, nil, nil, nil, nil, nil
-	x.copied, x.again, x.held = nil, nil, nil
+	x.copied, x.again, x.held, x.search = nil, nil, nil, reaching{}
 	x.line, x.cookies, x.upload, x.back = requestLine{}, nil, nil, nil
 	x.down.to, x.down.from = nil, nil
 }

@@ -217,7 +217,7 @@ var muxStreams = sync.Pool{New: func() any { return &muxStream{w: headWriter{sec
 
 func newMuxStream(s *http2.Stream) *muxStream {
 	m := muxStreams.Get().(*muxStream)
-	m.streamSink, m.from, m.begun = streamSink{Stream: s}, streamSource{}, false
+	m.streamSink, m.from, m.begun = streamSink{Stream: s, w: &m.w}, streamSource{}, false
 	return m
 }
 
@@ -257,14 +257,26 @@ func (m *muxStream) source(x *exchange) source {
 
 // stale reports whether the connection has ended before an answer has begun.
 func (m *muxStream) stale() bool {
-	var reset *http2.ResetError
-	return !m.begun && errors.As(m.Err(), &reset) && reset.Lost
+	reset := m.reset()
+	return reset != nil && reset.Lost
+}
+
+// reset returns how the stream has ended before its answer has begun, nil if it has not.
+func (m *muxStream) reset() *http2.ResetError {
+	if m.begun {
+		return nil
+	}
+	reset, _ := errors.AsType[*http2.ResetError](m.Err())
+	return reset
 }
 
 // unseen reports whether the Pod has told that it has not looked at the request.
 func (m *muxStream) unseen(err error) bool {
-	var reset *http2.ResetError
-	return err != nil && !m.begun && errors.As(m.Err(), &reset) && reset.Refused
+	if err == nil {
+		return false
+	}
+	reset := m.reset()
+	return reset != nil && reset.Refused
 }
 
 func (m *muxStream) abort() { m.Abort(http2.Cancel) }

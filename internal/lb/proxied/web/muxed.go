@@ -19,6 +19,7 @@ type muxed struct {
 	exchange
 	conn2 *http2.Conn
 	s     *http2.Stream
+	task  func()    // run
 	own   pods.Link // closes the Pod's end
 	leave func()    // what ends it when the client does
 	from  streamSource
@@ -28,12 +29,17 @@ type muxed struct {
 }
 
 // muxedPool has requests that have ended.
-var muxedPool = sync.Pool{New: func() any {
+var muxedPool sync.Pool
+
+func newMuxed() *muxed {
+	if m, ended := muxedPool.Get().(*muxed); ended {
+		return m
+	}
 	m := &muxed{w: headWriter{second: true}}
 	m.own.Close = m.drain
-	m.leave = m.abort
+	m.leave, m.task = m.abort, m.run
 	return m
-}}
+}
 
 // carryHTTP2 carries the requests of a connection of HTTP/2, of which text was read already, until it ends.
 func (e *engine) carryHTTP2(web *clientConn, front stream.Conn, text []byte) {
@@ -41,9 +47,9 @@ func (e *engine) carryHTTP2(web *clientConn, front stream.Conn, text []byte) {
 	idle := web.config.Spec.IdleTimeout.Std()
 	c = http2.NewServer(front, text, http2.Options{
 		Accept: func(s *http2.Stream) {
-			m := muxedPool.Get().(*muxed)
-			m.conn2, m.s = c, s
-			e.host.Run(func() { m.run(e, web) })
+			m := newMuxed()
+			m.conn2, m.s, m.engine, m.exchange.conn = c, s, e, web
+			e.host.Run(m.task)
 		},
 		Go: e.host.Run, MaxHead: maxHeader, MaxStreams: maxStreams, HeadTimeout: e.headerTimeout, IdleTimeout: idle,
 		WriteTimeout: idle + e.idleGrace,
@@ -58,17 +64,18 @@ func (e *engine) carryHTTP2(web *clientConn, front stream.Conn, text []byte) {
 }
 
 // run carries the request.
-func (m *muxed) run(e *engine, web *clientConn) {
+func (m *muxed) run() {
+	e, web := m.engine, m.exchange.conn
 	code := http2.InternalError // unless it goes well
 	defer func() {
-		m.s.Close(code)
+		m.s.CloseAndWrite(code)
 		m.exchange.forget()
 		m.conn2, m.s, m.from, m.into = nil, nil, streamSource{}, streamSink{}
 		muxedPool.Put(m)
 	}()
 	c := web.listener.Config()
 	defer e.host.Panics().Recover(c.Service)
-	m.engine, m.exchange.conn, m.client, m.second, m.req, m.link = e, web, m, true, &m.s.Request, &m.own
+	m.client, m.second, m.req, m.link = m, true, &m.s.Request, &m.own
 	kept := c
 	status := web.rejects(c, m.req.Method)
 	if status == http.StatusMisdirectedRequest || !c.Protocol.IsHTTP() { // the line is for the Service that had the address
@@ -152,7 +159,7 @@ func (m *muxed) proceed() error { return m.interim(&http1.Response{Status: http.
 func (m *muxed) answer(body source, cookie string) sink {
 	m.w.answer(&m.res, reply{minor: 1, cookie: cookie})
 	m.end = body.done() && len(body.trailers()) == 0
-	m.into = streamSink{Stream: m.s, timeout: m.limit() + m.grace(), ended: m.end, waits: true}
+	m.into = streamSink{Stream: m.s, w: &m.w, timeout: m.limit() + m.grace(), ended: m.end, waits: true, closes: m.upload == nil}
 	_ = m.put(m.end) // what comes next finds the error, too
 	return &m.into
 }
@@ -163,12 +170,9 @@ func (m *muxed) begun() bool { return m.answering }
 func (m *muxed) reply(r *proxied.Reply) {
 	m.w.own(1, r, false)
 	head := string(m.req.Method) == http.MethodHead
-	if m.put(head) != nil || head {
-		m.s.Flush()
-		return
+	if m.put(head) == nil && !head {
+		_ = m.s.Write([]byte(ownText(r.Status)), true, m.limit()+m.grace())
 	}
-	_ = m.s.Write([]byte(ownText(r.Status)), true, m.limit()+m.grace())
-	m.s.Flush()
 }
 
 func (m *muxed) left() bool { return m.s.Err() != nil }
@@ -199,7 +203,7 @@ func (m *muxed) tunnel(u *upstream) error {
 		}
 		_ = u.conn.CloseWrite()
 	})
-	m.into = streamSink{Stream: m.s, timeout: m.limit() + m.grace()}
+	m.into = streamSink{Stream: m.s, w: &m.w, timeout: m.limit() + m.grace()}
 	m.down = pump{to: &m.into, from: http1Tail(u), timeout: m.limit() + m.grace(), bytes: &m.sent, of: &m.exchange}
 	return m.down.run(m.poll()) // what the client still sends nobody reads
 }

@@ -2,7 +2,6 @@ package web
 
 import (
 	"cmp"
-	"errors"
 	"net/netip"
 	"time"
 
@@ -66,8 +65,9 @@ type reaching struct {
 	x       *exchange
 	t       *transport
 	tried   []*pods.Member
-	again   bool  // it is a retry, if possible not at the one that is tried
-	last    error // why the last one was not reached
+	again   bool                        // it is a retry, if possible not at the one that is tried
+	space   [pods.MaxDials]*pods.Member // of tried
+	last    error                       // why the last one was not reached
 	results chan reached
 	running int // attempts whose result has not come
 }
@@ -99,8 +99,7 @@ func (r *reaching) reach() (pod, *pods.Member, error) {
 			return result.pod, result.member, nil
 		default:
 			r.last = result.err
-			var undialed *dialError
-			if !errors.As(result.err, &undialed) && r.running == 0 {
+			if !isUndialed(result.err) && r.running == 0 {
 				return nil, nil, result.err
 			}
 		}
@@ -125,6 +124,9 @@ func (r *reaching) next() (pod, *pods.Member, error) {
 		retried(x)
 	}
 	r.again = false
+	if r.tried == nil {
+		r.tried = r.space[:0]
+	}
 	r.tried = append(r.tried, m)
 	x.pod, x.asked = m.Addr(), time.Now()
 	d := x.dialling()
@@ -141,11 +143,10 @@ func (r *reaching) next() (pod, *pods.Member, error) {
 		defer func() { results <- result }()
 		defer d.engine.host.Panics().Recover(t.service)
 		result.pod, result.err = t.dial(d, m.Addr())
-		var undialed *dialError
 		switch {
 		case result.err == nil:
 			pool.Reached(m)
-		case errors.As(result.err, &undialed):
+		case isUndialed(result.err):
 			pool.Failed(m, result.err)
 		}
 	})

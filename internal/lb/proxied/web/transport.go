@@ -2,6 +2,7 @@ package web
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"sync/atomic"
@@ -64,6 +65,11 @@ type transportKind struct {
 type dialError struct{ error }
 
 func (e *dialError) Unwrap() error { return e.error }
+
+func isUndialed(err error) bool {
+	_, is := errors.AsType[*dialError](err)
+	return is
+}
 
 // open connects to a Pod for the client at, and sends the header of the PROXY protocol if the Pod expects one.
 func (t *transport) open(ctx context.Context, pod string, client, at netip.AddrPort) (net.Conn, error) {
