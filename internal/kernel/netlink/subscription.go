@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -72,6 +73,37 @@ func (s *Subscription) Receive(f func(typ uint16, body []byte)) error {
 	}
 	messages(s.buf[:n], func(typ, _ uint16, _ uint32, body []byte) { f(typ, body) })
 	return nil
+}
+
+// Ask sends the one message in b, which has NLM_F_ACK, and returns the kernel's rejection, an *Error. It is called before the first
+// Receive.
+func (s *Subscription) Ask(b []byte) error {
+	var err error
+	if e := s.raw.Write(func(fd uintptr) bool {
+		err = unix.Sendto(int(fd), b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+		return !errors.Is(err, unix.EINTR)
+	}); e != nil || err != nil {
+		return errors.Join(e, err)
+	}
+	if err := s.file.SetReadDeadline(time.Now().Add(answerTimeout)); err != nil {
+		return err
+	}
+	var rejected error
+	for answered := false; !answered; {
+		err := s.Receive(func(typ uint16, body []byte) {
+			if typ != unix.NLMSG_ERROR {
+				return
+			}
+			answered = true
+			if e := answer(body); e != nil {
+				rejected = e
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return errors.Join(rejected, s.file.SetReadDeadline(time.Time{}))
 }
 
 // Close releases the socket and ends a Receive.
