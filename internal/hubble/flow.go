@@ -41,34 +41,6 @@ type Flow struct {
 	number uint64 // in its Ring
 }
 
-// Peer is one end of flows. It does not change.
-type Peer struct {
-	Namespace, Pod string
-	// Labels are "SOURCE:KEY=VALUE", sorted; SOURCE is k8s or reserved.
-	Labels []string
-	// Workload is what made the Pod, by its kind and name; empty for none.
-	WorkloadKind, Workload string
-	// Identity is one of Reserved..., 0 for a Pod.
-	Identity uint32
-}
-
-// The identities of ends that are no Pods, with the numbers and names of Cilium
-// (https://docs.cilium.io/en/stable/gettingstarted/terminology/#special-identities).
-const (
-	ReservedHost       = 1
-	ReservedWorld      = 2
-	ReservedRemoteNode = 6
-)
-
-// The ends that are no Pods.
-//
-//nolint:gochecknoglobals // constants
-var (
-	Host       = &Peer{Labels: []string{"reserved:host"}, Identity: ReservedHost}
-	World      = &Peer{Labels: []string{"reserved:world"}, Identity: ReservedWorld}
-	RemoteNode = &Peer{Labels: []string{"reserved:remote-node"}, Identity: ReservedRemoteNode}
-)
-
 // The kinds of events in Cilium's numbers (pkg/monitor/api of Cilium), and of where a connection was seen.
 const (
 	eventDrop  = 1
@@ -127,14 +99,6 @@ func (f *Flow) layer4() *flow.Layer4 {
 	default:
 		return nil
 	}
-}
-
-func (p *Peer) message() *flow.Endpoint {
-	out := &flow.Endpoint{Identity: p.Identity, Namespace: p.Namespace, PodName: p.Pod, Labels: p.Labels}
-	if p.Workload != "" {
-		out.Workloads = []*flow.Workload{{Kind: p.WorkloadKind, Name: p.Workload}}
-	}
-	return out
 }
 
 func version(a netip.Addr) flow.IPVersion {

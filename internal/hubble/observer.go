@@ -230,11 +230,11 @@ func (o *Observer) GetNamespaces(context.Context, *observer.GetNamespacesRequest
 		}
 		seen[f.From.Namespace], seen[f.To.Namespace], seen[f.Service.Namespace] = true, true, true
 	})
-	return namespaces(seen), nil
+	return Namespaces(seen), nil
 }
 
-// namespaces are those with flows, sorted.
-func namespaces(seen map[string]bool) *observer.GetNamespacesResponse {
+// Namespaces are those with flows, sorted.
+func Namespaces(seen map[string]bool) *observer.GetNamespacesResponse {
 	out := &observer.GetNamespacesResponse{}
 	for name := range seen {
 		if name != "" {
@@ -276,4 +276,40 @@ func (o *Observer) status() *observer.ServerStatusResponse {
 		NumConnectedNodes: wrapperspb.UInt32(1), NumUnavailableNodes: wrapperspb.UInt32(0), Version: o.release,
 		FlowsRate: float64(recent) / 60,
 	}
+}
+
+// Has reports whether a flow is asked for.
+func (q *Query) Has(m *flow.Flow) bool { return q.has(m) }
+
+// Mask clears the fields of a flow that are not asked for.
+func (q *Query) Mask(m *flow.Flow) { q.mask.apply(m) }
+
+// Limit returns those of a node's answers that are asked for by their number, the oldest first.
+func (q *Query) Limit(all []*observer.GetFlowsResponse) []*observer.GetFlowsResponse {
+	if q.number == 0 || !q.since.IsZero() || uint64(len(all)) <= q.number {
+		return all
+	}
+	if q.first {
+		return all[:q.number]
+	}
+	return all[uint64(len(all))-q.number:]
+}
+
+// StripPodFilters removes what the filters of a request say about the labels and workloads of Pods, and whole filters that would
+// exclude too much then. It reports whether it has removed anything.
+func StripPodFilters(r *observer.GetFlowsRequest) (stripped bool) {
+	strip := func(f *flow.FlowFilter) bool {
+		had := len(f.GetSourceLabel())+len(f.GetDestinationLabel())+len(f.GetSourceWorkload())+len(f.GetDestinationWorkload()) > 0
+		f.SourceLabel, f.DestinationLabel, f.SourceWorkload, f.DestinationWorkload = nil, nil, nil, nil
+		return had
+	}
+	for _, f := range r.GetWhitelist() {
+		stripped = strip(f) || stripped
+	}
+	r.Blacklist = slices.DeleteFunc(r.GetBlacklist(), func(f *flow.FlowFilter) bool {
+		had := strip(f)
+		stripped = had || stripped
+		return had
+	})
+	return stripped
 }

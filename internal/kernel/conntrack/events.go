@@ -54,8 +54,13 @@ func (e *Events) Receive(f func(*Connection)) error {
 	return err
 }
 
-// Pause ends the reports until Resume. Some may still come.
-func (e *Events) Pause() error { return e.sub.Leave(unix.NFNLGRP_CONNTRACK_NEW) }
+// Pause ends the reports until Resume, and returns how many it has thrown away.
+func (e *Events) Pause() (int, error) {
+	if err := e.sub.Leave(unix.NFNLGRP_CONNTRACK_NEW); err != nil {
+		return 0, err
+	}
+	return e.sub.Discard(), nil
+}
 
 // Resume begins with reports again.
 func (e *Events) Resume() error { return e.sub.Join(unix.NFNLGRP_CONNTRACK_NEW) }

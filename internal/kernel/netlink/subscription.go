@@ -106,5 +106,26 @@ func (s *Subscription) Ask(b []byte) error {
 	return errors.Join(rejected, s.file.SetReadDeadline(time.Time{}))
 }
 
+// maxDiscard bounds the datagrams that one Discard reads: the receive buffer holds fewer.
+const maxDiscard = 1 << 14
+
+// Discard throws away what has come and was not received, and returns how many datagrams that were.
+func (s *Subscription) Discard() (n int) {
+	_ = s.raw.Control(func(fd uintptr) {
+		var none [1]byte
+		for n < maxDiscard {
+			_, _, err := unix.Recvfrom(int(fd), none[:], unix.MSG_DONTWAIT|unix.MSG_TRUNC)
+			switch {
+			case err == nil:
+				n++
+			case errors.Is(err, unix.EINTR), errors.Is(err, unix.ENOBUFS):
+			default:
+				return
+			}
+		}
+	})
+	return n
+}
+
 // Close releases the socket and ends a Receive.
 func (s *Subscription) Close() error { return s.file.Close() }
