@@ -44,5 +44,9 @@ func run() error {
 			return err
 		}
 	}
-	return nil
+	license, err := os.ReadFile(filepath.Join(from, "..", "..", "LICENSE"))
+	if err != nil {
+		return err
+	}
+	return os.WriteFile("LICENSE", license, 0o644)
 }
