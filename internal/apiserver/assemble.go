@@ -100,7 +100,9 @@ func (a *assembly) configureServing() {
 	longRunning := genericfilters.BasicLongRunningRequestCheck(
 		sets.NewString("watch", "proxy"), sets.NewString("attach", "exec", "proxy", "log", "portforward"))
 	c.LongRunningFunc = func(r *http.Request, info *apirequest.RequestInfo) bool {
-		return longRunning(r, info) || !info.IsResourceRequest && strings.HasPrefix(info.Path, hubble.Service)
+		return longRunning(r, info) || !info.IsResourceRequest && slices.ContainsFunc(flowPaths(), func(path string) bool {
+			return strings.HasPrefix(info.Path, path)
+		})
 	}
 	c.BuildHandlerChainFunc = a.filters
 }
@@ -273,11 +275,17 @@ func (a *assembly) installPaths(context.Context) error {
 	if err != nil {
 		return err
 	}
-	mux.HandlePrefix(hubble.Service, relay.NewHandler(flows))
+	answer := relay.NewHandler(flows)
+	for _, path := range flowPaths() {
+		mux.HandlePrefix(path, answer)
+	}
 	a.rotation = a.newRotation()
 	mux.Handle(certs.Path, certs.NewAPI(a.creds, serverNamed(a.publicURL()), a.rotation, a.guard.Authorizer))
 	return nil
 }
+
+// flowPaths are where Hubble's API is: gRPC, whose requests may last.
+func flowPaths() []string { return []string{hubble.Service, hubble.Health} }
 
 // prepare returns the server, ready to run.
 func (a *assembly) prepare() interface{ RunWithContext(context.Context) error } {

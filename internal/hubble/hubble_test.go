@@ -223,7 +223,9 @@ func TestGetFlows(t *testing.T) {
 	c := dial(t, o)
 	type r = observer.GetFlowsRequest
 	refused := []*flow.FlowFilter{{Verdict: []flow.Verdict{flow.Verdict_DROPPED}}}
-	at := func(seconds int) *timestamppb.Timestamp { return timestamppb.New(noon.Add(time.Duration(seconds) * time.Second)) }
+	at := func(seconds int) *timestamppb.Timestamp {
+		return timestamppb.New(noon.Add(time.Duration(seconds) * time.Second))
+	}
 	for _, q := range []struct {
 		name string
 		r    *r

@@ -5,13 +5,21 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/fairlead/fairlead/internal/hubble/api/observer"
 )
 
-// Service is the path below which the methods of Hubble's API are, as gRPC has it. Who may POST there may see all flows.
-const Service = "/observer.Observer/"
+// The paths below which the methods of Hubble's API, and of gRPC's health check, are. Who may POST at Service may see all flows.
+const (
+	Service = "/observer.Observer/"
+	Health  = "/grpc.health.v1.Health/"
+)
+
+// checkedName is what the hubble command asks the health check for.
+const checkedName = "hubble.server.Observer"
 
 // NewServer returns a gRPC server for an Observer, which is also an http.Handler for HTTP/2. Who may ask the caller decides.
 func NewServer(o observer.ObserverServer) *grpc.Server {
@@ -20,6 +28,9 @@ func NewServer(o observer.ObserverServer) *grpc.Server {
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),
 	)
 	observer.RegisterObserverServer(s, o)
+	alive := health.NewServer()
+	alive.SetServingStatus(checkedName, healthpb.HealthCheckResponse_SERVING)
+	healthpb.RegisterHealthServer(s, alive)
 	return s
 }
 

@@ -7,7 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"os"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -83,9 +83,10 @@ func newRigWith(t testing.TB, recorded bool) *rig {
 		return r
 	}
 	programmed := func() *table.Table { return tab }
+	var log strings.Builder // read when Run has returned
 	rec := New(Options{
 		Ring: r.ring, Peers: r.peers, Table: programmed, Index: dataplane.NewOwnerIndex(programmed), Lost: lost,
-		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		Log: slog.New(slog.NewTextHandler(&log, nil)),
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
@@ -94,6 +95,9 @@ func newRigWith(t testing.TB, recorded bool) *rig {
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
+		}
+		if log.Len() > 0 {
+			t.Error(log.String())
 		}
 	})
 	return r

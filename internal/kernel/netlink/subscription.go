@@ -68,7 +68,13 @@ func (s *Subscription) Receive(f func(typ uint16, body []byte)) error {
 		n, _, err = unix.Recvfrom(int(fd), s.buf, unix.MSG_DONTWAIT)
 		return !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR)
 	})
-	if err = errors.Join(e, err); err != nil {
+	switch {
+	case errors.Is(e, os.ErrDeadlineExceeded):
+		err = e
+	case e != nil: // what package os does not export (poll.ErrFileClosing)
+		err = os.ErrClosed
+	}
+	if err != nil {
 		return fmt.Errorf("receive netlink notifications: %w", err)
 	}
 	messages(s.buf[:n], func(typ, _ uint16, _ uint32, body []byte) { f(typ, body) })
