@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +19,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/hubble/api/flow"
 	"github.com/fairlead/fairlead/internal/hubble/api/observer"
@@ -387,6 +390,51 @@ func TestWire(t *testing.T) {
 	for _, bad := range []string{"", "\x05abc", "\xff\xff\xff\xff\x7f", "\x00", "\x00\x02\xff\xff"} {
 		if err := ReadAnswer(strings.NewReader(bad), count); err == nil {
 			t.Errorf("%q is an answer", bad)
+		}
+	}
+}
+
+// A Pod with as many labels as fit into an object does not make its flows too large for the wire.
+func TestLabelsAreBounded(t *testing.T) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "large", Labels: map[string]string{}}}
+	for i := range 5000 {
+		pod.Labels[fmt.Sprintf("%s.example.com/%060d", strings.Repeat("a", 63), i)] = strings.Repeat("v", 63)
+	}
+	p := PeerOf(pod)
+	if len(p.Labels) != maxLabels+1 || !slices.Contains(p.Labels, NamespaceLabels("shop")[0]) || !slices.IsSorted(p.Labels) {
+		t.Errorf("%d labels", len(p.Labels))
+	}
+	f := Flow{From: p, To: p, Source: ap("10.0.0.1:1"), Destination: ap("10.0.0.2:2")}
+	if size := proto.Size(f.message("node", 1)); size > maxMessage/8 {
+		t.Errorf("a flow of %d bytes", size)
+	}
+}
+
+// The workload of a Pod is its controller, and behind a ReplicaSet the Deployment.
+func TestWorkload(t *testing.T) {
+	yes := true
+	pod := func(kind, name, hash string) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-7d4-x"}}
+		if kind != "" {
+			p.OwnerReferences = []metav1.OwnerReference{{Kind: kind, Name: name, Controller: &yes}}
+		}
+		if hash != "" {
+			p.Labels = map[string]string{"pod-template-hash": hash}
+		}
+		return p
+	}
+	for _, c := range []struct {
+		pod  *corev1.Pod
+		want string
+	}{
+		{pod("ReplicaSet", "web-7d4", "7d4"), "Deployment web"},
+		{pod("ReplicaSet", "web", ""), "ReplicaSet web"},
+		{pod("ReplicaSet", "web", "7d4"), "ReplicaSet web"},
+		{pod("StatefulSet", "db", ""), "StatefulSet db"},
+		{pod("", "", ""), "Pod web-7d4-x"},
+	} {
+		if p := PeerOf(c.pod); p.WorkloadKind+" "+p.Workload != c.want {
+			t.Errorf("%s %s, want %s", p.WorkloadKind, p.Workload, c.want)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package hubble
 
 import (
+	"maps"
 	"slices"
 	"strings"
 
@@ -45,12 +46,19 @@ func NamespaceLabels(namespace string) []string {
 	return []string{"k8s:io.kubernetes.pod.namespace=" + namespace}
 }
 
+// maxLabels bounds the labels of a Pod in its flows, the first ones by name: a Pod may have a megabyte of them.
+const maxLabels = 64
+
 // PeerOf returns a Pod as an end of flows.
 func PeerOf(pod *corev1.Pod) *Peer {
-	out := &Peer{Namespace: pod.Namespace, Pod: pod.Name, Labels: NamespaceLabels(pod.Namespace)}
-	for k, v := range pod.Labels {
-		out.Labels = append(out.Labels, "k8s:"+k+"="+v)
+	out := &Peer{Namespace: pod.Namespace, Pod: pod.Name}
+	for _, k := range slices.Sorted(maps.Keys(pod.Labels)) {
+		if len(out.Labels) == maxLabels {
+			break
+		}
+		out.Labels = append(out.Labels, "k8s:"+k+"="+pod.Labels[k])
 	}
+	out.Labels = append(out.Labels, NamespaceLabels(pod.Namespace)...)
 	slices.Sort(out.Labels)
 	out.WorkloadKind, out.Workload = workloadOf(pod)
 	return out

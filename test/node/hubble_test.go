@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -23,6 +24,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/fairlead/fairlead/internal/hubble/api/flow"
 	"github.com/fairlead/fairlead/internal/hubble/api/observer"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
@@ -51,7 +53,7 @@ func TestHubble(t *testing.T) {
 	c := newCluster(t, "--hubble-listen-address", "unix://"+socket)
 	c.backends()
 	c.apply(mustRead(t, "../../examples/debugging.yaml"))
-	s := &shell{c: c, program: "/tmp/hubble/hubble"}
+	s := &shell{c: c, program: process.Build(t, "test/hubble", "github.com/cilium/cilium/hubble")}
 	bin := c.path("bin")
 	for name, to := range map[string]string{"hubble": s.program, "kubectl": process.Program("kubectl")} {
 		if err := os.MkdirAll(bin, 0o700); err != nil {
@@ -102,8 +104,11 @@ func (s *shell) stories() {
 			}
 			return nil
 		})
-		if s.before == nil { // the first block has set up the rest
-			s.before = commands[:len(commands)-1]
+		// What the first block exports is for the others, too.
+		for _, command := range commands {
+			if strings.HasPrefix(command, "export ") {
+				s.before = append(s.before, command)
+			}
 		}
 	}
 }
@@ -124,76 +129,56 @@ type seen struct {
 	}
 }
 
-// observe returns the flows that the command prints.
-func (s *shell) observe(args string) (all []seen) {
-	c := s.c
-	c.t.Helper()
-	out := process.Output(c.t, s.command("hubble observe -o jsonpb "+args))
-	for line := range strings.Lines(out) {
+// flows returns the flows that a hubble command prints.
+func (s *shell) flows(cmd *exec.Cmd) (all []seen) {
+	s.c.t.Helper()
+	for line := range strings.Lines(process.Output(s.c.t, cmd)) {
 		var one seen
 		if err := json.Unmarshal([]byte(line), &one); err != nil {
-			c.t.Fatalf("%v: %s", err, line)
+			s.c.t.Fatalf("%v: %s", err, line)
 		}
-		if one.Flow.NodeName != "" {
+		if one.Flow.NodeName != "" { // else it tells of what is missing
 			all = append(all, one)
 		}
 	}
 	return all
 }
 
-// observes asks by the filters of the command: at the API server and, for what a node knows, at its socket.
+// observes asks by the filters of the command at the API server, and at the socket of the node. (How filters choose is a matter of the
+// tests of internal/hubble.)
 func (s *shell) observes(socket string) {
 	c := s.c
 	c.t.Helper()
-	labels := strings.Fields(c.kubectl("get", "pods", "-l", "app=MyApp", "-o", "jsonpath={.items[*].metadata.name}"))
-	for _, at := range []string{"", " --server unix://" + socket} {
-		if at != "" {
-			s = &shell{c: c, program: s.program}
-		}
-		run := func(args string) []seen {
-			c.t.Helper()
-			if at == "" {
-				return s.observe(args)
-			}
-			cmd := c.on(c.node, s.program, strings.Fields("observe -o jsonpb "+args+at)...)
-			out := process.Output(c.t, cmd)
-			var all []seen
-			for line := range strings.Lines(out) {
-				var one seen
-				if err := json.Unmarshal([]byte(line), &one); err != nil {
-					c.t.Fatalf("%v: %s", err, line)
-				}
-				all = append(all, one)
-			}
-			return all
-		}
-		for filter, right := range map[string]func(seen) bool{
-			"--service my-service": func(f seen) bool {
-				d := f.Flow.Destination
-				return f.Flow.Verdict == "FORWARDED" && f.Flow.Service.Name == "my-service" && slices.Contains(labels, d.Pod) &&
-					slices.Contains(d.Labels, "k8s:app=MyApp") && len(d.Workloads) == 1 && f.Flow.NodeName == c.node.Name()
-			},
-			"--to-label app=MyApp --last 1":          func(f seen) bool { return slices.Contains(labels, f.Flow.Destination.Pod) },
-			"--to-pod default/" + labels[0]:          func(f seen) bool { return f.Flow.Destination.Pod == labels[0] },
-			"--verdict DROPPED --to-service typo":    func(f seen) bool { return f.Flow.Reason == "SERVICE_BACKEND_NOT_FOUND" },
-			"--not --verdict DROPPED --to-port 9376": func(f seen) bool { return f.Flow.Verdict == "FORWARDED" },
-			"--service my-service --first 1":         func(f seen) bool { return f.Flow.Service.Name == "my-service" },
-			"--since 1h --protocol tcp -t drop":      func(f seen) bool { return f.Flow.Verdict == "DROPPED" },
-		} {
-			all := run(filter)
-			if len(all) == 0 || strings.HasSuffix(filter, " 1") && len(all) != 1 {
-				c.t.Errorf("hubble observe %s%s: %d flows", filter, at, len(all))
-			}
-			for _, f := range all {
-				if !right(f) {
-					c.t.Errorf("hubble observe %s%s: %+v", filter, at, f)
-				}
-			}
-		}
-		for _, filter := range []string{"--service nobody", "--pod kube-system/nobody", "--until 1h"} {
-			if all := run(filter); len(all) != 0 {
-				c.t.Errorf("hubble observe %s%s: %+v", filter, at, all)
-			}
+	pods := strings.Fields(c.kubectl("get", "pods", "-l", "app=MyApp", "-o", "jsonpath={.items[*].metadata.name}"))
+	server := func(filter string) []seen { return s.flows(s.command("hubble observe -o jsonpb " + filter)) }
+	node := func(filter string) []seen {
+		return s.flows(c.on(c.node, s.program, strings.Fields("observe -o jsonpb --server unix://"+socket+" "+filter)...))
+	}
+	served := func(f seen) bool {
+		d := f.Flow.Destination
+		return f.Flow.Verdict == "FORWARDED" && f.Flow.Service.Name == "my-service" && slices.Contains(pods, d.Pod) &&
+			slices.Contains(d.Labels, "k8s:app=MyApp") && len(d.Workloads) == 1 && f.Flow.NodeName == c.node.Name()
+	}
+	refused := func(f seen) bool {
+		return f.Flow.Verdict == "DROPPED" && f.Flow.Reason == "SERVICE_BACKEND_NOT_FOUND" && f.Flow.Service.Name == "typo"
+	}
+	none := func(seen) bool { return false }
+	for _, q := range []struct {
+		ask    func(string) []seen
+		filter string
+		right  func(seen) bool
+	}{
+		{server, "--service my-service", served},
+		{server, "--to-label app=MyApp --service my-service --last 1", served},
+		{server, "--not --verdict FORWARDED --to-service typo --since 1h", refused},
+		{server, "--service nobody", none},
+		{node, "--service my-service --first 1", served},
+		{node, "--verdict DROPPED --service typo", refused},
+	} {
+		all := q.ask(q.filter)
+		wrong := slices.ContainsFunc(all, func(f seen) bool { return !q.right(f) })
+		if wrong || len(all) == 0 && !strings.HasSuffix(q.filter, "nobody") || strings.HasSuffix(q.filter, " 1") && len(all) != 1 {
+			c.t.Errorf("hubble observe %s: %+v", q.filter, all)
 		}
 	}
 }
@@ -234,6 +219,45 @@ func (s *shell) refuses(socket string) {
 	check("no answer to a tenant", token, codes.PermissionDenied)
 	c.kubectl("create", "clusterrolebinding", "tenant-looks", "--clusterrole", "flow-reader", "--serviceaccount", "own:tenant")
 	check("an answer to who may look", token, codes.OK)
+	c.follows(s, token)
+}
+
+// follows gets a connection as it happens from the API server.
+func (c *cluster) follows(s *shell, token string) {
+	c.t.Helper()
+	client, done := c.observer(s, token)
+	defer done()
+	ctx, cancel := context.WithCancel(c.t.Context())
+	defer cancel()
+	stream, err := client.GetFlows(ctx, &observer.GetFlowsRequest{
+		Follow: true, Whitelist: []*flow.FlowFilter{{DestinationService: []string{"default/my-service"}}},
+	})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	got := make(chan error, 1)
+	go func() {
+		m, err := stream.Recv()
+		for err == nil && m.GetFlow() == nil {
+			m, err = stream.Recv()
+		}
+		got <- err
+	}()
+	at := c.frontend("my-service")
+	testbed.Until(c.t, "a flow as it happens", func() error {
+		if err := c.dial(at); err != nil {
+			return err
+		}
+		select {
+		case err := <-got:
+			if err != nil {
+				c.t.Fatal(err)
+			}
+			return nil
+		default:
+			return errors.New("none yet")
+		}
+	})
 }
 
 // observer is a client of the API server for a bearer token.

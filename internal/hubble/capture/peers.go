@@ -165,6 +165,14 @@ func (p *Peers) Nodes() reflector.Sink[*corev1.Node] {
 				p.hosts[a] = n.Name
 			}
 		}
+		// The first address of the Pods' range is the node's own, from which its connections to Pods come.
+		for _, text := range n.Spec.PodCIDRs {
+			if r, err := netip.ParsePrefix(text); err == nil {
+				a := r.Masked().Addr().Next()
+				p.nodes[n.Name] = append(p.nodes[n.Name], a)
+				p.hosts[a] = n.Name
+			}
+		}
 	}
 	return reflector.Sink[*corev1.Node]{
 		Replace: func(all []*corev1.Node) {

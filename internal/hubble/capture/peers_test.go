@@ -47,6 +47,10 @@ func TestPeers(t *testing.T) {
 	nodes, pods := p.Nodes(), p.Pods()
 	nodes.Replace([]*corev1.Node{node("node", "192.0.2.1", "2001:db8::1"), node("far", "192.0.2.2")})
 	check("this node", "[2001:db8::1]:1", hubble.Host, "", true)
+	ranged := node("far", "192.0.2.2")
+	ranged.Spec.PodCIDRs = []string{"10.244.1.0/24"}
+	nodes.Set(ranged)
+	check("the node's address among its Pods'", "10.244.1.1:1", hubble.RemoteNode, "", false)
 	check("another node", "192.0.2.2:1", hubble.RemoteNode, "", false)
 	check("loopback", "127.0.0.1:1", hubble.Host, "", true)
 	check("nobody", "10.244.0.5:1", hubble.World, "", false)

@@ -19,6 +19,8 @@ const (
 	maxFlows = 50_000
 	// retryPeriod is how long a node that a client follows is not asked again after it did not answer.
 	retryPeriod = 5 * time.Second
+	// nodesPeriod is how often a client that follows gets the flows of new nodes.
+	nodesPeriod = 30 * time.Second
 )
 
 // GetFlows is part of observer.ObserverServer. Nodes that do not answer are named in the answer; it is an error if none does.
@@ -27,12 +29,11 @@ func (r *Relay) GetFlows(q *observer.GetFlowsRequest, to observer.Observer_GetFl
 	if err != nil {
 		return err
 	}
-	select {
-	case r.streams <- struct{}{}:
-		defer func() { <-r.streams }()
-	default:
-		return status.Errorf(codes.ResourceExhausted, "%d questions for flows are being answered; try again later", maxStreams)
+	done, err := r.begin()
+	if err != nil {
+		return err
 	}
+	defer done()
 	s := &session{relay: r, query: query, asked: forNodes(q), to: to, pods: newPods(r.client)}
 	if q.GetFollow() {
 		return s.follow(to.Context())
@@ -58,10 +59,8 @@ type session struct {
 func forNodes(q *observer.GetFlowsRequest) *observer.GetFlowsRequest {
 	out := proto.CloneOf(q)
 	out.FieldMask = nil
-	if hubble.StripPodFilters(out) {
-		if out.Number > 0 {
-			out.Number = ^uint64(0)
-		}
+	if hubble.StripPodFilters(out) && out.GetNumber() > 0 {
+		out.Number = ^uint64(0)
 	}
 	return out
 }
@@ -162,7 +161,7 @@ func (s *session) follow(ctx context.Context) error {
 				wg.Go(func() { s.followNode(ctx, cancel, node) })
 			}
 		}
-		if !sleep(ctx, retryPeriod) {
+		if !sleep(ctx, nodesPeriod) {
 			return status.FromContextError(context.Cause(ctx)).Err()
 		}
 	}

@@ -31,18 +31,18 @@ const (
 	flowsTimeout = 30 * time.Second
 	// atOnce is how many nodes are asked at a time.
 	atOnce = 32
-	// maxStreams bounds the questions for flows that are answered at a time.
-	maxStreams = 16
+	// maxQuestions bounds the questions that are answered at a time: each asks all nodes.
+	maxQuestions = 16
 )
 
 // Relay answers for all nodes.
 type Relay struct {
 	observer.UnimplementedObserverServer
 
-	client  kubernetes.Interface
-	release string
-	log     *slog.Logger
-	streams chan struct{}
+	client    kubernetes.Interface
+	release   string
+	log       *slog.Logger
+	questions chan struct{}
 }
 
 // New returns a Relay that asks nodes with the rights of cfg, which may use nodes/proxy and read Pods. Who may ask the Relay the
@@ -54,7 +54,17 @@ func New(cfg *rest.Config, release string, log *slog.Logger) (*Relay, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Relay{client: client, release: release, log: log, streams: make(chan struct{}, maxStreams)}, nil
+	return &Relay{client: client, release: release, log: log, questions: make(chan struct{}, maxQuestions)}, nil
+}
+
+// begin takes a place among the questions that are answered at a time, until the function that it returns is called.
+func (r *Relay) begin() (done func(), err error) {
+	select {
+	case r.questions <- struct{}{}:
+		return func() { <-r.questions }, nil
+	default:
+		return nil, status.Errorf(codes.ResourceExhausted, "%d questions for flows are being answered; try again later", maxQuestions)
+	}
 }
 
 // nodes are the names of all nodes, sorted.
@@ -100,6 +110,11 @@ type reply[M proto.Message] struct {
 
 // askAll calls a method that has one message as its answer on all nodes.
 func askAll[M proto.Message](ctx context.Context, r *Relay, method string, request proto.Message, empty func() M) ([]reply[M], error) {
+	done, err := r.begin()
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	nodes, err := r.nodes(ctx)
 	if err != nil {
 		return nil, err
