@@ -30,7 +30,7 @@ type Flow struct {
 	// From and To are not nil. Several flows share them.
 	From, To  *Peer
 	Direction flow.TrafficDirection
-	// Reason is why the packet reached no endpoint, 0 for a connection, and Summary says so in words.
+	// Reason is why the packet reached no endpoint, 0 for a connection, and Summary the reason in words.
 	Reason  flow.DropReason
 	Summary string
 	// SYN reports that the packet has the flags of a first TCP segment.
@@ -50,12 +50,14 @@ const (
 	toNetwork  = 11
 )
 
-// message returns the flow in Hubble's form, as node saw it. boot tells the flows of this process from those of others.
+// message returns the flow in Hubble's form, as node saw it. boot is a number of this process.
 func (f *Flow) message(node string, boot uint64) *flow.Flow {
 	out := &flow.Flow{
 		Time: timestamppb.New(f.Time), Uuid: uuid(boot, f.number), NodeName: node, Type: flow.FlowType_L3_L4,
-		Verdict:          flow.Verdict_FORWARDED,
-		IP:               &flow.IP{Source: f.Source.Addr().String(), Destination: f.Destination.Addr().String(), IpVersion: version(f.Source.Addr())},
+		Verdict: flow.Verdict_FORWARDED,
+		IP: &flow.IP{
+			Source: f.Source.Addr().String(), Destination: f.Destination.Addr().String(), IpVersion: version(f.Source.Addr()),
+		},
 		L4:               f.layer4(),
 		Source:           f.From.message(),
 		Destination:      f.To.message(),

@@ -39,10 +39,12 @@ type Observer struct {
 
 // NewObserver returns an Observer of a node for what ring has. release is the version that it reports.
 func NewObserver(node, release string, ring *Ring) *Observer {
-	return &Observer{node: node, release: release, ring: ring, boot: rand.Uint64(), start: time.Now(), streams: make(chan struct{}, maxStreams)}
+	return &Observer{
+		node: node, release: release, ring: ring, boot: rand.Uint64(), start: time.Now(), streams: make(chan struct{}, maxStreams),
+	}
 }
 
-// Serving takes a place among the streams that are answered at a time, until the function that it returns is called.
+// serving takes a place among the streams that are answered at a time, until the function that it returns is called.
 func serving(streams chan struct{}) (func(), error) {
 	select {
 	case streams <- struct{}{}:
@@ -233,7 +235,7 @@ func (o *Observer) GetNamespaces(context.Context, *observer.GetNamespacesRequest
 	return Namespaces(seen), nil
 }
 
-// Namespaces are those with flows, sorted.
+// Namespaces are the names in seen, sorted.
 func Namespaces(seen map[string]bool) *observer.GetNamespacesResponse {
 	out := &observer.GetNamespacesResponse{}
 	for name := range seen {
@@ -284,7 +286,7 @@ func (q *Query) Has(m *flow.Flow) bool { return q.has(m) }
 // Mask clears the fields of a flow that are not asked for.
 func (q *Query) Mask(m *flow.Flow) { q.mask.apply(m) }
 
-// Limit returns those of a node's answers that are asked for by their number, the oldest first.
+// Limit returns the answers of a node that are asked for by their number, the oldest first.
 func (q *Query) Limit(all []*observer.GetFlowsResponse) []*observer.GetFlowsResponse {
 	if q.number == 0 || !q.since.IsZero() || uint64(len(all)) <= q.number {
 		return all

@@ -99,7 +99,7 @@ type Options struct {
 	Status func() any
 	// Views are further things that the endpoint answers, as api.Options has them; nil for none.
 	Views map[string]api.View
-	// Handlers answer at their paths, and at those below if they end in a slash; nil for none.
+	// Handlers answer at their paths, and below if they end in a slash; nil for none.
 	Handlers map[string]http.Handler
 	// StopPods ends all pods when Run ends, within StopTimeout (by default 10
 	// s). Otherwise they go on, and the next run adopts them.

@@ -112,8 +112,9 @@ func (r *Runner) connect() {
 		Complete: podregistry.Complete, Events: r.events, Log: o.Log,
 	})
 	r.api = api.New(api.Options{
-		NodeName: o.NodeName, Listener: o.Listener, Certificate: r.cert, ClientCA: o.ClientCA, Status: o.Status, Views: o.Views, Handlers: o.Handlers,
-		Pods: r.pods.Snapshots, Registered: r.programs.Has, Groups: r.groups, Log: o.Log,
+		NodeName: o.NodeName, Listener: o.Listener, Certificate: r.cert, ClientCA: o.ClientCA, Status: o.Status, Views: o.Views,
+		Handlers: o.Handlers,
+		Pods:     r.pods.Snapshots, Registered: r.programs.Has, Groups: r.groups, Log: o.Log,
 	})
 }
 

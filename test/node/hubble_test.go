@@ -273,9 +273,12 @@ func (c *cluster) observer(s *shell, token string) (client observer.ObserverClie
 		return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
 	}
 	conn, err := grpc.NewClient("passthrough:"+at.String(),
-		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: at.Addr().String(), MinVersion: tls.VersionTLS12})),
+		grpc.WithTransportCredentials(credentials.NewTLS(
+			&tls.Config{RootCAs: pool, ServerName: at.Addr().String(), MinVersion: tls.VersionTLS12})),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return c.node.Dial(ctx, svc.TCP, at) }),
-		grpc.WithUnaryInterceptor(func(ctx context.Context, m string, q, a any, cc *grpc.ClientConn, f grpc.UnaryInvoker, o ...grpc.CallOption) error {
+		grpc.WithUnaryInterceptor(func(ctx context.Context, m string, q, a any, cc *grpc.ClientConn, f grpc.UnaryInvoker,
+			o ...grpc.CallOption,
+		) error {
 			ctx, cancel := context.WithTimeout(as(ctx), 30*time.Second)
 			defer cancel()
 			return f(ctx, m, q, a, cc, o...)

@@ -104,7 +104,7 @@ func (f *Flows) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // Components record flows and answer at the socket; none if f is nil. With all set all Pods of the cluster are followed, otherwise
-// those of this node: the others are known by EndpointSlices.
+// the Pods of this node: others are known by EndpointSlices.
 func (f *Flows) Components(client kubernetes.Interface, p *proxy.Proxy, node string, all bool) ([]lifecycle.Component, error) {
 	if f == nil {
 		return nil, nil

@@ -42,7 +42,7 @@ func Rules(h *nftables.Header, how Fate, logged bool) []nftables.Rule {
 	rules := []nftables.Rule{count}
 	if logged {
 		rules = append(rules, nftables.NewRule(
-			new(nftables.Program).Limit(logRate, logRate).Log(LogGroup, setNames[how], logBytes),
+			nftables.Log(nftables.Limit(new(nftables.Program), logRate, logRate), LogGroup, setNames[how], logBytes),
 			"limit rate %d/second burst %[1]d packets log group %d prefix %q snaplen %d", logRate, LogGroup, setNames[how], logBytes))
 	}
 	if how == Rejected {

@@ -22,11 +22,14 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
+// Rate is how many connections a second are recorded for a longer time, and Burst how many at once. Of more a sample is taken:
+// the kernel reports none of the others, so that they cost nothing.
 const (
-	// Rate is how many connections a second are recorded for a longer time, and Burst how many at once. Of more a sample is taken:
-	// the kernel reports none of the others, so that they cost nothing.
 	Rate  = 200
 	Burst = 400
+)
+
+const (
 	// pause is about how long no connections are recorded after too many.
 	pause = 500 * time.Millisecond
 	// indexPeriod is the least time between two indexes of all Services, which takes time that grows with them.

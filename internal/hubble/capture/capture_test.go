@@ -161,7 +161,8 @@ func TestLost(t *testing.T) {
 	}{
 		{svc.TCP, "10.96.0.2:80", flow.DropReason_SERVICE_BACKEND_NOT_FOUND, "Service shop/typo has no endpoint"},
 		{svc.TCP, "10.96.0.1:81", flow.DropReason_SERVICE_BACKEND_NOT_FOUND, "Service shop/web has no port 81/TCP"},
-		{svc.TCP, "10.96.0.3:80", flow.DropReason_SERVICE_BACKEND_NOT_FOUND, "Service shop/local has no endpoint on this node, and its policy is Local"},
+		{svc.TCP, "10.96.0.3:80", flow.DropReason_SERVICE_BACKEND_NOT_FOUND,
+			"Service shop/local has no endpoint on this node, and its policy is Local"},
 		{svc.UDP, "10.96.0.4:53", flow.DropReason_DENIED_BY_LB_SRC_RANGE_CHECK, "Service shop/closed: no source range has the client"},
 	} {
 		send := func() {

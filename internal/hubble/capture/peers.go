@@ -24,7 +24,7 @@ type Peers struct {
 	nodes  map[string][]netip.Addr
 	hosts  map[netip.Addr]string
 	slices map[svc.Name][]netip.AddrPort
-	// endpoints are those of slices, with the last one that named an endpoint.
+	// endpoints are the endpoints of slices, with the last one that named an endpoint.
 	endpoints map[netip.AddrPort]endpoint
 }
 
@@ -37,7 +37,7 @@ type knownPod struct {
 	addrs   []netip.Addr
 }
 
-// endpoint is a Pod as a slice names it, which says neither its labels nor its workload.
+// endpoint is a Pod as a slice names it, without labels and workload.
 type endpoint struct {
 	slice, pod svc.Name
 	local      bool

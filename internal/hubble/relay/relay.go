@@ -168,7 +168,7 @@ func (r *Relay) GetNodes(ctx context.Context, _ *observer.GetNodesRequest) (*obs
 	return out, nil
 }
 
-// ServerStatus is part of observer.ObserverServer: it adds up those of the nodes.
+// ServerStatus is part of observer.ObserverServer: it adds up the answers of the nodes.
 func (r *Relay) ServerStatus(ctx context.Context, _ *observer.ServerStatusRequest) (*observer.ServerStatusResponse, error) {
 	all, err := r.statuses(ctx)
 	if err != nil {
@@ -208,7 +208,8 @@ func (r *Relay) GetNamespaces(ctx context.Context, q *observer.GetNamespacesRequ
 
 // errTooMany is the error of a question whose answer is too large.
 func errTooMany() error {
-	return status.Errorf(codes.ResourceExhausted, "the nodes have more than %d such flows; ask for fewer by --last, --since or a filter", maxFlows)
+	return status.Errorf(codes.ResourceExhausted,
+		"the nodes have more than %d such flows; ask for fewer by --last, --since or a filter", maxFlows)
 }
 
 // unavailable is the answer that tells of a node without flows.

@@ -43,7 +43,7 @@ type Options struct {
 	Status func() any
 	// Views are what GET /NAME answers, by NAME.
 	Views map[string]View
-	// Handlers answer at their paths, and at those below if they end in a slash.
+	// Handlers answer at their paths, and below if they end in a slash.
 	Handlers map[string]http.Handler
 	// Pods are the Pods of this node. Registered reports whether a Pod stands for a program of this node.
 	Pods       func() []*pod.Snapshot

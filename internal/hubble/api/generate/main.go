@@ -35,7 +35,7 @@ func run() error {
 		if err != nil {
 			return err
 		}
-		// The import paths have quotes; those in descriptors do not, and have a length before them.
+		// The import paths have quotes; paths in descriptors do not, and have a length before them.
 		text = bytes.ReplaceAll(text, []byte(`"github.com/cilium/cilium/api/v1/`), []byte(`"github.com/fairlead/fairlead/internal/hubble/api/`))
 		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 			return err
