@@ -98,6 +98,7 @@ fetch: ## download what tests build themselves: their namespaces have no network
 	go -C test/pebble build -o /dev/null github.com/letsencrypt/pebble/v2/cmd/pebble
 	go -C test/browser build -o /dev/null .
 	go -C test/helm build -o /dev/null helm.sh/helm/v3/cmd/helm
+	go -C test/hubble build -o /dev/null github.com/cilium/cilium/hubble
 	go -C test/h2spec build -o /dev/null github.com/summerwind/h2spec/cmd/h2spec
 	go -C bench/peers/s3 build -o /dev/null .
 	go build -modfile=tools/go.mod -o /dev/null github.com/cilium/ebpf/cmd/bpf2go

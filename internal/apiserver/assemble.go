@@ -15,6 +15,7 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
 	"k8s.io/apiserver/pkg/server/healthz"
@@ -33,6 +34,8 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/serve"
 	"github.com/fairlead/fairlead/internal/apiserver/store"
 	"github.com/fairlead/fairlead/internal/apiserver/watch"
+	"github.com/fairlead/fairlead/internal/hubble"
+	"github.com/fairlead/fairlead/internal/hubble/relay"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/registry/networking"
 	"github.com/fairlead/fairlead/internal/registry/scheme"
@@ -94,8 +97,13 @@ func (a *assembly) configureServing() {
 	c.EffectiveVersion = serve.NewVersion(kubernetesVersion, a.opts.GitVersion)
 	c.EnableProfiling = false
 	c.ShutdownWatchTerminationGracePeriod = watchDrain
-	c.LongRunningFunc = genericfilters.BasicLongRunningRequestCheck(
+	longRunning := genericfilters.BasicLongRunningRequestCheck(
 		sets.NewString("watch", "proxy"), sets.NewString("attach", "exec", "proxy", "log", "portforward"))
+	c.LongRunningFunc = func(r *http.Request, info *apirequest.RequestInfo) bool {
+		return longRunning(r, info) || !info.IsResourceRequest && slices.ContainsFunc(flowPaths(), func(path string) bool {
+			return strings.HasPrefix(info.Path, path)
+		})
+	}
 	c.BuildHandlerChainFunc = a.filters
 }
 
@@ -263,10 +271,21 @@ func (a *assembly) installPaths(context.Context) error {
 			mux.Handle(path, h)
 		}
 	}
+	flows, err := relay.New(a.LoopbackConfig(), a.opts.Release, a.log)
+	if err != nil {
+		return err
+	}
+	answer := relay.NewHandler(flows)
+	for _, path := range flowPaths() {
+		mux.HandlePrefix(path, answer)
+	}
 	a.rotation = a.newRotation()
 	mux.Handle(certs.Path, certs.NewAPI(a.creds, serverNamed(a.publicURL()), a.rotation, a.guard.Authorizer))
 	return nil
 }
+
+// flowPaths are where Hubble's API is: gRPC, whose requests may last.
+func flowPaths() []string { return []string{hubble.Service, hubble.Health} }
 
 // prepare returns the server, ready to run.
 func (a *assembly) prepare() interface{ RunWithContext(context.Context) error } {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -98,6 +99,8 @@ type Options struct {
 	Status func() any
 	// Views are further things that the endpoint answers, as api.Options has them; nil for none.
 	Views map[string]api.View
+	// Handlers answer at their paths, and below if they end in a slash; nil for none.
+	Handlers map[string]http.Handler
 	// StopPods ends all pods when Run ends, within StopTimeout (by default 10
 	// s). Otherwise they go on, and the next run adopts them.
 	StopPods    bool

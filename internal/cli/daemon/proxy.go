@@ -121,7 +121,11 @@ func (p *proxyCommand) serve(ctx context.Context, log *slog.Logger, client kuber
 	reporter := &barrier.Reporter{
 		Client: client, NodeName: p.nodeName, Progress: opts.Progress, Log: log, Node: proxy.Node, Own: true,
 	}
-	components := append([]lifecycle.Component{part, {Name: "report of what is programmed", Run: reporter.Run}},
-		p.foreign.Watch(log, p.newRoot)...)
+	components := []lifecycle.Component{part, {Name: "report of what is programmed", Run: reporter.Run}}
+	flows, err := p.flags.Flows().Components(client, proxy, p.nodeName, true)
+	if err != nil {
+		return err
+	}
+	components = append(append(components, flows...), p.foreign.Watch(log, p.newRoot)...)
 	return lifecycle.RunAll(ctx, log, func() {}, components...)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -27,6 +28,7 @@ import (
 	"github.com/fairlead/fairlead/internal/flows"
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/proxy"
+	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/registration"
 	"github.com/fairlead/fairlead/internal/runner"
 	"github.com/fairlead/fairlead/internal/servers"
@@ -169,8 +171,13 @@ func (b *builder) openProxy(ctx context.Context) error {
 	}
 	opts.Servers, opts.HostPorts, opts.OwnPods = b.dialed.Servers, b.pods.HostPorts, b.pods.OwnPods
 	opts.Unreached = b.peers.Unreached
-	if b.Balancer != nil {
-		opts.FollowSlices = b.Balancer.Follow
+	if follow := opts.FollowSlices; b.Balancer != nil {
+		opts.FollowSlices = func(to reflector.Sink[*discoveryv1.EndpointSlice]) reflector.Sink[*discoveryv1.EndpointSlice] {
+			if follow != nil {
+				to = follow(to)
+			}
+			return b.Balancer.Follow(to)
+		}
 	}
 	opts.Collectors = []prometheus.Collector{b.pods}
 	opts.Progress = b.progress
@@ -245,7 +252,8 @@ func (b *builder) components() ([]lifecycle.Component, error) {
 		}
 		out = append(out, part)
 	}
-	return out, nil
+	flows, err := b.Proxy.Flows().Components(b.client, b.proxy, b.Host.Name, false)
+	return append(out, flows...), err
 }
 
 // registrar keeps this machine's Node and its Lease.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/cli/parts"
 	"github.com/fairlead/fairlead/internal/flows"
+	"github.com/fairlead/fairlead/internal/hubble"
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/podspec"
 	"github.com/fairlead/fairlead/internal/proxy"
@@ -72,6 +74,9 @@ func (b *builder) runner() (*runner.Runner, error) {
 		Views: map[string]api.View{
 			"explain": parts.Explain(running), "history": parts.History(running),
 			"services": parts.Services(func() *flows.Reader { return b.counts }),
+		},
+		Handlers: map[string]http.Handler{
+			hubble.Path: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { b.Proxy.Flows().ServeHTTP(w, r) }),
 		},
 		Protect: true, UIDs: uids, PodPIDs: b.Pods.pids, Hide: []string{filepath.Dir(b.StateDir)}, // pki, and the store
 		PodsChanged: func() { b.proxy.PodsChanged() },

@@ -75,7 +75,7 @@ func withConnectTime(m proxyMode) proxyMode {
 }
 
 func nftConfig(s *modeSetup) nft.Config {
-	return nft.Config{Balance: s.balance, DropInvalid: s.dropInvalid, MasqueradeBit: s.flags.MasqueradeBit}
+	return nft.Config{Balance: s.balance, DropInvalid: s.dropInvalid, MasqueradeBit: s.flags.MasqueradeBit, LogLost: s.logLost}
 }
 
 // detach takes the programs of an earlier process away where connect-time is off now: nobody would bring their

@@ -105,6 +105,8 @@ type modeSetup struct {
 	log      *slog.Logger
 	// dropInvalid allows to drop packets that connection tracking finds invalid.
 	dropInvalid bool
+	// logLost has packets that reach no endpoint logged for Flows, if the mode can.
+	logLost bool
 
 	// What the probes of iptables and ipvs have found.
 	variant     iptables.Variant

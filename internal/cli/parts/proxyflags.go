@@ -44,6 +44,8 @@ type ProxyFlags struct {
 	userspace         userspaceFlags
 	ipvs              ipvsFlags
 	connect           connectFlags
+	hubble            hubbleFlags
+	flows             *Flows
 }
 
 // Add adds the flags to a command.
@@ -65,6 +67,7 @@ func (f *ProxyFlags) Add(cmd *cobra.Command) {
 	f.userspace.add(flags)
 	f.ipvs.add(flags)
 	f.connect.add(flags)
+	f.hubble.add(flags)
 }
 
 // Check rejects flags that are wrong on any machine, and completes the others. It
@@ -97,6 +100,9 @@ func (f *ProxyFlags) Check(networks base.NetworkFlags) error {
 		if err := base.CheckBind(flag, addr); err != nil {
 			return err
 		}
+	}
+	if err := f.hubble.check(); err != nil {
+		return err
 	}
 	if err := f.conntrack.check(); err != nil {
 		return err
@@ -158,9 +164,17 @@ func (f *ProxyFlags) Open(
 		WatchAddresses: link.WatchAddresses,
 		HealthzAddress: f.Healthz, MetricsAddress: f.Metrics, AuditPeriod: f.auditPeriod,
 	}
+	if f.flows = f.hubble.open(log, nodeName); f.flows != nil {
+		f.flows.loses(mode.name)
+		setup.logLost = f.flows.lost != nil
+		o.FollowSlices = f.flows.peers.Slices
+	}
 	err = mode.open(setup, &o)
 	return o, err
 }
+
+// Flows returns the flows that the proxy of Open records, nil if it records none.
+func (f *ProxyFlags) Flows() *Flows { return f.flows }
 
 // ProxyComponent runs a proxy and closes its dataplane; the rules stay in the
 // kernel. In a network namespace that is new there is nothing of other modes, which

@@ -15,6 +15,14 @@ import (
 // The names of the sets in a table of nf_tables, by fate.
 var setNames = [...]string{Rejected: "refused", Dropped: "discarded"}
 
+// LogGroup is the group of nfnetlink_log that gets packets which reach no endpoint, at most logRate a second of each family and fate.
+// It is the number of Hubble's port, which no other program is known to use.
+const (
+	LogGroup = 4244
+	logRate  = 100
+	logBytes = 128
+)
+
 // Sets are the sets that a table needs for packets with header h.
 func Sets(h *nftables.Header) []nftables.Set {
 	to := []nftables.Type{h.Addr, nftables.TypeProto, nftables.TypePort}
@@ -25,15 +33,22 @@ func Sets(h *nftables.Header) []nftables.Set {
 }
 
 // Rules are the rules that count a packet and let it meet its fate. ICMP has a
-// checksum in the place of a port: one ping a second would fill the set.
-func Rules(h *nftables.Header, how Fate) []nftables.Rule {
+// checksum in the place of a port: one ping a second would fill the set. With logged
+// set they hand some of the packets to LogGroup.
+func Rules(h *nftables.Header, how Fate, logged bool) []nftables.Rule {
 	set := setNames[how]
 	count := nftables.NewRule(h.Frontend().NotEqual(h.Regs(), []byte{h.ICMP}).Count(set, 0, uint64(lifetime.Milliseconds())),
 		"meta l4proto != %d update @%s { %s timeout 1d counter }", h.ICMP, set, h.FrontendText())
-	if how == Rejected {
-		return append([]nftables.Rule{count}, h.Refusal()...)
+	rules := []nftables.Rule{count}
+	if logged {
+		rules = append(rules, nftables.NewRule(
+			nftables.Log(nftables.Limit(new(nftables.Program), logRate, logRate), LogGroup, setNames[how], logBytes),
+			"limit rate %d/second burst %[1]d packets log group %d prefix %q snaplen %d", logRate, LogGroup, setNames[how], logBytes))
 	}
-	return []nftables.Rule{count, nftables.NewRule(new(nftables.Program).Drop(), "drop")}
+	if how == Rejected {
+		return append(rules, h.Refusal()...)
+	}
+	return append(rules, nftables.NewRule(new(nftables.Program).Drop(), "drop"))
 }
 
 // Tables reads the counts in tables of nf_tables. It has a connection of its

@@ -156,8 +156,8 @@ func (l *layout) base(set *dataplane.Settings) []chain {
 		nftables.NewRule(new(nftables.Program).Jump(chainUnserved), "jump unserved"),
 	}
 	out := []chain{
-		{name: chainRefuse, rules: drops.Rules(&l.Header, drops.Rejected)},
-		{name: chainDrop, rules: drops.Rules(&l.Header, drops.Dropped)},
+		{name: chainRefuse, rules: drops.Rules(&l.Header, drops.Rejected, l.cfg.LogLost)},
+		{name: chainDrop, rules: drops.Rules(&l.Header, drops.Dropped, l.cfg.LogLost)},
 		{name: chainServices, rules: l.services()},
 		{name: chainUnserved, rules: l.unserved(set.Services)},
 		{name: chainPrerouting, hook: nat(nftables.Prerouting, priorityDstNAT), rules: toServices},

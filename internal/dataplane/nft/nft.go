@@ -22,6 +22,8 @@ type Config struct {
 	// DropInvalid drops what a local endpoint sends outside of any known
 	// connection. Not wanted with net.netfilter.nf_conntrack_tcp_be_liberal.
 	DropInvalid bool
+	// LogLost logs packets that reach no endpoint to drops.LogGroup, a few of them. The kernel must have nfnetlink_log.
+	LogLost bool
 }
 
 const defaultMasqueradeBit = 14

@@ -122,8 +122,8 @@ func (l *layout) base(s *dataplane.Settings) []chain {
 		in = append([]nftables.Rule{nftables.NewRule(p, "iif != lo ip daddr 127.0.0.0/8 return")}, way...)
 	}
 	return []chain{
-		{name: chainRefuse, rules: drops.Rules(&l.Header, drops.Rejected)},
-		{name: chainDrop, rules: drops.Rules(&l.Header, drops.Dropped)},
+		{name: chainRefuse, rules: drops.Rules(&l.Header, drops.Rejected, false)},
+		{name: chainDrop, rules: drops.Rules(&l.Header, drops.Dropped, false)},
 		{name: chainServices, rules: l.services(s)},
 		{name: chainUnserved, rules: l.unserved(s.Services)},
 		{name: chainPrerouting, hook: nat(nftables.Prerouting), rules: in},

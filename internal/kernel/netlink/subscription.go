@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -67,11 +68,69 @@ func (s *Subscription) Receive(f func(typ uint16, body []byte)) error {
 		n, _, err = unix.Recvfrom(int(fd), s.buf, unix.MSG_DONTWAIT)
 		return !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR)
 	})
-	if err = errors.Join(e, err); err != nil {
+	switch {
+	case errors.Is(e, os.ErrDeadlineExceeded):
+		err = e
+	case e != nil: // what package os does not export (poll.ErrFileClosing)
+		err = os.ErrClosed
+	}
+	if err != nil {
 		return fmt.Errorf("receive netlink notifications: %w", err)
 	}
 	messages(s.buf[:n], func(typ, _ uint16, _ uint32, body []byte) { f(typ, body) })
 	return nil
+}
+
+// Ask sends the one message in b, which has NLM_F_ACK, and returns the kernel's rejection, an *Error. It is called before the first
+// Receive.
+func (s *Subscription) Ask(b []byte) error {
+	var err error
+	if e := s.raw.Write(func(fd uintptr) bool {
+		err = unix.Sendto(int(fd), b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+		return !errors.Is(err, unix.EINTR)
+	}); e != nil || err != nil {
+		return errors.Join(e, err)
+	}
+	if err := s.file.SetReadDeadline(time.Now().Add(answerTimeout)); err != nil {
+		return err
+	}
+	var rejected error
+	for answered := false; !answered; {
+		err := s.Receive(func(typ uint16, body []byte) {
+			if typ != unix.NLMSG_ERROR {
+				return
+			}
+			answered = true
+			if e := answer(body); e != nil {
+				rejected = e
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return errors.Join(rejected, s.file.SetReadDeadline(time.Time{}))
+}
+
+// maxDiscard bounds the datagrams that one Discard reads: the receive buffer holds fewer.
+const maxDiscard = 1 << 14
+
+// Discard throws away what has come and was not received, and returns how many datagrams that were.
+func (s *Subscription) Discard() (n int) {
+	_ = s.raw.Control(func(fd uintptr) {
+		var none [1]byte
+		for n < maxDiscard {
+			_, _, err := unix.Recvfrom(int(fd), none[:], unix.MSG_DONTWAIT|unix.MSG_TRUNC)
+			switch {
+			case err == nil:
+				n++
+			case errors.Is(err, unix.EINTR), errors.Is(err, unix.ENOBUFS):
+			default:
+				return
+			}
+		}
+	})
+	return n
 }
 
 // Close releases the socket and ends a Receive.

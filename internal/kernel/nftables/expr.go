@@ -299,6 +299,28 @@ func (p *Program) Count(set string, key Reg, timeout uint64) *Program {
 	return p
 }
 
+// Limit ends the rule for packets beyond rate a second, after burst (limit).
+func Limit(p *Program, rate uint64, burst uint32) *Program {
+	const ofRate, ofUnit, ofBurst = 1, 2, 3 // NFTA_LIMIT_RATE, NFTA_LIMIT_UNIT, NFTA_LIMIT_BURST
+	p.enc.begin("limit")
+	p.enc.Uint64(ofRate, rate)
+	p.enc.Uint64(ofUnit, 1) // seconds
+	p.enc.Uint32(ofBurst, burst)
+	p.enc.end()
+	return p
+}
+
+// Log hands the first bytes of the packet to the receiver of a group of nfnetlink_log, if there is one (log).
+func Log(p *Program, group uint16, prefix string, bytes uint32) *Program {
+	const ofGroup, ofPrefix, ofBytes = 1, 2, 3 // NFTA_LOG_GROUP, NFTA_LOG_PREFIX, NFTA_LOG_SNAPLEN
+	p.enc.begin("log")
+	p.enc.Uint16(ofGroup, group)
+	p.enc.String(ofPrefix, prefix)
+	p.enc.Uint32(ofBytes, bytes)
+	p.enc.end()
+	return p
+}
+
 // Value loads a constant (immediate).
 func (p *Program) Value(to Reg, v []byte) *Program {
 	p.enc.begin("immediate")

@@ -43,6 +43,8 @@ type Options struct {
 	Status func() any
 	// Views are what GET /NAME answers, by NAME.
 	Views map[string]View
+	// Handlers answer at their paths, and below if they end in a slash.
+	Handlers map[string]http.Handler
 	// Pods are the Pods of this node. Registered reports whether a Pod stands for a program of this node.
 	Pods       func() []*pod.Snapshot
 	Registered func(namespace, name string) bool
@@ -114,6 +116,14 @@ func (s *Server) handler(ctx context.Context) http.Handler {
 	mux.HandleFunc("GET /status", s.serveStatus)
 	for name, view := range s.o.Views {
 		mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, q *http.Request) { serveView(ctx, view, w, q) })
+	}
+	for path, h := range s.o.Handlers {
+		mux.HandleFunc(path, func(w http.ResponseWriter, q *http.Request) {
+			streaming, cancel := context.WithCancel(q.Context())
+			defer cancel()
+			defer context.AfterFunc(ctx, cancel)()
+			h.ServeHTTP(w, q.WithContext(streaming))
+		})
 	}
 	for pattern, serve := range map[string]func(context.Context, http.ResponseWriter, *http.Request) error{
 		"GET /containerLogs/{namespace}/{pod}/{container}": s.serveLogs,

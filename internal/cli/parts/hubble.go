@@ -1,0 +1,200 @@
+package parts
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/cli/lifecycle"
+	"github.com/fairlead/fairlead/internal/dataplane/drops"
+	"github.com/fairlead/fairlead/internal/hubble"
+	"github.com/fairlead/fairlead/internal/hubble/capture"
+	"github.com/fairlead/fairlead/internal/kernel/nflog"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
+	"github.com/fairlead/fairlead/internal/proxy"
+	"github.com/fairlead/fairlead/internal/reflector"
+)
+
+// hubbleFlags have a node record flows and answer Hubble's API.
+type hubbleFlags struct {
+	listen string
+	path   string // of the socket; empty if the node records no flows
+}
+
+func (f *hubbleFlags) add(flags *pflag.FlagSet) {
+	flags.StringVar(&f.listen, "hubble-listen-address", "",
+		"record the flows of this node and answer Hubble's API to root at unix:PATH, for example unix:///run/fairlead/hubble.sock; "+
+			"the API server answers it for all such nodes; empty for none")
+}
+
+// maxSocketPath is the longest path of a Unix socket (sun_path, with its NUL).
+const maxSocketPath = 107
+
+func (f *hubbleFlags) check() error {
+	f.path = ""
+	if f.listen == "" {
+		return nil
+	}
+	path, isUnix := strings.CutPrefix(f.listen, "unix:")
+	path = filepath.Clean(path)
+	if !isUnix || !filepath.IsAbs(path) || path == "/" || len(path) > maxSocketPath {
+		return base.Usagef("--hubble-listen-address is %q; want unix:PATH with an absolute path of at most %d bytes. "+
+			"Other machines ask the API server", f.listen, maxSocketPath)
+	}
+	f.path = path
+	return nil
+}
+
+// Flows are the flows of this node.
+type Flows struct {
+	log      *slog.Logger
+	path     string
+	peers    *capture.Peers
+	ring     *hubble.Ring
+	lost     *nflog.Log // nil if the mode logs none
+	observer *hubble.Observer
+}
+
+// open prepares to record flows. It returns nil if they are not wanted.
+func (f *hubbleFlags) open(log *slog.Logger, node string) *Flows {
+	if f.path == "" {
+		return nil
+	}
+	out := &Flows{log: log, path: f.path, peers: capture.NewPeers(node), ring: hubble.NewRing(hubble.RingSize)}
+	out.observer = hubble.NewObserver(node, base.Version, out.ring)
+	var err error
+	if out.lost, err = nflog.Open(drops.LogGroup); err != nil {
+		log.Warn("packets that reach no endpoint are not shown as flows", "err", err)
+	}
+	return out
+}
+
+// loses tells whether the mode logs packets that reach no endpoint.
+func (f *Flows) loses(mode string) {
+	if f == nil || f.lost == nil || mode == "nft" {
+		return
+	}
+	f.log.Info("packets that reach no endpoint are not shown as flows: only mode nft logs them", "mode", mode)
+	_ = f.lost.Close()
+	f.lost = nil
+}
+
+// ServeHTTP answers the relay of the API server.
+func (f *Flows) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if f == nil {
+		http.Error(w, "this node records no flows: start its agent with --hubble-listen-address", http.StatusNotFound)
+		return
+	}
+	hubble.Handler(f.observer).ServeHTTP(w, r)
+}
+
+// Components record flows and answer at the socket; none if f is nil. With all set all Pods of the cluster are followed, otherwise
+// the Pods of this node: others are known by EndpointSlices.
+func (f *Flows) Components(client kubernetes.Interface, p *proxy.Proxy, node string, all bool) ([]lifecycle.Component, error) {
+	if f == nil {
+		return nil, nil
+	}
+	listener, err := listenForRoot(f.path, f.log)
+	if err != nil {
+		return nil, fmt.Errorf("--hubble-listen-address: %w", err)
+	}
+	pods := metav1.ListOptions{}
+	if !all {
+		pods.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
+	}
+	recorder := capture.New(capture.Options{
+		Ring: f.ring, Peers: f.peers, Table: p.Table, Index: proxy.OwnersOf(p), Lost: f.lost, Log: f.log,
+	})
+	follow := func(ctx context.Context) error {
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			reflector.Run(ctx, "hubble/pods", reflector.From(client.CoreV1().Pods(metav1.NamespaceAll), pods), f.peers.Pods())
+		})
+		wg.Go(func() {
+			reflector.Run(ctx, "hubble/nodes", reflector.From(client.CoreV1().Nodes(), metav1.ListOptions{}), f.peers.Nodes())
+		})
+		wg.Wait()
+		return nil
+	}
+	return []lifecycle.Component{
+		{Name: "Pods of flows", Run: follow},
+		{Name: "flows", Run: recorder.Run},
+		{Name: "Hubble's API", Run: func(ctx context.Context) error { return f.serve(ctx, listener) }},
+	}, nil
+}
+
+// serve answers gRPC until ctx ends.
+func (f *Flows) serve(ctx context.Context, listener net.Listener) error {
+	server := hubble.NewServer(f.observer)
+	defer context.AfterFunc(ctx, server.Stop)()
+	err := server.Serve(listener)
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// rootListener accepts only connections of root, and of the user of this process.
+type rootListener struct {
+	net.Listener
+	log *slog.Logger
+}
+
+// listenForRoot listens at a Unix socket. It replaces the socket of a process that has ended.
+func listenForRoot(path string, log *slog.Logger) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, err
+	}
+	if info, err := os.Lstat(path); err == nil {
+		if info.Mode().Type() != fs.ModeSocket {
+			return nil, fmt.Errorf("%s is there, and is no socket", path)
+		}
+		if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
+			_ = c.Close()
+			return nil, fmt.Errorf("another process listens at %s", path)
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return &rootListener{l, log}, nil
+}
+
+// Accept is part of net.Listener.
+func (l *rootListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if u, ok := c.(*net.UnixConn); ok {
+			if _, uid, err := socket.Peer(u); err == nil && (uid == 0 || uid == os.Geteuid()) {
+				return c, nil
+			}
+		}
+		l.log.Warn("refused a connection to the flows of this node: only root may read them")
+		_ = c.Close()
+	}
+}

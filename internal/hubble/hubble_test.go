@@ -1,0 +1,439 @@
+package hubble
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http/httptest"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/fieldmaskpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/hubble/api/flow"
+	"github.com/fairlead/fairlead/internal/hubble/api/observer"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+var (
+	ap   = netip.MustParseAddrPort
+	noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+)
+
+// shop is a Pod of namespace shop.
+func shop(name string) *Peer {
+	return &Peer{
+		Namespace: "shop", Pod: name + "-1", WorkloadKind: "Deployment", Workload: name,
+		Labels: []string{"k8s:app=" + name, "k8s:io.kubernetes.pod.namespace=shop", "k8s:k8s.example.com/tier=front"},
+	}
+}
+
+// sample are three flows: a connection to a Service, one from outside to a Pod by IPv6, and a refused packet.
+func sample() []Flow {
+	return []Flow{
+		{
+			Time: noon, Protocol: svc.TCP, Source: ap("10.244.0.5:40000"), SourceXlated: netip.MustParseAddr("192.0.2.1"),
+			Destination: ap("10.244.1.7:8080"), Service: svc.Name{Namespace: "shop", Name: "web"}, From: shop("client"), To: shop("web"),
+			Direction: flow.TrafficDirection_EGRESS,
+		},
+		{
+			Time: noon.Add(time.Second), Protocol: svc.UDP, Source: ap("[2001:db8::1]:5000"), Destination: ap("[fd00::7]:53"),
+			From: World, To: shop("dns"), Direction: flow.TrafficDirection_INGRESS,
+		},
+		{
+			Time: noon.Add(2 * time.Second), Protocol: svc.TCP, Source: ap("10.244.0.5:40001"), Destination: ap("10.96.0.9:80"), SYN: true,
+			Service: svc.Name{Namespace: "other", Name: "typo"}, From: shop("client"), To: World, Direction: flow.TrafficDirection_EGRESS,
+			Reason: flow.DropReason_SERVICE_BACKEND_NOT_FOUND, Summary: "Service other/typo has no endpoint",
+		},
+	}
+}
+
+// Each filter that the hubble command makes takes exactly the flows that have what it asks for.
+func TestFilters(t *testing.T) {
+	type f = flow.FlowFilter
+	for _, c := range []struct {
+		name string
+		f    *f
+		want string // the numbers of the flows
+	}{
+		{"nothing", &f{}, "012"},
+		{"source address", &f{SourceIp: []string{"10.244.0.5"}}, "02"},
+		{"source range", &f{SourceIp: []string{"192.0.2.0/24", "2001:db8::/32"}}, "1"},
+		{"masqueraded as", &f{SourceIpXlated: []string{"192.0.2.1"}}, "0"},
+		{"destination range", &f{DestinationIp: []string{"10.96.0.0/16"}}, "2"},
+		{"source Pod by a prefix", &f{SourcePod: []string{"shop/cli"}}, "02"},
+		{"any Pod of a namespace", &f{DestinationPod: []string{"shop/"}}, "01"},
+		{"a Pod of any namespace", &f{DestinationPod: []string{"/dns-"}}, "1"},
+		{"a Pod of namespace default", &f{SourcePod: []string{"client"}}, ""},
+		{"Service", &f{DestinationService: []string{"shop/web"}}, "0"},
+		{"Service of any namespace", &f{DestinationService: []string{"/t", "/x"}}, "2"},
+		{"source Service", &f{SourceService: []string{"shop/web"}}, ""},
+		{"label", &f{SourceLabel: []string{"app=client"}}, "02"},
+		{"label with a source", &f{DestinationLabel: []string{"k8s:app=web", "reserved:world"}}, "02"},
+		{"label of another source", &f{DestinationLabel: []string{"reserved:app=web"}}, ""},
+		{"label like a source", &f{DestinationLabel: []string{"k8s.example.com/tier in (front,back)"}}, "01"},
+		{"labels together", &f{DestinationLabel: []string{"app,any:app!=dns"}}, "0"},
+		{"workload", &f{DestinationWorkload: []*flow.Workload{{Name: "web"}}}, "0"},
+		{"workload's kind", &f{SourceWorkload: []*flow.Workload{{Kind: "Deployment"}}}, "02"},
+		{"identity", &f{SourceIdentity: []uint32{ReservedWorld}}, "1"},
+		{"ports", &f{DestinationPort: []string{"53", "80"}}, "12"},
+		{"source port", &f{SourcePort: []string{"40000"}}, "0"},
+		{"direction", &f{TrafficDirection: []flow.TrafficDirection{flow.TrafficDirection_INGRESS}}, "1"},
+		{"verdict", &f{Verdict: []flow.Verdict{flow.Verdict_FORWARDED}}, "01"},
+		{"reason", &f{DropReasonDesc: []flow.DropReason{flow.DropReason_SERVICE_BACKEND_NOT_FOUND}}, "2"},
+		{"family", &f{IpVersion: []flow.IPVersion{flow.IPVersion_IPv6}}, "1"},
+		{"not a reply", &f{Reply: []bool{false}}, "012"},
+		{"reply", &f{Reply: []bool{true}}, ""},
+		{"protocol", &f{Protocol: []string{"UDP"}}, "1"},
+		{"event", &f{EventType: []*flow.EventTypeFilter{{Type: eventDrop}}}, "2"},
+		{"kind of event", &f{EventType: []*flow.EventTypeFilter{{Type: eventTrace, MatchSubType: true}}}, "1"},
+		{"node", &f{NodeName: []string{"node-?"}}, "012"},
+		{"node of a cluster", &f{NodeName: []string{"default/"}}, "012"},
+		{"another node", &f{NodeName: []string{"other"}}, ""},
+		{"two fields", &f{SourcePod: []string{"shop/client"}, Verdict: []flow.Verdict{flow.Verdict_DROPPED}}, "2"},
+		{"UUID", &f{Uuid: []string{uuid(7, 1)}}, "1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, deny := range []bool{false, true} {
+				lists := [2][]*f{{c.f}, nil}
+				if deny {
+					lists[0], lists[1] = lists[1], lists[0]
+				}
+				filter, err := NewFilter(lists[0], lists[1])
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i, one := range sample() {
+					one.number = uint64(i)
+					if got := filter.Has(one.message("node-1", 7)); got != (strings.Contains(c.want, fmt.Sprint(i)) != deny) {
+						t.Errorf("flow %d: %t, as a deny list: %t", i, got, deny)
+					}
+				}
+			}
+		})
+	}
+}
+
+// A filter that this server cannot judge is an error with the field, not one that lets pass what it should not.
+func TestFiltersThatNothingHas(t *testing.T) {
+	type f = flow.FlowFilter
+	unknown := &f{}
+	unknown.ProtoReflect().SetUnknown([]byte{0xf8, 0x3f, 1}) // field 1023
+	many := &f{SourcePort: make([]string, maxFilterValues+1)}
+	for i := range many.SourcePort {
+		many.SourcePort[i] = "1"
+	}
+	for _, c := range []struct {
+		f    *f
+		want string
+	}{
+		{&f{HttpMethod: []string{"GET"}}, "whitelist[0].http_method: flows of this server do not have that; they have destination_identity,"},
+		{&f{SourceFqdn: []string{"*"}}, "source_fqdn"},
+		{&f{Experimental: &flow.FlowFilter_Experimental{CelExpression: []string{"true"}}}, "experimental"},
+		{&f{Protocol: []string{"http"}}, `protocol: "http" is not tcp, udp or sctp`},
+		{&f{SourceIp: []string{"10.0.0.0/33"}}, `source_ip: "10.0.0.0/33" is not an IP address`},
+		{&f{SourcePort: []string{"0"}}, `source_port: "0" is not a port`},
+		{&f{SourceLabel: []string{"a in b"}}, "source_label: "},
+		{&f{SourcePod: []string{""}}, "source_pod: a name is empty"},
+		{&f{NodeName: []string{"[", "x"}}, "node_name: "},
+		{&f{NodeName: []string{"elsewhere/*"}}, "node_name: "},
+		{unknown, "a field that this server does not know"},
+		{many, "more than 1000 values"},
+	} {
+		if _, err := NewFilter([]*f{c.f}, nil); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v: %v, want %s", c.f, err, c.want)
+		}
+		if _, err := NewFilter(nil, []*f{c.f}); err == nil || !strings.HasPrefix(err.Error(), "blacklist[0]") {
+			t.Errorf("%v as a deny list: %v", c.f, err)
+		}
+	}
+}
+
+// dial returns a client of an Observer at a real socket.
+func dial(t *testing.T, o *Observer) observer.ObserverClient {
+	t.Helper()
+	at := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := NewServer(o)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = s.Serve(l)
+	}()
+	c, err := grpc.NewClient("unix://"+at, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = c.Close()
+		s.Stop()
+		<-done
+	})
+	return observer.NewObserverClient(c)
+}
+
+// ports are the source ports of the flows of an answer.
+func ports(t *testing.T, c observer.ObserverClient, r *observer.GetFlowsRequest) string {
+	t.Helper()
+	answer, err := c.GetFlows(t.Context(), r)
+	var out []string
+	for err == nil {
+		var m *observer.GetFlowsResponse
+		if m, err = answer.Recv(); err == nil {
+			if lost := m.GetLostEvents(); lost != nil {
+				out = append(out, fmt.Sprintf("lost %d", lost.GetNumEventsLost()))
+				continue
+			}
+			from, _ := portsOf(m.GetFlow())
+			out = append(out, fmt.Sprint(from))
+		}
+	}
+	if err.Error() != "EOF" {
+		out = append(out, status.Convert(err).Message())
+	}
+	return strings.Join(out, " ")
+}
+
+// filled is an Observer with flows from the ports 1 to n, one a second, of which every other is refused.
+func filled(size, n int) *Observer {
+	ring := NewRing(size)
+	for i := 1; i <= n; i++ {
+		f := sample()[(i%2)*2]
+		f.Source, f.Time = netip.AddrPortFrom(f.Source.Addr(), uint16(i)), noon.Add(time.Duration(i)*time.Second)
+		ring.Add(f)
+	}
+	return NewObserver("node-1", "1.2.3", ring)
+}
+
+func TestGetFlows(t *testing.T) {
+	o := filled(8, 10) // 3 to 10
+	o.ring.Add(Flow{Time: noon.Add(11 * time.Second), Missed: 99, From: World, To: World})
+	c := dial(t, o)
+	type r = observer.GetFlowsRequest
+	refused := []*flow.FlowFilter{{Verdict: []flow.Verdict{flow.Verdict_DROPPED}}}
+	at := func(seconds int) *timestamppb.Timestamp {
+		return timestamppb.New(noon.Add(time.Duration(seconds) * time.Second))
+	}
+	for _, q := range []struct {
+		name string
+		r    *r
+		want string
+	}{
+		{"all", &r{}, "4 5 6 7 8 9 10 lost 99"},
+		{"last", &r{Number: 2}, "9 10 lost 99"},
+		{"last of all", &r{Number: ^uint64(0)}, "4 5 6 7 8 9 10 lost 99"},
+		{"last refused", &r{Number: 2, Whitelist: refused}, "7 9 lost 99"},
+		{"last not refused", &r{Number: 1, Blacklist: refused}, "10 lost 99"},
+		{"first", &r{Number: 3, First: true}, "4 5 6"},
+		{"first refused", &r{Number: 2, First: true, Whitelist: refused}, "5 7"},
+		{"since", &r{Since: at(9)}, "9 10 lost 99"},
+		{"since and until", &r{Since: at(6), Until: at(8), Number: 20}, "6 7 8 lost 99"},
+		{"first and follow", &r{Number: 1, First: true, Follow: true}, "first and follow exclude each other"},
+		{"no filter", &r{Whitelist: []*flow.FlowFilter{{HttpMethod: []string{"x"}}}}, "whitelist[0].http_method: "},
+		{"no time", &r{Since: &timestamppb.Timestamp{Nanos: -1}}, "since: "},
+		{"no mask", &r{FieldMask: &fieldmaskpb.FieldMask{Paths: []string{"nothing"}}}, "field_mask: "},
+	} {
+		if got := ports(t, c, q.r); got != q.want && !(strings.HasSuffix(q.want, ": ") && strings.HasPrefix(got, q.want)) {
+			t.Errorf("%s: %s, want %s", q.name, got, q.want)
+		}
+	}
+}
+
+// A client that follows gets the last flows, and then what it asks for as it comes.
+func TestFollow(t *testing.T) {
+	o := filled(8, 4)
+	c := dial(t, o)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	only := []*flow.FlowFilter{{SourcePort: []string{"4", "77"}}}
+	s, err := c.GetFlows(ctx, &observer.GetFlowsRequest{Follow: true, Number: 1, Whitelist: only})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []uint32{4, 77} {
+		m, err := s.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if from, _ := portsOf(m.GetFlow()); from != want {
+			t.Fatalf("a flow from port %d, want %d", from, want)
+		}
+		for _, port := range []string{"10.244.0.5:76", "10.244.0.5:77"} {
+			f := sample()[0]
+			f.Source = ap(port)
+			o.ring.Add(f)
+		}
+	}
+}
+
+// However many ask at a time, the answers that a node sends are bounded.
+func TestStreamsAreBounded(t *testing.T) {
+	o := filled(8, 1)
+	c := dial(t, o)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for range maxStreams {
+		s, err := c.GetFlows(ctx, &observer.GetFlowsRequest{Follow: true, Number: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Recv(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := ports(t, c, &observer.GetFlowsRequest{}); got != "16 questions for flows are being answered; try again later" {
+		t.Error(got)
+	}
+}
+
+// A mask leaves the fields that it names.
+func TestMask(t *testing.T) {
+	m, err := newMask(&fieldmaskpb.FieldMask{Paths: []string{"source.pod_name", "destination", "destination.namespace", "IP.source", "IP"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := sample()[0].message("node-1", 1)
+	want := &flow.Flow{
+		Source: &flow.Endpoint{PodName: "client-1"}, Destination: proto.CloneOf(got.GetDestination()), IP: proto.CloneOf(got.GetIP()),
+	}
+	if m.apply(got); !proto.Equal(got, want) {
+		t.Errorf("%v\nwant %v", got, want)
+	}
+}
+
+func TestNodesStatusAndNamespaces(t *testing.T) {
+	o := filled(8, 20)
+	f := sample()[2]
+	f.Time = time.Now()
+	o.ring.Add(f)
+	c := dial(t, o)
+	s, err := c.ServerStatus(t.Context(), &observer.ServerStatusRequest{})
+	if err != nil || s.GetNumFlows() != 8 || s.GetMaxFlows() != 8 || s.GetSeenFlows() != 21 || s.GetVersion() != "1.2.3" ||
+		s.GetFlowsRate() <= 0 {
+		t.Errorf("status %v, %v", s, err)
+	}
+	n, err := c.GetNodes(t.Context(), &observer.GetNodesRequest{})
+	if err != nil || len(n.GetNodes()) != 1 || n.GetNodes()[0].GetName() != "node-1" {
+		t.Errorf("nodes %v, %v", n, err)
+	}
+	spaces, err := c.GetNamespaces(t.Context(), &observer.GetNamespacesRequest{})
+	if want := Namespaces(map[string]bool{"shop": true, "other": true}); err != nil || !proto.Equal(spaces, want) {
+		t.Errorf("namespaces %v, %v", spaces, err)
+	}
+	events, err := c.GetAgentEvents(t.Context(), &observer.GetAgentEventsRequest{})
+	if err == nil {
+		_, err = events.Recv()
+	}
+	if status.Code(err) != codes.Unimplemented {
+		t.Errorf("events of an agent of Cilium: %v", err)
+	}
+}
+
+// What an agent answers the relay comes through with its status; what is none is no answer.
+func TestWire(t *testing.T) {
+	o := filled(8, 3)
+	s := httptest.NewServer(Handler(o))
+	defer s.Close()
+	ask := func(method string, m proto.Message, f func([]byte) error) error {
+		body, err := proto.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := s.Client().Post(s.URL+Path+method, "", strings.NewReader(string(body)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = r.Body.Close() }()
+		return ReadAnswer(r.Body, f)
+	}
+	n := 0
+	count := func([]byte) error { n++; return nil }
+	if err := ask("GetFlows", &observer.GetFlowsRequest{}, count); err != nil || n != 3 {
+		t.Errorf("%d flows, %v", n, err)
+	}
+	for _, c := range []struct {
+		method string
+		m      proto.Message
+		want   codes.Code
+	}{
+		{"Nothing", &observer.GetFlowsRequest{}, codes.Unimplemented},
+		{"GetFlows", &observer.GetFlowsRequest{First: true, Follow: true}, codes.InvalidArgument},
+	} {
+		if err := ask(c.method, c.m, count); status.Code(err) != c.want {
+			t.Errorf("%s: %v, want %v", c.method, err, c.want)
+		}
+	}
+	for _, bad := range []string{"", "\x05abc", "\xff\xff\xff\xff\x7f", "\x00", "\x00\x02\xff\xff"} {
+		if err := ReadAnswer(strings.NewReader(bad), count); err == nil {
+			t.Errorf("%q is an answer", bad)
+		}
+	}
+}
+
+// A Pod with as many labels as fit into an object does not make its flows too large for the wire.
+func TestLabelsAreBounded(t *testing.T) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "large", Labels: map[string]string{}}}
+	for i := range 5000 {
+		pod.Labels[fmt.Sprintf("%s.example.com/%060d", strings.Repeat("a", 63), i)] = strings.Repeat("v", 63)
+	}
+	p := PeerOf(pod)
+	if len(p.Labels) != maxLabels+1 || !slices.Contains(p.Labels, NamespaceLabels("shop")[0]) || !slices.IsSorted(p.Labels) {
+		t.Errorf("%d labels", len(p.Labels))
+	}
+	f := Flow{From: p, To: p, Source: ap("10.0.0.1:1"), Destination: ap("10.0.0.2:2")}
+	if size := proto.Size(f.message("node", 1)); size > maxMessage/8 {
+		t.Errorf("a flow of %d bytes", size)
+	}
+}
+
+// The workload of a Pod is its controller, and behind a ReplicaSet the Deployment.
+func TestWorkload(t *testing.T) {
+	yes := true
+	pod := func(kind, name, hash string) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-7d4-x"}}
+		if kind != "" {
+			p.OwnerReferences = []metav1.OwnerReference{{Kind: kind, Name: name, Controller: &yes}}
+		}
+		if hash != "" {
+			p.Labels = map[string]string{"pod-template-hash": hash}
+		}
+		return p
+	}
+	for _, c := range []struct {
+		pod  *corev1.Pod
+		want string
+	}{
+		{pod("ReplicaSet", "web-7d4", "7d4"), "Deployment web"},
+		{pod("ReplicaSet", "web", ""), "ReplicaSet web"},
+		{pod("ReplicaSet", "web", "7d4"), "ReplicaSet web"},
+		{pod("StatefulSet", "db", ""), "StatefulSet db"},
+		{pod("", "", ""), "Pod web-7d4-x"},
+	} {
+		if p := PeerOf(c.pod); p.WorkloadKind+" "+p.Workload != c.want {
+			t.Errorf("%s %s, want %s", p.WorkloadKind, p.Workload, c.want)
+		}
+	}
+}
+
+func BenchmarkAdd(b *testing.B) {
+	ring, f := NewRing(RingSize), sample()[0]
+	b.ReportAllocs()
+	for b.Loop() {
+		ring.Add(f)
+	}
+}

@@ -1,0 +1,219 @@
+package relay
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/fairlead/fairlead/internal/hubble"
+	"github.com/fairlead/fairlead/internal/hubble/api/observer"
+)
+
+const (
+	// maxFlows bounds the flows of one answer that does not follow: they are sorted by time, about 1 kB each.
+	maxFlows = 50_000
+	// retryPeriod is how long a node that a client follows is not asked again after it did not answer.
+	retryPeriod = 5 * time.Second
+	// nodesPeriod is how often a client that follows gets the flows of new nodes.
+	nodesPeriod = 30 * time.Second
+)
+
+// GetFlows is part of observer.ObserverServer. Nodes that do not answer are named in the answer; it is an error if none does.
+func (r *Relay) GetFlows(q *observer.GetFlowsRequest, to observer.Observer_GetFlowsServer) error {
+	query, err := hubble.NewQuery(q)
+	if err != nil {
+		return err
+	}
+	done, err := r.begin()
+	if err != nil {
+		return err
+	}
+	defer done()
+	s := &session{relay: r, query: query, asked: forNodes(q), to: to, pods: newPods(r.client)}
+	if q.GetFollow() {
+		return s.follow(to.Context())
+	}
+	return s.collect(to.Context())
+}
+
+// session answers one question for flows.
+type session struct {
+	relay *Relay
+	query *hubble.Query
+	asked *observer.GetFlowsRequest // what nodes are asked
+	pods  *pods
+
+	mu     sync.Mutex // guards what follows
+	to     observer.Observer_GetFlowsServer
+	flows  []*observer.GetFlowsResponse
+	failed int
+}
+
+// forNodes is the question for nodes: they answer with all fields, and do not know the labels and workloads of other nodes' Pods. So
+// they are not asked to select by them; the relay does. Of the last or first flows it then needs all to select from.
+func forNodes(q *observer.GetFlowsRequest) *observer.GetFlowsRequest {
+	out := proto.CloneOf(q)
+	out.FieldMask = nil
+	if hubble.StripPodFilters(out) && out.GetNumber() > 0 {
+		out.Number = ^uint64(0)
+	}
+	return out
+}
+
+// collect answers with the flows that the nodes have now, sorted by time.
+func (s *session) collect(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, flowsTimeout)
+	defer cancel()
+	nodes, err := s.relay.nodes(ctx)
+	if err != nil {
+		return err
+	}
+	var first error
+	each(nodes, func(_ int, node string) {
+		got, err := s.of(ctx, node)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if err != nil {
+			s.failed++
+			got = append(got, unavailable(node, err))
+			if first == nil {
+				first = err
+			}
+		}
+		s.flows = append(s.flows, got...)
+		if len(s.flows) > maxFlows {
+			cancel()
+		}
+	})
+	switch {
+	case len(s.flows) > maxFlows:
+		return errTooMany()
+	case len(nodes) > 0 && s.failed == len(nodes):
+		return first
+	}
+	slices.SortStableFunc(s.flows, func(a, b *observer.GetFlowsResponse) int {
+		return a.GetTime().AsTime().Compare(b.GetTime().AsTime())
+	})
+	for _, m := range s.flows {
+		if err := s.to.Send(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// of returns the flows of a node.
+func (s *session) of(ctx context.Context, node string) (out []*observer.GetFlowsResponse, err error) {
+	err = s.relay.ask(ctx, node, "GetFlows", s.asked, func(text []byte) error {
+		m, err := s.complete(ctx, node, text)
+		if err != nil || m == nil {
+			return err
+		}
+		if out = append(out, m); len(out) > maxFlows {
+			return errTooMany()
+		}
+		return nil
+	})
+	return s.query.Limit(out), err
+}
+
+// complete reads an answer of a node and completes it. It returns nil if the flow is not asked for.
+func (s *session) complete(ctx context.Context, node string, text []byte) (*observer.GetFlowsResponse, error) {
+	m := &observer.GetFlowsResponse{}
+	if err := proto.Unmarshal(text, m); err != nil {
+		return nil, status.Errorf(codes.Internal, "cannot read a flow of node %s: %v", node, err)
+	}
+	m.NodeName = node // a node speaks only for itself
+	f := m.GetFlow()
+	if f == nil {
+		return m, nil
+	}
+	f.NodeName = node
+	s.pods.complete(ctx, f)
+	if !s.query.Has(f) {
+		return nil, nil
+	}
+	s.query.Mask(f)
+	return m, nil
+}
+
+// follow answers with flows as they come until ctx ends.
+func (s *session) follow(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel(nil)
+	known := map[string]bool{}
+	for {
+		nodes, err := s.relay.nodes(ctx)
+		if err != nil && len(known) == 0 {
+			return err
+		}
+		for _, node := range nodes {
+			if !known[node] {
+				known[node] = true
+				wg.Go(func() { s.followNode(ctx, cancel, node) })
+			}
+		}
+		if !sleep(ctx, nodesPeriod) {
+			return status.FromContextError(context.Cause(ctx)).Err()
+		}
+	}
+}
+
+// followNode sends the flows of a node until ctx ends. What it cannot send ends ctx.
+func (s *session) followNode(ctx context.Context, cancel context.CancelCauseFunc, node string) {
+	send := func(m *observer.GetFlowsResponse) error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		err := s.to.Send(m)
+		if err != nil {
+			cancel(err)
+		}
+		return err
+	}
+	asked, told := s.asked, false
+	for {
+		err := s.relay.ask(ctx, node, "GetFlows", asked, func(text []byte) error {
+			told = false
+			m, err := s.complete(ctx, node, text)
+			if err != nil || m == nil {
+				return err
+			}
+			return send(m)
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil && !told {
+			told = true
+			if send(unavailable(node, err)) != nil {
+				return
+			}
+		}
+		// The flows that it had before were sent.
+		asked = proto.CloneOf(s.asked)
+		asked.Number, asked.Since = 0, nil
+		if !sleep(ctx, retryPeriod) {
+			return
+		}
+	}
+}
+
+// sleep returns false if ctx ends before.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}

@@ -1,0 +1,223 @@
+// Package relay answers Hubble's API for all nodes of a cluster: it asks each node's agent, and adds what the agents do not know of
+// the Pods of other nodes.
+package relay
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/hubble"
+	"github.com/fairlead/fairlead/internal/hubble/api/observer"
+	pb "github.com/fairlead/fairlead/internal/hubble/api/relay"
+)
+
+const (
+	// unaryTimeout bounds what one node takes to answer about itself, flowsTimeout what all take to answer with their flows.
+	unaryTimeout = 5 * time.Second
+	flowsTimeout = 30 * time.Second
+	// atOnce is how many nodes are asked at a time.
+	atOnce = 32
+	// maxQuestions bounds the questions that are answered at a time: each asks all nodes.
+	maxQuestions = 16
+)
+
+// Relay answers for all nodes.
+type Relay struct {
+	observer.UnimplementedObserverServer
+
+	client    kubernetes.Interface
+	release   string
+	log       *slog.Logger
+	questions chan struct{}
+}
+
+// New returns a Relay that asks nodes with the rights of cfg, which may use nodes/proxy and read Pods. Who may ask the Relay the
+// caller decides.
+func New(cfg *rest.Config, release string, log *slog.Logger) (*Relay, error) {
+	cfg = rest.CopyConfig(cfg)
+	cfg.QPS = -1 // one question asks every node; atOnce bounds them
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &Relay{client: client, release: release, log: log, questions: make(chan struct{}, maxQuestions)}, nil
+}
+
+// begin takes a place among the questions that are answered at a time, until the function that it returns is called.
+func (r *Relay) begin() (done func(), err error) {
+	select {
+	case r.questions <- struct{}{}:
+		return func() { <-r.questions }, nil
+	default:
+		return nil, status.Errorf(codes.ResourceExhausted, "%d questions for flows are being answered; try again later", maxQuestions)
+	}
+}
+
+// nodes are the names of all nodes, sorted.
+func (r *Relay) nodes(ctx context.Context) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, unaryTimeout)
+	defer cancel()
+	list, err := r.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		return nil, status.Errorf(codes.Unavailable, "cannot list the nodes: %v", err)
+	}
+	out := make([]string, 0, len(list.Items))
+	for i := range list.Items {
+		out = append(out, list.Items[i].Name)
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+// ask calls a method of a node, and f with each message of its answer. Its errors are statuses.
+func (r *Relay) ask(ctx context.Context, node, method string, request proto.Message, f func([]byte) error) error {
+	body, err := proto.Marshal(request)
+	if err != nil {
+		return status.Error(codes.Internal, err.Error())
+	}
+	answer, err := r.client.CoreV1().RESTClient().Post().Resource("nodes").Name(node).SubResource("proxy").
+		Suffix(strings.Trim(hubble.Path, "/"), method).SetHeader("Content-Type", "application/octet-stream").Body(body).Stream(ctx)
+	switch {
+	case apierrors.IsNotFound(err):
+		return status.Errorf(codes.Unavailable, "node %s records no flows: start its agent with --hubble-listen-address", node)
+	case err != nil:
+		return status.Errorf(codes.Unavailable, "node %s does not answer: %v", node, err)
+	}
+	defer func() { _ = answer.Close() }()
+	return hubble.ReadAnswer(answer, f)
+}
+
+// reply is what one node answers about itself.
+type reply[M proto.Message] struct {
+	node    string
+	message M
+	err     error
+}
+
+// askAll calls a method that has one message as its answer on all nodes.
+func askAll[M proto.Message](ctx context.Context, r *Relay, method string, request proto.Message, empty func() M) ([]reply[M], error) {
+	done, err := r.begin()
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	nodes, err := r.nodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, unaryTimeout)
+	defer cancel()
+	out := make([]reply[M], len(nodes))
+	each(nodes, func(i int, node string) {
+		out[i] = reply[M]{node: node, message: empty()}
+		out[i].err = r.ask(ctx, node, method, request, func(text []byte) error { return proto.Unmarshal(text, out[i].message) })
+	})
+	return out, nil
+}
+
+// each calls f for all nodes, for atOnce of them at a time.
+func each(nodes []string, f func(i int, node string)) {
+	var wg sync.WaitGroup
+	places := make(chan struct{}, atOnce)
+	for i, node := range nodes {
+		places <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-places }()
+			f(i, node)
+		})
+	}
+	wg.Wait()
+}
+
+func (r *Relay) statuses(ctx context.Context) ([]reply[*observer.ServerStatusResponse], error) {
+	return askAll(ctx, r, "ServerStatus", &observer.ServerStatusRequest{},
+		func() *observer.ServerStatusResponse { return &observer.ServerStatusResponse{} })
+}
+
+// GetNodes is part of observer.ObserverServer.
+func (r *Relay) GetNodes(ctx context.Context, _ *observer.GetNodesRequest) (*observer.GetNodesResponse, error) {
+	all, err := r.statuses(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := &observer.GetNodesResponse{}
+	for _, s := range all {
+		n := &observer.Node{Name: s.node, State: pb.NodeState_NODE_CONNECTED, Tls: &observer.TLS{Enabled: true, ServerName: s.node}}
+		if m := s.message; s.err != nil {
+			n.State = pb.NodeState_NODE_UNAVAILABLE
+		} else {
+			n.Version, n.UptimeNs, n.NumFlows = m.GetVersion(), m.GetUptimeNs(), m.GetNumFlows()
+			n.MaxFlows, n.SeenFlows = m.GetMaxFlows(), m.GetSeenFlows()
+		}
+		out.Nodes = append(out.Nodes, n)
+	}
+	return out, nil
+}
+
+// ServerStatus is part of observer.ObserverServer: it adds up the answers of the nodes.
+func (r *Relay) ServerStatus(ctx context.Context, _ *observer.ServerStatusRequest) (*observer.ServerStatusResponse, error) {
+	all, err := r.statuses(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := &observer.ServerStatusResponse{Version: r.release}
+	for _, s := range all {
+		if m := s.message; s.err != nil {
+			out.UnavailableNodes = append(out.UnavailableNodes, s.node)
+		} else {
+			out.NumFlows += m.GetNumFlows()
+			out.MaxFlows += m.GetMaxFlows()
+			out.SeenFlows += m.GetSeenFlows()
+			out.FlowsRate += m.GetFlowsRate()
+			out.UptimeNs = max(out.GetUptimeNs(), m.GetUptimeNs())
+		}
+	}
+	out.NumUnavailableNodes = wrapperspb.UInt32(uint32(len(out.GetUnavailableNodes())))
+	out.NumConnectedNodes = wrapperspb.UInt32(uint32(len(all) - len(out.GetUnavailableNodes())))
+	return out, nil
+}
+
+// GetNamespaces is part of observer.ObserverServer.
+func (r *Relay) GetNamespaces(ctx context.Context, q *observer.GetNamespacesRequest) (*observer.GetNamespacesResponse, error) {
+	all, err := askAll(ctx, r, "GetNamespaces", q, func() *observer.GetNamespacesResponse { return &observer.GetNamespacesResponse{} })
+	if err != nil {
+		return nil, err
+	}
+	seen := map[string]bool{}
+	for _, a := range all {
+		for _, n := range a.message.GetNamespaces() {
+			seen[n.GetNamespace()] = true
+		}
+	}
+	return hubble.Namespaces(seen), nil
+}
+
+// errTooMany is the error of a question whose answer is too large.
+func errTooMany() error {
+	return status.Errorf(codes.ResourceExhausted,
+		"the nodes have more than %d such flows; ask for fewer by --last, --since or a filter", maxFlows)
+}
+
+// unavailable is the answer that tells of a node without flows.
+func unavailable(node string, err error) *observer.GetFlowsResponse {
+	return &observer.GetFlowsResponse{NodeName: node, ResponseTypes: &observer.GetFlowsResponse_NodeStatus{NodeStatus: &pb.NodeStatusEvent{
+		StateChange: pb.NodeState_NODE_UNAVAILABLE, NodeNames: []string{node}, Message: status.Convert(err).Message(),
+	}}}
+}
+
+// NewHandler answers gRPC for a Relay.
+func NewHandler(r *Relay) http.Handler { return hubble.NewServer(r) }

@@ -1,0 +1,37 @@
+package hubble
+
+import (
+	"net/http"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/fairlead/fairlead/internal/hubble/api/observer"
+)
+
+// The paths below which the methods of Hubble's API, and of gRPC's health check, are. Who may POST at Service may see all flows.
+const (
+	Service = "/observer.Observer/"
+	Health  = "/grpc.health.v1.Health/"
+)
+
+// checkedName is what the hubble command asks the health check for.
+const checkedName = "hubble.server.Observer"
+
+// NewServer returns a gRPC server for an Observer, which is also an http.Handler for HTTP/2. Who may ask the caller decides.
+func NewServer(o observer.ObserverServer) *grpc.Server {
+	s := grpc.NewServer(
+		grpc.MaxRecvMsgSize(maxRequest), grpc.MaxConcurrentStreams(2*maxStreams), grpc.ConnectionTimeout(10*time.Second),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),
+	)
+	observer.RegisterObserverServer(s, o)
+	alive := health.NewServer()
+	alive.SetServingStatus(checkedName, healthpb.HealthCheckResponse_SERVING)
+	healthpb.RegisterHealthServer(s, alive)
+	return s
+}
+
+var _ http.Handler = (*grpc.Server)(nil)

@@ -1,0 +1,295 @@
+package node
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/fairlead/fairlead/internal/hubble/api/flow"
+	"github.com/fairlead/fairlead/internal/hubble/api/observer"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
+)
+
+// shell runs commands of docs/hubble.md on the server's host.
+type shell struct {
+	c       *cluster
+	program string // hubble
+	before  []string
+}
+
+func (s *shell) command(lines ...string) *exec.Cmd {
+	bin := s.c.path("bin")
+	cmd := s.c.on(s.c.server, "sh", "-e", "-c", strings.Join(slices.Concat(s.before, lines), "\n"))
+	cmd.Dir = s.c.dir
+	cmd.Env = append(cmd.Env, "PATH="+bin+":"+os.Getenv("PATH"))
+	return cmd
+}
+
+// TestHubble runs the hubble command of docs/hubble.md, unmodified, at the API server and at the socket of a node.
+func TestHubble(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "hubble.sock")
+	c := newCluster(t, "--hubble-listen-address", "unix://"+socket)
+	c.backends()
+	c.apply(mustRead(t, "../../examples/debugging.yaml"))
+	s := &shell{c: c, program: process.Build(t, "test/hubble", "github.com/cilium/cilium/hubble")}
+	bin := c.path("bin")
+	for name, to := range map[string]string{"hubble": s.program, "kubectl": process.Program("kubectl")} {
+		if err := os.MkdirAll(bin, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(to, filepath.Join(bin, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testbed.Until(t, "a refusal by a Service without endpoints", func() error {
+		if err := c.dial(c.frontend("my-service")); err != nil {
+			return err
+		}
+		if err := c.dial(c.frontend("typo")); !testbed.Refused(err) {
+			return fmt.Errorf("%w, want refused", err)
+		}
+		return nil
+	})
+	s.stories()
+	s.observes(socket)
+	s.refuses(socket)
+}
+
+// stories runs the blocks of the page. What a command prints has the lines below it, in their order; "..." stands for anything.
+func (s *shell) stories() {
+	c := s.c
+	c.t.Helper()
+	page := strings.ReplaceAll(mustRead(c.t, "../../docs/hubble.md"), "192.0.2.10", c.server.Addr4().String())
+	blocks := regexp.MustCompile("(?ms)^<!-- run by test/node/hubble_test.go -->\n```console\n(.*?)^```").FindAllStringSubmatch(page, -1)
+	if len(blocks) != 5 {
+		c.t.Fatalf("docs/hubble.md has %d blocks to run", len(blocks))
+	}
+	for _, b := range blocks {
+		var commands, want []string
+		for line := range strings.Lines(b[1]) {
+			line = strings.TrimSuffix(line, "\n")
+			if command, ok := strings.CutPrefix(line, "$ "); ok {
+				commands = append(commands, command)
+			} else {
+				want = append(want, `(?m:^`+strings.ReplaceAll(regexp.QuoteMeta(line), `\.\.\.`, `.*`)+`)`)
+			}
+		}
+		shape := regexp.MustCompile("(?s)" + strings.Join(want, ".*?"))
+		testbed.Until(c.t, "the story of "+commands[len(commands)-1], func() error {
+			out, err := process.Try(s.command(commands...))
+			if err != nil || !shape.MatchString(out) {
+				return fmt.Errorf("%w: it printed\n%s\nwant\n%s", err, out, b[1])
+			}
+			return nil
+		})
+		// What the first block exports is for the others, too.
+		for _, command := range commands {
+			if strings.HasPrefix(command, "export ") {
+				s.before = append(s.before, command)
+			}
+		}
+	}
+}
+
+// seen are the parts of a flow that the test compares.
+type seen struct {
+	Flow struct {
+		NodeName    string `json:"node_name"`
+		Verdict     string `json:"verdict"`
+		Reason      string `json:"drop_reason_desc"`
+		Destination struct {
+			Namespace string   `json:"namespace"`
+			Pod       string   `json:"pod_name"`
+			Labels    []string `json:"labels"`
+			Workloads []struct{ Name, Kind string }
+		}
+		Service struct{ Name, Namespace string } `json:"destination_service"`
+	}
+}
+
+// flows returns the flows that a hubble command prints.
+func (s *shell) flows(cmd *exec.Cmd) (all []seen) {
+	s.c.t.Helper()
+	for line := range strings.Lines(process.Output(s.c.t, cmd)) {
+		var one seen
+		if err := json.Unmarshal([]byte(line), &one); err != nil {
+			s.c.t.Fatalf("%v: %s", err, line)
+		}
+		if one.Flow.NodeName != "" { // else it tells of what is missing
+			all = append(all, one)
+		}
+	}
+	return all
+}
+
+// observes asks by the filters of the command at the API server, and at the socket of the node. (How filters choose is a matter of the
+// tests of internal/hubble.)
+func (s *shell) observes(socket string) {
+	c := s.c
+	c.t.Helper()
+	pods := strings.Fields(c.kubectl("get", "pods", "-l", "app=MyApp", "-o", "jsonpath={.items[*].metadata.name}"))
+	server := func(filter string) []seen { return s.flows(s.command("hubble observe -o jsonpb " + filter)) }
+	node := func(filter string) []seen {
+		return s.flows(c.on(c.node, s.program, strings.Fields("observe -o jsonpb --server unix://"+socket+" "+filter)...))
+	}
+	served := func(f seen) bool {
+		d := f.Flow.Destination
+		return f.Flow.Verdict == "FORWARDED" && f.Flow.Service.Name == "my-service" && slices.Contains(pods, d.Pod) &&
+			slices.Contains(d.Labels, "k8s:app=MyApp") && len(d.Workloads) == 1 && f.Flow.NodeName == c.node.Name()
+	}
+	refused := func(f seen) bool {
+		return f.Flow.Verdict == "DROPPED" && f.Flow.Reason == "SERVICE_BACKEND_NOT_FOUND" && f.Flow.Service.Name == "typo"
+	}
+	none := func(seen) bool { return false }
+	for _, q := range []struct {
+		ask    func(string) []seen
+		filter string
+		right  func(seen) bool
+	}{
+		{server, "--service my-service", served},
+		{server, "--to-label app=MyApp --service my-service --last 1", served},
+		{server, "--not --verdict FORWARDED --to-service typo --since 1h", refused},
+		{server, "--service nobody", none},
+		{node, "--service my-service --first 1", served},
+		{node, "--verdict DROPPED --service typo", refused},
+	} {
+		all := q.ask(q.filter)
+		wrong := slices.ContainsFunc(all, func(f seen) bool { return !q.right(f) })
+		if wrong || len(all) == 0 && !strings.HasSuffix(q.filter, "nobody") || strings.HasSuffix(q.filter, " 1") && len(all) != 1 {
+			c.t.Errorf("hubble observe %s: %+v", q.filter, all)
+		}
+	}
+}
+
+// refuses asks as users who may not see flows: one without credentials, one who may edit a namespace, one who is not root at the
+// socket of a node. One who has the right may.
+func (s *shell) refuses(socket string) {
+	c := s.c
+	c.t.Helper()
+	other := c.on(c.node, "setpriv", "--reuid", "65534", "--clear-groups", s.program, "status", "--server", "unix://"+socket)
+	if out, err := process.Try(other); err == nil {
+		c.t.Errorf("another user than root reads the flows of the node:\n%s", out)
+	}
+	c.kubectl("create", "namespace", "own")
+	c.kubectl("create", "serviceaccount", "tenant", "-n", "own")
+	c.kubectl("create", "rolebinding", "tenant", "-n", "own", "--clusterrole", "admin", "--serviceaccount", "own:tenant")
+	token := strings.TrimSpace(c.kubectl("create", "token", "tenant", "-n", "own"))
+	check := func(what, token string, want codes.Code) {
+		c.t.Helper()
+		testbed.Until(c.t, what, func() error {
+			client, done := c.observer(s, token)
+			defer done()
+			_, unary := client.ServerStatus(c.t.Context(), &observer.ServerStatusRequest{})
+			_, nodes := client.GetNodes(c.t.Context(), &observer.GetNodesRequest{})
+			stream, err := client.GetFlows(c.t.Context(), &observer.GetFlowsRequest{Number: 1})
+			if err == nil {
+				_, err = stream.Recv()
+			}
+			for _, got := range []error{unary, nodes, err} {
+				if status.Code(got) != want {
+					return fmt.Errorf("%w, want %v", got, want)
+				}
+			}
+			return nil
+		})
+	}
+	check("no answer without credentials", "", codes.Unauthenticated)
+	check("no answer to a tenant", token, codes.PermissionDenied)
+	c.kubectl("create", "clusterrolebinding", "tenant-looks", "--clusterrole", "flow-reader", "--serviceaccount", "own:tenant")
+	check("an answer to who may look", token, codes.OK)
+	c.follows(s, token)
+}
+
+// follows gets a connection as it happens from the API server.
+func (c *cluster) follows(s *shell, token string) {
+	c.t.Helper()
+	client, done := c.observer(s, token)
+	defer done()
+	ctx, cancel := context.WithCancel(c.t.Context())
+	defer cancel()
+	stream, err := client.GetFlows(ctx, &observer.GetFlowsRequest{
+		Follow: true, Whitelist: []*flow.FlowFilter{{DestinationService: []string{"default/my-service"}}},
+	})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	got := make(chan error, 1)
+	go func() {
+		m, err := stream.Recv()
+		for err == nil && m.GetFlow() == nil {
+			m, err = stream.Recv()
+		}
+		got <- err
+	}()
+	at := c.frontend("my-service")
+	testbed.Until(c.t, "a flow as it happens", func() error {
+		if err := c.dial(at); err != nil {
+			return err
+		}
+		select {
+		case err := <-got:
+			if err != nil {
+				c.t.Fatal(err)
+			}
+			return nil
+		default:
+			return errors.New("none yet")
+		}
+	})
+}
+
+// observer is a client of the API server for a bearer token.
+func (c *cluster) observer(s *shell, token string) (client observer.ObserverClient, done func()) {
+	c.t.Helper()
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM([]byte(mustRead(c.t, filepath.Join(s.c.dir, "ca.crt"))))
+	at := netip.AddrPortFrom(c.server.Addr4(), 6443)
+	as := func(ctx context.Context) context.Context {
+		if token == "" {
+			return ctx
+		}
+		return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
+	}
+	conn, err := grpc.NewClient("passthrough:"+at.String(),
+		grpc.WithTransportCredentials(credentials.NewTLS(
+			&tls.Config{RootCAs: pool, ServerName: at.Addr().String(), MinVersion: tls.VersionTLS12})),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return c.node.Dial(ctx, svc.TCP, at) }),
+		grpc.WithUnaryInterceptor(func(ctx context.Context, m string, q, a any, cc *grpc.ClientConn, f grpc.UnaryInvoker,
+			o ...grpc.CallOption,
+		) error {
+			ctx, cancel := context.WithTimeout(as(ctx), 30*time.Second)
+			defer cancel()
+			return f(ctx, m, q, a, cc, o...)
+		}),
+		grpc.WithStreamInterceptor(func(ctx context.Context, d *grpc.StreamDesc, cc *grpc.ClientConn, m string, f grpc.Streamer,
+			o ...grpc.CallOption,
+		) (grpc.ClientStream, error) {
+			return f(as(ctx), d, cc, m, o...)
+		}))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return observer.NewObserverClient(conn), func() { _ = conn.Close() }
+}
