@@ -271,7 +271,7 @@ func (f *frontDoor) families() {
 	ask := func(addresses, programmed string, want int) []gwv1.GatewayStatusAddress {
 		f.Helper()
 		patch := []byte(`{"spec": {"addresses": ` + addresses + `}}`)
-		_, err := f.dynamic.Resource(gwv1.SchemeGroupVersion.WithResource("gateways")).Namespace("default").
+		_, err := f.dynamic.Resource(schema.GroupVersion(gwv1.GroupVersion).WithResource("gateways")).Namespace("default").
 			Patch(f.Context(), "shop", types.MergePatchType, patch, metav1.PatchOptions{})
 		f.must(err)
 		var have []gwv1.GatewayStatusAddress
