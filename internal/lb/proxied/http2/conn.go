@@ -446,11 +446,12 @@ func (c *Conn) mustWrite() bool {
 	return true
 }
 
-// buffer makes room for what is to be written. The caller holds mu.
-func (c *Conn) buffer() {
-	if c.out == nil {
-		c.out = stream.GetBuffer()[:0]
+// pooled returns b, or a buffer of the pool if there is none.
+func pooled(b []byte) []byte {
+	if b == nil {
+		return stream.GetBuffer()[:0]
 	}
+	return b
 }
 
 // finished reports whether the last stream of a connection has ended that has no further one. The caller holds mu.

@@ -105,8 +105,7 @@ func (c *Conn) Open(isHead bool) *Stream {
 }
 
 // number gives a stream of Open its number: they begin in the order of these. The caller holds mu.
-func (s *Stream) number() error {
-	c := s.c
+func (c *Conn) number(s *Stream) error {
 	if c.err != nil || c.goneAway {
 		s.err = &ResetError{Code: RefusedStream, Refused: true, Lost: c.err != nil}
 		return s.err
@@ -293,7 +292,7 @@ func (s *Stream) Answer(r *http1.Response, timeout time.Duration) error {
 		s.c.mu.Lock()
 		err := s.err
 		if len(s.answers) > 0 {
-			s.takeHead(r)
+			takeHead(s, r)
 			s.c.mu.Unlock()
 			return nil
 		}
@@ -308,7 +307,7 @@ func (s *Stream) Answer(r *http1.Response, timeout time.Duration) error {
 }
 
 // takeHead moves the first head that was not read to r, whose fields stay its own. The caller holds mu.
-func (s *Stream) takeHead(r *http1.Response) {
+func takeHead(s *Stream, r *http1.Response) {
 	fields := r.Fields[:0]
 	*r = s.answers[0]
 	r.Fields = append(fields, r.Fields...)
@@ -327,12 +326,11 @@ func (s *Stream) Head(e *Encoder, end bool) error {
 		return s.err
 	}
 	if s.id == 0 {
-		if err := s.number(); err != nil {
+		if err := c.number(s); err != nil {
 			return err
 		}
 	}
-	c.buffer()
-	c.out = c.appendHead(c.out, e, s.id, end)
+	c.out = c.appendHead(pooled(c.out), e, s.id, end)
 	s.sent = end
 	c.carries++
 	return nil
@@ -367,8 +365,7 @@ func (s *Stream) Write(p []byte, end bool, timeout time.Duration) error {
 			if end && n == len(p) {
 				flags, s.sent = flagEndStream, true
 			}
-			c.buffer()
-			c.out = append(appendHeader(c.out, n, frameData, flags, s.id), p[:n]...)
+			c.out = append(appendHeader(pooled(c.out), n, frameData, flags, s.id), p[:n]...)
 			s.window -= int64(n)
 			c.window -= int64(n)
 			p = p[n:]
@@ -443,7 +440,7 @@ func (s *Stream) Abort(code Code) {
 func (s *Stream) Close(code Code) {
 	c := s.c
 	c.mu.Lock()
-	if s.close(code) {
+	if c.close(s, code) {
 		c.kick()
 	}
 	c.mu.Unlock()
@@ -455,7 +452,7 @@ func (s *Stream) Close(code Code) {
 func (s *Stream) CloseAndWrite(code Code) {
 	c := s.c
 	c.mu.Lock()
-	write := s.close(code) && c.mustWrite()
+	write := c.close(s, code) && c.mustWrite()
 	c.mu.Unlock()
 	s.recycle()
 	if write {
@@ -463,9 +460,8 @@ func (s *Stream) CloseAndWrite(code Code) {
 	}
 }
 
-// close is Close, and reports whether something waits to be written. The caller holds mu.
-func (s *Stream) close(code Code) bool {
-	c := s.c
+// close ends a stream, and reports whether something waits to be written. The caller holds mu.
+func (c *Conn) close(s *Stream, code Code) bool {
 	c.credit(len(s.in) - s.read)
 	switch {
 	case s.id == 0:
