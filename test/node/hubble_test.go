@@ -137,7 +137,7 @@ func (s *shell) flows(cmd *exec.Cmd) (all []seen) {
 		if err := json.Unmarshal([]byte(line), &one); err != nil {
 			s.c.t.Fatalf("%v: %s", err, line)
 		}
-		if one.Flow.NodeName != "" { // else it tells of what is missing
+		if one.Flow.NodeName != "" { // otherwise it is about nodes or lost events
 			all = append(all, one)
 		}
 	}
