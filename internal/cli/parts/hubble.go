@@ -84,7 +84,7 @@ func (f *hubbleFlags) open(log *slog.Logger, node string) *Flows {
 	return out
 }
 
-// loses tells whether the mode logs packets that reach no endpoint.
+// loses closes the log of packets that reach no endpoint unless the mode fills it.
 func (f *Flows) loses(mode string) {
 	if f == nil || f.lost == nil || mode == "nft" {
 		return
