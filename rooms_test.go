@@ -31,6 +31,7 @@ var rooms = map[string]int{
 	"kubeproxyconfig":         0,
 	"gateway/api":             0,
 	"gateway/policy":          0,
+	"gateway/hostpath":        0,
 	"lb/proxied/budget":       0,
 	"lb/proxied/http1":        0,
 	"lb/proxied/proxyproto":   0,

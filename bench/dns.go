@@ -258,7 +258,7 @@ func untilAnswered(ctx context.Context, p *process, server string, q question, i
 	})
 }
 
-// check says what is wrong with an answer.
+// check returns what is wrong with an answer.
 func (q question) check(packed []byte) error {
 	var m dns.Msg
 	if err := m.Unpack(packed); err != nil {

@@ -60,7 +60,7 @@ func reasons() []reason {
 	}
 }
 
-// explain says why fairlead and CoreDNS answer a question otherwise, "" if no
+// explain returns why fairlead and CoreDNS answer a question otherwise, "" if no
 // reason is known.
 func explain(q asked, mine, theirs answered) string {
 	for _, r := range reasons() {

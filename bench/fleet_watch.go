@@ -215,7 +215,7 @@ func (c *fleetConn) open(r *eventReader) error {
 }
 
 // again opens a watch that the server has ended before it sent the lists, as a node does:
-// a server under load may say that its cache is not as new as the store.
+// a server under load may reject a request because its cache is older than the store.
 func (c *fleetConn) again(id uint32) error {
 	r := c.streams[id]
 	if r == nil || r.synced {

@@ -173,7 +173,7 @@ func (w *world) measureLoad(ctx context.Context, h *host, proc *process, r *plan
 
 func (w *world) measureMemory(ctx context.Context, _ *host, proc *process, r *planeResult) error {
 	if w.size.changes == 0 {
-		return nil // nothing is said of it
+		return nil // it is not reported
 	}
 	select {
 	case <-ctx.Done():

@@ -89,7 +89,8 @@ func TestBackendTLSPolicies(t *testing.T) {
 			policyFor("p", 1, toWeb, byMap+", subjectAltNames: [{type: URI, uri: web}]") + authority, by{"p": invalid}, refused,
 		},
 		"an invalid one that is older": {
-			policyFor("a", 1, toWeb, "wellKnownCACertificates: x/y") + policyFor("z", 2, toWeb, byMap) + authority, by{"a": invalid, "z": lost}, refused,
+			policyFor("a", 1, toWeb, "wellKnownCACertificates: x/y") + policyFor("z", 2, toWeb, byMap) + authority,
+			by{"a": invalid, "z": lost}, refused,
 		},
 	} {
 		f := builtFrom(t, plainGateway+service("web")+route("r", "", "web {}")+c.objects)

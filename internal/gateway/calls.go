@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 )
 
 // call is what a match of a GRPCRoute asks of the path of a request, which is /SERVICE/METHOD. An empty text is for every one.
@@ -119,7 +121,7 @@ func (b *ruleCompiler) call(c *call, spec *gwv1.GRPCMethodMatch, at string) bool
 	switch valueOf(spec.Type, gwv1.GRPCMethodMatchExact) {
 	case gwv1.GRPCMethodMatchExact:
 		for _, name := range []string{c.service, c.method} {
-			if canonical, ok := CanonicalPath("/" + name); name != "" && (!ok || canonical != "/"+name || strings.Contains(name, "/")) {
+			if canonical, ok := hostpath.Path("/" + name); name != "" && (!ok || canonical != "/"+name || strings.Contains(name, "/")) {
 				b.fail("%s: %.100q is no name of a service or of a method", at, name)
 				return false
 			}

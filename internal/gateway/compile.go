@@ -11,6 +11,7 @@ import (
 
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -196,7 +197,7 @@ func (b *ruleCompiler) path(m *match, spec *gwv1.HTTPPathMatch, at string) bool 
 		b.fail("%s.type: want Exact, PathPrefix or RegularExpression", at)
 		return false
 	}
-	path, ok := CanonicalPath(value)
+	path, ok := hostpath.Path(value)
 	if !ok {
 		b.fail("%s.value: %.100q is no path that all servers read alike", at, value)
 		return false
@@ -418,7 +419,7 @@ func (b *ruleCompiler) pathChange(spec *gwv1.HTTPPathModifier, at string) *PathC
 	if c.To == "" || c.To[0] != '/' {
 		c.To = "/" + c.To
 	}
-	canonical, ok := CanonicalPath(c.To)
+	canonical, ok := hostpath.Path(c.To)
 	if !ok || strings.ContainsAny(c.To, " ?#") || strings.ContainsFunc(c.To, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
 		b.fail("%s: %.100q is no path that all servers read alike", at, c.To)
 	}

@@ -9,6 +9,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -54,7 +55,7 @@ func BuildIngress(o *Objects, before *IngressFront) *IngressFront {
 	if len(all) == 0 {
 		return b.front
 	}
-	plain := &Listener{Name: "http", hosts: newHostIndex[*paths](true), onlyBest: true}
+	plain := &Listener{Name: "http", hosts: hostpath.NewIndex[*paths](true), onlyBest: true}
 	var was *Listener
 	if before != nil {
 		was = before.Table.listener(IngressHTTP, plain.Name)
@@ -62,8 +63,8 @@ func BuildIngress(o *Objects, before *IngressFront) *IngressFront {
 	b.addLast()
 	b.keepCertified()
 	fill(plain, b.rules, was)
-	port := &Port{Number: IngressHTTP, Listeners: []*Listener{plain}, hosts: newHostIndex[*Listener](true)}
-	port.hosts.set("", plain)
+	port := &Port{Number: IngressHTTP, Listeners: []*Listener{plain}, hosts: hostpath.NewIndex[*Listener](true)}
+	port.hosts.Set("", plain)
 	b.front.Table.Ports[IngressHTTP] = port
 	b.secure(plain)
 	return b.front
@@ -125,11 +126,11 @@ func (b *ingressBuilder) secure(plain *Listener) {
 	if len(b.secrets) == 0 {
 		return
 	}
-	port := &Port{Number: IngressHTTPS, TLS: true, hosts: newHostIndex[*Listener](true)}
-	add := func(host string, secret svc.Name, rules *hostIndex[*paths]) {
+	port := &Port{Number: IngressHTTPS, TLS: true, hosts: hostpath.NewIndex[*Listener](true)}
+	add := func(host string, secret svc.Name, rules *hostpath.Index[*paths]) {
 		l := &Listener{Name: host, Host: host, Certificates: []svc.Name{secret}, hosts: rules, onlyBest: true}
 		port.Listeners = append(port.Listeners, l)
-		port.hosts.set(host, l)
+		port.hosts.Set(host, l)
 	}
 	for _, host := range slices.Sorted(maps.Keys(b.secrets)) {
 		add(host, b.secrets[host], plain.hosts)
@@ -140,7 +141,7 @@ func (b *ingressBuilder) secure(plain *Listener) {
 			continue
 		}
 		if wide, ok := b.secrets["*"+host[i:]]; ok && wide.Namespace != b.owners[host] {
-			add(host, wide, newHostIndex[*paths](true))
+			add(host, wide, hostpath.NewIndex[*paths](true))
 		}
 	}
 	b.front.Table.Ports[IngressHTTPS] = port
@@ -222,7 +223,7 @@ func (b *ingressBuilder) path(in *networkingv1.Ingress, p *networkingv1.HTTPIngr
 		b.problem(in, "%s.path: it has more than %d bytes", at, maxPath)
 		return nil, false
 	}
-	path, ok := CanonicalPath(value)
+	path, ok := hostpath.Path(value)
 	if !ok {
 		b.problem(in, "%s.path: %.100q is no path that all servers read alike", at, value)
 		return nil, false

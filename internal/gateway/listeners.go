@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -291,7 +292,7 @@ func listenersOf(all []*listener, before *Table) *Table {
 		}
 		p := ports[number]
 		if p == nil {
-			p = &Port{Number: number, hosts: newHostIndex[*Listener](false)}
+			p = &Port{Number: number, hosts: hostpath.NewIndex[*Listener](false)}
 			ports[number] = p
 		}
 		p.TLS = p.TLS || l.spec.Protocol == gwv1.HTTPSProtocolType || l.spec.Protocol == gwv1.TLSProtocolType
@@ -300,17 +301,17 @@ func listenersOf(all []*listener, before *Table) *Table {
 			p.Clients = l.clients
 		}
 		out := &Listener{
-			Name: l.name(), Host: l.host, Mode: l.mode(), Certificates: l.secrets, hosts: newHostIndex[*paths](false),
-			streams: newHostIndex[*Rule](false),
+			Name: l.name(), Host: l.host, Mode: l.mode(), Certificates: l.secrets, hosts: hostpath.NewIndex[*paths](false),
+			streams: hostpath.NewIndex[*Rule](false),
 		}
 		for host, rule := range l.streams {
-			out.streams.set(host, rule)
+			out.streams.Set(host, rule)
 		}
 		if out.Mode == Requests {
 			fill(out, l.rules, before.listener(number, out.Name))
 		}
 		p.Listeners = append(p.Listeners, out)
-		p.hosts.set(out.Host, out)
+		p.hosts.Set(out.Host, out)
 	}
 	return t
 }
@@ -328,14 +329,14 @@ func fill(l *Listener, rules map[string][]*match, before *Listener) {
 	for host, matches := range rules {
 		var p *paths
 		if before != nil {
-			if was := before.hosts.get(host); was != nil && slices.EqualFunc(was.from, matches, alike) {
+			if was := before.hosts.Get(host); was != nil && slices.EqualFunc(was.from, matches, alike) {
 				p = was
 			}
 		}
 		if p == nil {
 			p = newPaths(matches)
 		}
-		l.hosts.set(host, p)
+		l.hosts.Set(host, p)
 	}
 }
 

@@ -150,7 +150,7 @@ func TestMeshTable(t *testing.T) {
 		t.Error("it does not depend on its Services alone")
 	}
 	again := BuildMesh(o, svc.Name{Namespace: "default", Name: "web"}, m)
-	if a, b := m.Table.Ports[80].Listeners[0], again.Table.Ports[80].Listeners[0]; a.hosts.get("") != b.hosts.get("") {
+	if a, b := m.Table.Ports[80].Listeners[0], again.Table.Ports[80].Listeners[0]; a.hosts.Get("") != b.hosts.Get("") {
 		t.Error("a table without changes is compiled again")
 	}
 }

@@ -12,6 +12,7 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -179,7 +180,7 @@ func ask(t testing.TB, table *Table, text string) string {
 	if p == nil {
 		return "closed"
 	}
-	path, ok := CanonicalPath(u.EscapedPath())
+	path, ok := hostpath.Path(u.EscapedPath())
 	if !ok {
 		return "400"
 	}
@@ -188,7 +189,7 @@ func ask(t testing.TB, table *Table, text string) string {
 		name, value, _ := strings.Cut(w, "=")
 		f.header[name] = value
 	}
-	rule, _, v := p.Find(&Request{Host: CanonicalHost(u.Host), Path: path, Method: words[1], Fields: f})
+	rule, _, v := p.Find(&Request{Host: hostpath.Host(u.Host), Path: path, Method: words[1], Fields: f})
 	switch {
 	case v == NoRoute:
 		return "404"

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -227,7 +228,7 @@ func (f *Front) attachBy(o *Objects, p *gwv1.ParentReference, r subject, to map[
 		}
 		allowed = true
 		for _, h := range r.hosts {
-			host, ok := intersectHosts(l.host, h)
+			host, ok := hostpath.Intersect(l.host, h)
 			if !ok {
 				continue
 			}

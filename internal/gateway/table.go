@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -43,7 +44,7 @@ type Port struct {
 	Listeners []*Listener
 	// Clients is how certificates of clients of HTTPS are verified, nil if none is asked for.
 	Clients *Clients
-	hosts   *hostIndex[*Listener]
+	hosts   *hostpath.Index[*Listener]
 }
 
 // Listener is the part of a port that is for some hosts.
@@ -54,8 +55,8 @@ type Listener struct {
 	// Certificates are the Secrets of HTTPS; the first is for clients that name no host that another one is for.
 	Certificates []svc.Name
 	Mode         ListenerMode
-	hosts        *hostIndex[*paths]
-	streams      *hostIndex[*Rule]
+	hosts        *hostpath.Index[*paths]
+	streams      *hostpath.Index[*Rule]
 	// onlyBest is true if rules of a less specific host are no fallback (Ingress).
 	onlyBest bool
 }
@@ -74,14 +75,14 @@ const (
 // Either is nil if there is none.
 func (p *Port) Connection(name string) (l *Listener, rule *Rule) {
 	if l = p.ListenerFor(name); l != nil && l.streams != nil {
-		rule, _ = l.streams.find(name)
+		rule, _ = l.streams.Find(name)
 	}
 	return l, rule
 }
 
 // ListenerFor returns the listener for a host, nil if there is none.
 func (p *Port) ListenerFor(host string) *Listener {
-	l, _ := p.hosts.find(host)
+	l, _ := p.hosts.Find(host)
 	return l
 }
 
@@ -107,7 +108,7 @@ func (p *Port) Find(r *Request) (rule *Rule, prefix string, v Verdict) {
 		return nil, "", NoRoute
 	}
 	m := l.find(r, r.Path)
-	if other := alternative(r.Path); other != "" {
+	if other := hostpath.Alternative(r.Path); other != "" {
 		if second := l.find(r, other); second != m && (second == nil || m == nil || second.Rule != m.Rule) {
 			return nil, "", Disputed
 		}
@@ -122,7 +123,7 @@ func (p *Port) Find(r *Request) (rule *Rule, prefix string, v Verdict) {
 }
 
 func (l *Listener) find(r *Request, path string) (found *match) {
-	l.hosts.each(r.Host, func(p *paths) bool {
+	l.hosts.Each(r.Host, func(p *paths) bool {
 		found = p.find(r, path)
 		return found == nil && !l.onlyBest
 	})

@@ -113,7 +113,8 @@ func TestDemandAndZeroInterval(t *testing.T) {
 		t.Error("packets are sent to a neighbor that wants none")
 	}
 	m.receive(packet{state: Init, mult: 3, mine: 2, yours: 1, minTx: time.Second, minRx: time.Second}, time.Unix(1, 0))
-	m.receive(packet{state: Up, mult: 3, mine: 2, yours: 1, final: true, demand: true, minTx: time.Second, minRx: time.Second}, time.Unix(1, 0))
+	up := packet{state: Up, mult: 3, mine: 2, yours: 1, final: true, demand: true, minTx: time.Second, minRx: time.Second}
+	m.receive(up, time.Unix(1, 0))
 	if m.state != Up || m.interval() != 0 {
 		t.Errorf("%s, packets each %s in demand mode", m.state, m.interval())
 	}

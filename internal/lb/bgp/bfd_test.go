@@ -23,7 +23,8 @@ func TestBFD(t *testing.T) {
 	net := testbed.NewNetwork(t)
 	hosts := []*testbed.Host{net.Host("node1"), net.Host("node2")}
 	const options = "hold time 240; bfd on;"
-	router := bird.Start(t, net.Host("router"), neighbor(hosts[0], options), fmt.Sprintf("neighbor %s as %d; %s", hosts[1].Addr6(), nodeAS, options))
+	over6 := fmt.Sprintf("neighbor %s as %d; %s", hosts[1].Addr6(), nodeAS, options)
+	router := bird.Start(t, net.Host("router"), neighbor(hosts[0], options), over6)
 	nodes := make([]*node, len(hosts))
 	for i, h := range hosts {
 		p := peer(router.Host)

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 )
 
@@ -18,7 +19,7 @@ func (o redirector) Route(r *http1.Request, from Origin) Route {
 	if !strings.HasPrefix(path, "/") {
 		return reply(http.StatusBadRequest)
 	}
-	host := cmp.Or(gateway.CanonicalHost(string(r.Host)), from.At.Addr().String())
+	host := cmp.Or(hostpath.Host(string(r.Host)), from.At.Addr().String())
 	if strings.Contains(host, ":") && !strings.HasPrefix(host, "[") {
 		host = "[" + host + "]"
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 )
@@ -31,12 +32,12 @@ func reply(status int) Route { return Route{Reply: &Reply{Status: status}} }
 func (o *router) Route(r *http1.Request, from Origin) Route {
 	target := string(r.Target)
 	path, query, asked := strings.Cut(target, "?")
-	canonical, ok := gateway.CanonicalPath(path)
+	canonical, ok := hostpath.Path(path)
 	if !ok {
 		return reply(http.StatusBadRequest)
 	}
-	host := gateway.CanonicalHost(string(r.Host))
-	if from.Secure && !o.port.Admits(host, gateway.CanonicalHost(from.ServerName)) {
+	host := hostpath.Host(string(r.Host))
+	if from.Secure && !o.port.Admits(host, hostpath.Host(from.ServerName)) {
 		return reply(http.StatusMisdirectedRequest)
 	}
 	rule, prefix, verdict := o.port.Find(&gateway.Request{

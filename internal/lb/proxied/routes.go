@@ -12,6 +12,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/lb/logship"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -133,7 +134,7 @@ func (t *Routes) configure(c *Config, l dialect.Listener, old *Config) error {
 
 // certificate returns the certificate of the listener that a client names.
 func (t *Routes) certificate(p *gateway.Port, h *tls.ClientHelloInfo) (*tls.Certificate, error) {
-	l := p.ListenerFor(gateway.CanonicalHost(h.ServerName))
+	l := p.ListenerFor(hostpath.Host(h.ServerName))
 	if l == nil {
 		return nil, errNoListener
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/lb/proxied/accesslog"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/lb/proxied/stream"
@@ -57,7 +58,7 @@ func serveNamed(s *Server, socket *net.TCPConn, conn stream.Conn, l *Listener, c
 		s.log.Debug("no TLS with a client", "service", c.Service, "client", client, "err", err)
 		return nil
 	}
-	listener, rule := c.streams.port.Connection(gateway.CanonicalHost(name))
+	listener, rule := c.streams.port.Connection(hostpath.Host(name))
 	if listener != nil && listener.Mode == gateway.Requests {
 		return s.web.Serve(&replayed{conn, first}, l, c, client, at)
 	}

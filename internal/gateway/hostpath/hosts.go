@@ -1,11 +1,11 @@
-package gateway
+package hostpath
 
 import (
 	"strings"
 )
 
-// CanonicalHost returns the host of a request without its port, in lower case and without a dot at the end.
-func CanonicalHost(host string) string {
+// Host returns the host of a request without its port, in lower case and without a dot at the end.
+func Host(host string) string {
 	if i := strings.LastIndexByte(host, ':'); i >= 0 && !strings.HasSuffix(host, "]") && strings.IndexByte(host[:i], ':') < 0 {
 		host = host[:i]
 	} else if i >= 0 && i > 0 && host[i-1] == ']' {
@@ -14,9 +14,9 @@ func CanonicalHost(host string) string {
 	return strings.ToLower(strings.TrimSuffix(host, "."))
 }
 
-// hostIndex finds what belongs to the most specific pattern for a host. Patterns are names, names that begin with "*.",
+// Index finds what belongs to the most specific pattern for a host. Patterns are names, names that begin with "*.",
 // and "", which is for every host.
-type hostIndex[T any] struct {
+type Index[T any] struct {
 	exact    map[string]T
 	wildcard map[string]T // by what follows the "*"
 	rest     T
@@ -25,11 +25,13 @@ type hostIndex[T any] struct {
 	oneLabel bool
 }
 
-func newHostIndex[T any](oneLabel bool) *hostIndex[T] {
-	return &hostIndex[T]{exact: map[string]T{}, wildcard: map[string]T{}, oneLabel: oneLabel}
+// NewIndex returns an Index of no patterns. With oneLabel a "*" stands for exactly one label, as in an Ingress.
+func NewIndex[T any](oneLabel bool) *Index[T] {
+	return &Index[T]{exact: map[string]T{}, wildcard: map[string]T{}, oneLabel: oneLabel}
 }
 
-func (x *hostIndex[T]) set(pattern string, v T) {
+// Set has a pattern lead to v.
+func (x *Index[T]) Set(pattern string, v T) {
 	switch {
 	case pattern == "":
 		x.rest, x.hasRest = v, true
@@ -40,8 +42,8 @@ func (x *hostIndex[T]) set(pattern string, v T) {
 	}
 }
 
-// each calls yield for what belongs to the patterns for a host, the most specific first, until it returns false.
-func (x *hostIndex[T]) each(host string, yield func(T) bool) {
+// Each calls yield for what belongs to the patterns for a host, the most specific first, until it returns false.
+func (x *Index[T]) Each(host string, yield func(T) bool) {
 	if v, ok := x.exact[host]; ok && !yield(v) {
 		return
 	}
@@ -67,32 +69,32 @@ func (x *hostIndex[T]) each(host string, yield func(T) bool) {
 // maxLabels bounds the work for a name: a name of DNS has at most 127 labels.
 const maxLabels = 127
 
-// find returns what belongs to the most specific pattern for a host.
-func (x *hostIndex[T]) find(host string) (v T, ok bool) {
-	x.each(host, func(found T) bool {
+// Find returns what belongs to the most specific pattern for a host.
+func (x *Index[T]) Find(host string) (v T, ok bool) {
+	x.Each(host, func(found T) bool {
 		v, ok = found, true
 		return false
 	})
 	return v, ok
 }
 
-// intersectHosts returns the pattern for the hosts that two patterns have in common. ok is false if there are none.
-func intersectHosts(a, b string) (pattern string, ok bool) {
+// Intersect returns the pattern for the hosts that two patterns have in common. ok is false if there are none.
+func Intersect(a, b string) (pattern string, ok bool) {
 	switch {
 	case a == "" || a == b:
 		return b, true
 	case b == "":
 		return a, true
-	case coversHost(a, b):
+	case covers(a, b):
 		return b, true
-	case coversHost(b, a):
+	case covers(b, a):
 		return a, true
 	}
 	return "", false
 }
 
-// coversHost reports whether a pattern with "*." is for all hosts of another pattern.
-func coversHost(wide, narrow string) bool {
+// covers reports whether a pattern with "*." is for all hosts of another pattern.
+func covers(wide, narrow string) bool {
 	if !strings.HasPrefix(wide, "*.") {
 		return false
 	}
@@ -100,8 +102,8 @@ func coversHost(wide, narrow string) bool {
 	return strings.HasSuffix(narrow, wide[1:]) && len(narrow) >= len(wide)-1 && narrow != strings.TrimPrefix(wide, "*.")
 }
 
-// get returns what belongs to a pattern.
-func (x *hostIndex[T]) get(pattern string) (v T) {
+// Get returns what belongs to a pattern.
+func (x *Index[T]) Get(pattern string) (v T) {
 	switch {
 	case pattern == "":
 		return x.rest

@@ -1,15 +1,15 @@
-package gateway
+package hostpath
 
 import (
 	"strings"
 )
 
-// CanonicalPath returns the one form of a path that rules are compared with and that backends get: percent-encoded
+// Path returns the one form of a path that rules are compared with and that backends get: percent-encoded
 // unreserved bytes are decoded (RFC 3986, section 6.2.2.2), empty segments are left out, and dot segments are resolved.
 // Other encoded bytes stay encoded, with upper-case digits. ok is false for a path that servers are known to read in
 // different ways, so that a request could reach what another rule protects: one with an encoded NUL, an invalid encoding, a
 // backslash, or a dot segment that only some servers see ("..;x", "%2f..").
-func CanonicalPath(path string) (canonical string, ok bool) {
+func Path(path string) (canonical string, ok bool) {
 	if plainPath(path) {
 		return path, true
 	}
@@ -127,12 +127,12 @@ func disputed(segment string) bool {
 
 var slashes = strings.NewReplacer("%2F", "/", "%5C", "/")
 
-// alternative returns a canonical path as a server sees it that decodes slashes, "" if that is the same.
-func alternative(path string) string {
+// Alternative returns a canonical path as a server sees it that decodes slashes, "" if that is the same.
+func Alternative(path string) string {
 	if !strings.Contains(path, "%2F") && !strings.Contains(path, "%5C") {
 		return ""
 	}
-	other, ok := CanonicalPath(slashes.Replace(path))
+	other, ok := Path(slashes.Replace(path))
 	if !ok {
 		return ""
 	}

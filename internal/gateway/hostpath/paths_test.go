@@ -1,4 +1,4 @@
-package gateway
+package hostpath
 
 import (
 	"strings"
@@ -6,7 +6,7 @@ import (
 )
 
 // What rules are compared with is what backends get, and a path that servers read in different ways goes nowhere.
-func TestCanonicalPath(t *testing.T) {
+func TestPath(t *testing.T) {
 	for path, want := range map[string]string{
 		"/": "/", "/a/b": "/a/b", "/a/": "/a/", "//admin": "/admin", "/a//b///c/": "/a/b/c/", "/a/./b": "/a/b", "/a/../b": "/b",
 		"/../../b": "/b", "/a/..": "/", "/a/.": "/a/", "/%61dmin": "/admin", "/%41": "/A", "/a%2fb": "/a%2Fb", "/a%2Fb": "/a%2Fb",
@@ -17,27 +17,27 @@ func TestCanonicalPath(t *testing.T) {
 		"/a%5c..%5cadmin": "", `/a\..\admin`: "", `/a\b`: "", "/a%00b": "", "/a\x00": "", "/%": "", "/%4": "", "/%zz": "",
 		"": "", "a": "", "*": "",
 	} {
-		got, ok := CanonicalPath(path)
+		got, ok := Path(path)
 		if got != want || ok != (want != "") {
 			t.Errorf("%q is %q, %t; want %q", path, got, ok, want)
 		}
-		if again, _ := CanonicalPath(got); ok && again != got {
+		if again, _ := Path(got); ok && again != got {
 			t.Errorf("%q: %q becomes %q", path, got, again)
 		}
 	}
 }
 
 // A canonical path has no dot segment, no empty one and no backslash, and stays as it is.
-func FuzzCanonicalPath(f *testing.F) {
+func FuzzPath(f *testing.F) {
 	for _, s := range []string{"/a/../b", "/%2e%2e/", "//", "/..;/", "/a%2f..%2fb", "/%"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, path string) {
-		got, ok := CanonicalPath(path)
+		got, ok := Path(path)
 		if !ok {
 			return
 		}
-		if again, ok := CanonicalPath(got); again != got || !ok {
+		if again, ok := Path(got); again != got || !ok {
 			t.Errorf("%q: %q becomes %q, %t", path, got, again, ok)
 		}
 		for i, s := range strings.Split(got[1:], "/") {
@@ -53,20 +53,20 @@ func TestHosts(t *testing.T) {
 		"Example.com": "example.com", "example.com.": "example.com", "example.com:8080": "example.com",
 		"[::1]:80": "[::1]", "[::1]": "[::1]", "": "",
 	} {
-		if got := CanonicalHost(host); got != want {
+		if got := Host(host); got != want {
 			t.Errorf("%q is %q, want %q", host, got, want)
 		}
 	}
-	x := newHostIndex[string](false)
+	x := NewIndex[string](false)
 	for _, p := range []string{"foo.example.com", "*.example.com", "*.foo.example.com", "*.com", ""} {
-		x.set(p, "["+p+"]")
+		x.Set(p, "["+p+"]")
 	}
 	for host, want := range map[string]string{
 		"foo.example.com": "[foo.example.com]", "a.foo.example.com": "[*.foo.example.com]", "b.example.com": "[*.example.com]",
 		"a.b.example.com": "[*.example.com]", "example.com": "[*.com]", "com": "[]", "org": "[]", ".example.com": "[*.com]",
 		strings.Repeat("a.", 5000) + "org": "[]",
 	} {
-		if got, _ := x.find(host); got != want {
+		if got, _ := x.Find(host); got != want {
 			t.Errorf("%.40s: %s, want %s", host, got, want)
 		}
 	}
@@ -75,7 +75,7 @@ func TestHosts(t *testing.T) {
 		{"a.b", "a.b", "a.b"}, {"a.b", "c.b", "-"}, {"*.b", "*.b", "*.b"}, {"*.example.com", "badexample.com", "-"},
 	} {
 		for _, pair := range [][2]string{{c[0], c[1]}, {c[1], c[0]}} {
-			got, ok := intersectHosts(pair[0], pair[1])
+			got, ok := Intersect(pair[0], pair[1])
 			if !ok {
 				got = "-"
 			}
