@@ -8,11 +8,10 @@ import (
 
 // pair are two machines that hear each other over paths that a test may cut.
 type pair struct {
-	a, b     *machine
-	now      time.Time
-	next     [2]time.Time
-	ab, ba   bool // the path carries packets
-	downTook time.Duration
+	a, b   *machine
+	now    time.Time
+	next   [2]time.Time
+	ab, ba bool // the path carries packets
 }
 
 func newPair(a, b Config) *pair {

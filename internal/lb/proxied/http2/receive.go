@@ -94,8 +94,10 @@ func (c *Conn) peerReset(h header, p []byte) error {
 	}
 	if s := c.streams[h.stream]; s != nil {
 		code := Code(binary.BigEndian.Uint32(p))
-		if code == NoError && s.ended && c.client {
-			s.stopped = true // the answer is whole, and the rest of the request is not wanted
+		// The answer is whole, and the rest of the request is not wanted. A server of net/http that answers without reading all of
+		// it also says StreamClosed, for what was still on its way.
+		if s.ended && c.client {
+			s.stopped = true
 			s.wakeSender()
 			return nil
 		}

@@ -100,6 +100,37 @@ func TestNoBodyBehindAnswersWithout(t *testing.T) {
 	}
 }
 
+// An answer that is whole reaches the client although its Pod then resets the stream: it does not want the rest of the request
+// (RFC 9113, section 8.1). Servers of net/http say StreamClosed for what was on its way.
+func TestResetBehindAWholeAnswer(t *testing.T) {
+	for _, code := range []http2.ErrCode{http2.ErrCodeNo, http2.ErrCodeStreamClosed, http2.ErrCodeCancel} {
+		seen := make(chan struct{})
+		r := newRig(t, map[string]string{lbProtocol: "http", lbBackend: "h2c"})
+		r.set(r.Pod(func(c net.Conn) {
+			serveFrames(c, func(f *http2.Framer, h *http2.MetaHeadersFrame) {
+				_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: h.StreamID, EndHeaders: true, BlockFragment: headBlock(":status 200")})
+				<-seen
+				var all bytes.Buffer // in one write, so that the reset is read with the answer
+				f = http2.NewFramer(&all, nil)
+				_ = f.WriteData(h.StreamID, false, []byte("whole"))
+				_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: h.StreamID, EndHeaders: true, EndStream: true,
+					BlockFragment: headBlock("grpc-status 0")})
+				_ = f.WriteRSTStream(h.StreamID, code)
+				_, _ = c.Write(all.Bytes())
+			})
+		}))
+		body, rest := io.Pipe()
+		answer, err := r.clientOf(2).Post("http://"+r.At.String()+"/", "application/grpc", body)
+		close(seen)
+		r.Must(err)
+		text, err := io.ReadAll(answer.Body)
+		if err != nil || string(text) != "whole" || answer.Trailer.Get("Grpc-Status") != "0" {
+			t.Errorf("%v: %q, %v, trailers %v", code, text, err, answer.Trailer)
+		}
+		_ = rest.Close()
+	}
+}
+
 // A connection of HTTP/2 whose Pod expects the PROXY protocol, as routes can lead to one, is of one client: that in its header.
 func TestStreamsWithProxyProtocol(t *testing.T) {
 	r := newRig(t, map[string]string{
