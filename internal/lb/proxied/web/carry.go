@@ -360,7 +360,7 @@ var errContinue = errors.New("the endpoint does not ask for the body")
 func (x *exchange) readAnswer(b pod, first, waits bool) error {
 	x.res.Reset()
 	for {
-		err := b.answer(&x.res, x.poll())
+		err := b.answer(&x.res, x.again.within(x.poll()))
 		switch {
 		case err == nil:
 			return nil

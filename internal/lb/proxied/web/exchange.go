@@ -180,7 +180,7 @@ func (x *exchange) patience() time.Duration {
 }
 
 // poll is how long something is waited for before a look at the rest.
-func (x *exchange) poll() time.Duration { return x.again.within(min(pollInterval, x.patience()/4)) }
+func (x *exchange) poll() time.Duration { return min(pollInterval, x.patience()/4) }
 
 // drain ends the request: its Pod has left, and the time to drain is over.
 func (x *exchange) drain() {

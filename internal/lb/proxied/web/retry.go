@@ -47,12 +47,12 @@ func newRetrying(x *exchange, rule *policy.Retry) *retrying {
 // never reports whether the rule forbids to send a request again.
 func (r *retrying) never() bool { return r != nil && r.rule.Never() }
 
-// late reports whether the time for all attempts is over.
-func (r *retrying) late() bool { return r != nil && !time.Now().Before(r.until) }
+// late reports whether the time for all attempts is over. The first one may take as long as without a retry.
+func (r *retrying) late() bool { return r != nil && r.n > 0 && !time.Now().Before(r.until) }
 
-// within shortens a wait so that it ends with the time for all attempts.
+// within shortens a wait for a head so that it ends with the time for all attempts.
 func (r *retrying) within(d time.Duration) time.Duration {
-	if r == nil {
+	if r == nil || r.n == 0 {
 		return d
 	}
 	return max(min(d, time.Until(r.until)), time.Millisecond)

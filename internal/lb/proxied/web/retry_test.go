@@ -241,25 +241,48 @@ func TestRetryAfterTimeout(t *testing.T) {
 	pod.how = func(http.ResponseWriter) { <-ends }
 	at := r.Web(pod.ServeHTTP)
 	client := r.Client()
-	r.retried("retry: {attempts: 2, backoff: 10ms}, timeouts: {request: 1h, backendRequest: 300ms}", at)
+	r.retried("retry: {attempts: 2, backoff: 10ms}, timeouts: {request: 1h, backendRequest: 1s}", at)
 	if got := pod.ask(r, client, 2, "GET", nil); got != "200 0 3" {
 		t.Error(got)
 	}
 	if got := pod.ask(r, client, 3, "GET", nil); got != "504  3" {
 		t.Error(got)
 	}
-	r.retried("retry: {attempts: 100000, backoff: 1ms}, timeouts: {request: 1500ms, backendRequest: 1s}", at)
+	r.retried("retry: {attempts: 100000, backoff: 1ms}, timeouts: {request: 3s, backendRequest: 1s}", at)
 	began := time.Now()
-	if got := pod.ask(r, client, 1000, "GET", nil); got != "504  2" {
+	if got := pod.ask(r, client, 1000, "GET", nil); got != "504  2" && got != "504  3" { // fewer when the machine is slow
 		t.Error(got)
 	}
-	if took := time.Since(began); took < 1500*time.Millisecond {
+	if took := time.Since(began); took < 2*time.Second {
 		t.Errorf("it took %v", took)
 	}
 	r.retried("retry: {attempts: 3, codes: [503], backoff: 2h}, timeouts: {request: 1h}", at)
 	pod.how = answering(503)
 	if got := pod.ask(r, client, 9, "GET", nil); got != "503  1" { // the answer does not wait for a retry that is too late
 		t.Error(got)
+	}
+}
+
+// A rule with a retry gives a request that is never sent again as long as a rule without: an upload goes on while bytes come.
+func TestRetryLeavesUploads(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http", "fairlead.dev/lb-idle-timeout": "3"})
+	r.retried("retry: {attempts: 3}", r.Web(func(w http.ResponseWriter, q *http.Request) {
+		n, _ := io.Copy(io.Discard, q.Body)
+		_, _ = fmt.Fprint(w, n)
+	}))
+	body, to := io.Pipe()
+	go func() {
+		for range 10 {
+			_, _ = to.Write([]byte("x"))
+			time.Sleep(400 * time.Millisecond) // together longer than the idle timeout
+		}
+		_ = to.Close()
+	}()
+	answer, err := r.Client().Post("http://"+r.At.String()+"/", "text/plain", body)
+	r.Must(err)
+	defer answer.Body.Close()
+	if text, _ := io.ReadAll(answer.Body); answer.StatusCode != 200 || string(text) != "10" {
+		t.Errorf("%s %q", answer.Status, text)
 	}
 }
 
