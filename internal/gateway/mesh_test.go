@@ -200,3 +200,23 @@ func TestServiceEqual(t *testing.T) {
 		}
 	}
 }
+
+// A backend with a BackendTLSPolicy is no target, and the route's status tells why. Others are.
+func TestMeshPolicies(t *testing.T) {
+	t.Parallel()
+	m := meshOf(t, objects(t, meshRoute("default", "name: web, port: 80")+`---
+kind: BackendTLSPolicy
+metadata: {name: p}
+spec:
+  targetRefs: [{group: "", kind: Service, name: cart}]
+  validation: {hostname: cart.example.com, wellKnownCACertificates: System}
+`), "web")
+	if len(m.Targets) != 1 || m.Targets[0].Name.Name != "web" {
+		t.Errorf("targets are %v", m.Targets)
+	}
+	const want = "Accepted; UnsupportedProtocol: rules[0].backendRefs[0]: Service default/cart has a BackendTLSPolicy, and none counts " +
+		"for routes at a Service: it gets no requests"
+	if got := m.accepted(KindHTTPRoute, "default/r"); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
