@@ -22,7 +22,9 @@ import (
 const meshSuffix = ":mesh"
 
 // meshName returns the name by which the server has a Service with routes.
-func meshName(n svc.Name) svc.Name { return svc.Name{Namespace: n.Namespace, Name: n.Name + meshSuffix} }
+func meshName(n svc.Name) svc.Name {
+	return svc.Name{Namespace: n.Namespace, Name: n.Name + meshSuffix}
+}
 
 // healthAnnotation turns checks of endpoints off (docs/annotations.md).
 const healthAnnotation = "fairlead.dev/lb-health-check"
