@@ -264,8 +264,13 @@ func (b *ruleCompiler) backend(rule *Rule, i int) {
 // resolve returns the backend that a reference leads to.
 func (b *ruleCompiler) resolve(ref *gwv1.BackendObjectReference, at string) (out Backend, ok bool) {
 	out, reason, wrong := b.objects.resolve(b.route.from.kind(), b.route.from.name().Namespace, ref, b.route.from.protocol())
-	if wrong != "" && b.route.unresolved == "" {
-		b.route.reason, b.route.unresolved = reason, b.at+at+": "+wrong
+	told := wrong
+	if b.route.inside && out.Policy != (svc.Name{}) { // the meshes leave such a backend out
+		reason = gwv1.RouteReasonUnsupportedProtocol
+		told = fmt.Sprintf("Service %s has a BackendTLSPolicy, and none counts for routes at a Service: it gets no requests", out.Name)
+	}
+	if told != "" && b.route.unresolved == "" {
+		b.route.reason, b.route.unresolved = reason, b.at+at+": "+told
 	}
 	out.Local = wrong == "" && b.route.inside && b.objects.Services[out.Name].Local
 	return out, wrong == ""

@@ -169,6 +169,8 @@ func (b *meshBuilder) attach(p *gwv1.ParentReference, route StreamKey, to map[*l
 		return gwv1.RouteReasonNoMatchingParent, fmt.Sprintf("there is no Service %s", b.name)
 	case route.Namespace != b.name.Namespace:
 		return gwv1.RouteReasonNotAllowedByListeners, "only routes of the Service's own namespace are served (consumer routes are not)"
+	case b.name == svc.Name{Namespace: "default", Name: "kubernetes"}:
+		return gwv1.RouteReasonUnsupportedValue, fmt.Sprintf("Service %s is the API server's, which clients speak TLS to", b.name)
 	case len(b.service.ClusterIPs) == 0:
 		return gwv1.RouteReasonUnsupportedValue, fmt.Sprintf("Service %s has no ClusterIP", b.name)
 	}
@@ -185,6 +187,10 @@ func (b *meshBuilder) attach(p *gwv1.ParentReference, route StreamKey, to map[*l
 			return gwv1.RouteReasonUnsupportedValue,
 				fmt.Sprintf("port %d: connections of appProtocol %.100s are not read", port.Number, port.Protocol)
 		}
+		if port.isTLSByName() {
+			return gwv1.RouteReasonUnsupportedValue, fmt.Sprintf("port %d: its name %s is of TLS, which is not read; appProtocol can tell otherwise",
+				port.Number, port.Name)
+		}
 		if l.isTaken(route.Kind, "") {
 			return routeReasonHostnameConflict,
 				fmt.Sprintf("port %d: an older route of the other kind, of HTTPRoute and GRPCRoute, has it", port.Number)
@@ -199,6 +205,11 @@ func (b *meshBuilder) attach(p *gwv1.ParentReference, route StreamKey, to map[*l
 		to[l] = true
 	}
 	return gwv1.RouteReasonAccepted, ""
+}
+
+// isTLSByName reports whether a port without an appProtocol is of TLS by its name.
+func (p *ServicePort) isTLSByName() bool {
+	return p.Protocol == "" && (strings.HasPrefix(p.Name, "https") || strings.HasPrefix(p.Name, "tls"))
 }
 
 // isHTTP reports whether a port is of HTTP by its appProtocol or, without one, by its name: it has none, or begins with that of

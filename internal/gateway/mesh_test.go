@@ -61,12 +61,18 @@ spec:
   - {name: api, port: 8081, appProtocol: kubernetes.io/h2c}
   - {name: https, port: 443}
   - {name: secure, port: 8443, appProtocol: https}
+  - {name: tls-api, port: 444}
+  - {name: https-plain, port: 445, appProtocol: http}
   - {name: mysql, port: 3306}
   - {name: dns, port: 53, protocol: UDP}
 ---
 kind: Service
 metadata: {name: cart}
 spec: {clusterIP: 10.96.0.8, clusterIPs: [10.96.0.8], internalTrafficPolicy: Local, ports: [{port: 80}]}
+---
+kind: Service
+metadata: {name: kubernetes}
+spec: {clusterIP: 10.96.0.1, clusterIPs: [10.96.0.1], ports: [{name: http, port: 80}, {name: api, port: 6443}]}
 ---
 kind: Service
 metadata: {name: headless}
@@ -96,7 +102,7 @@ spec:
 func TestMeshPorts(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ namespace, parent, service, ports, why string }{
-		{"default", "name: web", "web", "[80 8080 8081]", "Accepted"},
+		{"default", "name: web", "web", "[80 445 8080 8081]", "Accepted"},
 		{"default", "name: web, port: 8080", "web", "[8080]", "Accepted"},
 		{"default", "name: web, port: 3306", "web", "[3306]", "Accepted"}, // by its number also what has another name
 		{"default", "name: web, sectionName: api", "web", "[8081]", "Accepted"},
@@ -104,6 +110,11 @@ func TestMeshPorts(t *testing.T) {
 		{"default", "name: web, port: 81", "web", "[]", "NoMatchingParent: the Service has no port of TCP"},
 		{"default", "name: web, port: 53", "web", "[]", "NoMatchingParent: the Service has no port of TCP"},
 		{"default", "name: web, port: 8443", "web", "[]", "UnsupportedValue: port 8443: connections of appProtocol https are not read"},
+		{"default", "name: web, port: 443", "web", "[]", "UnsupportedValue: port 443: its name https is of TLS, which is not read"},
+		{"default", "name: web, sectionName: tls-api", "web", "[]", "UnsupportedValue: port 444: its name tls-api is of TLS"},
+		{"default", "name: web, port: 445", "web", "[445]", "Accepted"},
+		{"default", "name: kubernetes", "kubernetes", "[]", "UnsupportedValue: Service default/kubernetes is the API server's"},
+		{"default", "name: kubernetes, port: 6443", "kubernetes", "[]", "UnsupportedValue: Service default/kubernetes is the API server's"},
 		{"default", "name: headless", "headless", "[]", "UnsupportedValue: Service default/headless has no ClusterIP"},
 		{"default", "name: elsewhere", "elsewhere", "[]", "UnsupportedValue: Service default/elsewhere has no ClusterIP"},
 		{"default", "name: missing", "missing", "[]", "NoMatchingParent: there is no Service default/missing"},
@@ -198,5 +209,25 @@ func TestServiceEqual(t *testing.T) {
 		if same.Equal(of(change)) {
 			t.Errorf("%s does not count", what)
 		}
+	}
+}
+
+// A backend with a BackendTLSPolicy is no target, and the route's status tells why. Others are.
+func TestMeshPolicies(t *testing.T) {
+	t.Parallel()
+	m := meshOf(t, objects(t, meshRoute("default", "name: web, port: 80")+`---
+kind: BackendTLSPolicy
+metadata: {name: p}
+spec:
+  targetRefs: [{group: "", kind: Service, name: cart}]
+  validation: {hostname: cart.example.com, wellKnownCACertificates: System}
+`), "web")
+	if len(m.Targets) != 1 || m.Targets[0].Name.Name != "web" {
+		t.Errorf("targets are %v", m.Targets)
+	}
+	const want = "Accepted; UnsupportedProtocol: rules[0].backendRefs[0]: Service default/cart has a BackendTLSPolicy, and none counts " +
+		"for routes at a Service: it gets no requests"
+	if got := m.accepted(KindHTTPRoute, "default/r"); got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }

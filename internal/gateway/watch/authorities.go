@@ -26,12 +26,15 @@ type authority struct {
 	listed bool
 }
 
-// setPolicy takes a BackendTLSPolicy over, nil if it has gone. The Gateways with backends that it targets, or has targeted before, are
-// built again. The caller holds mu.
+// setPolicy takes a BackendTLSPolicy over, nil if it has gone. What has backends that it targets, or has targeted before, is built
+// again. The caller holds mu.
 func (w *Watch) setPolicy(n svc.Name, p *gwv1.BackendTLSPolicy) {
 	for _, service := range w.objects.Policies.Set(n, p) {
 		for g, f := range w.fronts {
 			w.dirty[g] = w.dirty[g] || f.Refers(service)
+		}
+		for s, m := range w.meshes {
+			w.dirtyMesh[s] = w.dirtyMesh[s] || m.Refers(service)
 		}
 	}
 }

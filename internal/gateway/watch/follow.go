@@ -54,6 +54,8 @@ func (w *Watch) followMore(ctx context.Context, running *sync.WaitGroup) {
 			set(w.objects.Grants, n, g)
 			w.dirtyAll = true
 		})
+		// At a Service no policy counts, but a backend that has one must not be spoken to without TLS.
+		follow(ctx, w, running, "backendtlspolicies", reflector.From(w.o.Gateway.Policies(""), all), true, w.setPolicy)
 	}
 	if len(w.objects.Gateways) > 0 {
 		w.followStreams(ctx, running)

@@ -12,8 +12,8 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// followStreams follows the routes of connections and of datagrams, the ListenerSets, and the BackendTLSPolicies. A bundle of the
-// Gateway API that is older than v1.6 may lack them. The caller holds mu.
+// followStreams follows the routes of connections and of datagrams, and the ListenerSets. A bundle of the Gateway API that is older
+// than v1.6 may lack them. The caller holds mu.
 func (w *Watch) followStreams(ctx context.Context, running *sync.WaitGroup) {
 	all := metav1.ListOptions{}
 	follow(ctx, w, running, "tlsroutes", reflector.From(w.o.Gateway.TLSRoutes(""), all), true, func(n svc.Name, r *gwv1.TLSRoute) {
@@ -25,7 +25,6 @@ func (w *Watch) followStreams(ctx context.Context, running *sync.WaitGroup) {
 	follow(ctx, w, running, "udproutes", reflector.From(w.o.Gateway.UDPRoutes(""), all), true, func(n svc.Name, r *gwv1.UDPRoute) {
 		setStream(w, gateway.StreamKey{Kind: gateway.KindUDPRoute, Name: n}, r, gateway.StreamOfUDP)
 	})
-	follow(ctx, w, running, "backendtlspolicies", reflector.From(w.o.Gateway.Policies(""), all), true, w.setPolicy)
 	follow(ctx, w, running, "listenersets", reflector.From(w.o.Gateway.Sets(""), all), true, w.setListenerSet)
 }
 

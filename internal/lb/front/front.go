@@ -260,6 +260,7 @@ func (f *Front) apply() {
 	f.local.close(f.server.Doors(), want)
 	failed := f.server.Set(want)
 	err := f.local.set(f.server.Doors())
+	f.meshing.observe(failed)
 	asked := make(map[svc.Name]bool, len(want))
 	for _, s := range want {
 		asked[s.Name] = true

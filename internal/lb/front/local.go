@@ -17,37 +17,34 @@ import (
 type localAddresses struct {
 	log     *slog.Logger
 	network *Network
-	// vips are the addresses that were made local. An invalid one among them means that the kernel's are unknown.
+	// vips are the addresses that were made local.
 	vips []netip.Addr
 	// clusterIPs are the same for ClusterIPs, and from are the addresses of the node that it calls them from. Those in leaving
 	// have no listener any more: connections end until the time comes.
 	clusterIPs, from []netip.Addr
 	leaving          map[netip.Addr]time.Time
-	filterErr        string // the last logged reason why the filter could not be set
+	// staleVIPs and staleClusterIPs are true if the kernel may have others: the next set writes them, changed or not.
+	staleVIPs, staleClusterIPs bool
+	filterErr                  string // the last logged reason why the filter could not be set
 }
 
 func newLocalAddresses(log *slog.Logger, network *Network) *localAddresses {
-	l := &localAddresses{log: log, network: network, leaving: map[netip.Addr]time.Time{}}
-	l.forget() // an earlier process may have left some
-	return l
+	return &localAddresses{
+		log: log, network: network, leaving: map[netip.Addr]time.Time{},
+		staleVIPs: true, staleClusterIPs: true, // an earlier process may have left some
+	}
 }
 
-func (l *localAddresses) forget() { l.vips, l.clusterIPs = []netip.Addr{{}}, []netip.Addr{{}} }
-
-// repair makes the next set write the local routes again, if there are any.
+// repair makes the next set write the local routes again, if there are any. The filter stays as it is.
 func (l *localAddresses) repair() {
-	if len(l.vips) > 0 {
-		l.vips = []netip.Addr{{}}
-	}
-	if len(l.clusterIPs) > 0 {
-		l.clusterIPs = []netip.Addr{{}}
-	}
+	l.staleVIPs = l.staleVIPs || len(l.vips) > 0
+	l.staleClusterIPs = l.staleClusterIPs || len(l.clusterIPs) > 0
 }
 
 // setSources sets the addresses of the node that it calls ClusterIPs from.
 func (l *localAddresses) setSources(from []netip.Addr) {
 	if !slices.Equal(from, l.from) {
-		l.from, l.clusterIPs = from, append(l.clusterIPs, netip.Addr{})
+		l.from, l.staleClusterIPs = from, true
 	}
 }
 
@@ -64,15 +61,13 @@ func (l *localAddresses) close(doors []proxied.Door, services []*proxied.Service
 	stay := slices.DeleteFunc(slices.Clone(doors), func(d proxied.Door) bool {
 		return !d.Inherited && !wanted[proxied.Door{UDP: d.UDP, At: d.At}]
 	})
-	if had := l.valid(); len(had) > 0 && len(stay) < len(doors) {
+	if had := l.known(); len(had) > 0 && len(stay) < len(doors) {
 		_ = l.setFilter(had, listenersOf(stay))
 	}
 }
 
-// valid returns the addresses that are known to be local.
-func (l *localAddresses) valid() []netip.Addr {
-	return slices.DeleteFunc(slices.Concat(l.vips, l.clusterIPs), func(a netip.Addr) bool { return !a.IsValid() })
-}
+// known returns the addresses that were made local.
+func (l *localAddresses) known() []netip.Addr { return slices.Concat(l.vips, l.clusterIPs) }
 
 // set makes the addresses of doors, and no others, local. An address is filtered before it becomes local and until it no
 // longer is. A ClusterIP is local before its connections come here, and for some time after: the open ones end then.
@@ -80,25 +75,29 @@ func (l *localAddresses) set(doors []proxied.Door) error {
 	listeners := listenersOf(doors)
 	vips, clusterIPs := addressesOf(listeners)
 	clusterIPs = l.linger(clusterIPs)
-	had := l.valid()
+	had := l.known()
 	early := slices.Clone(listeners)
 	for i := range early {
 		early[i].First = early[i].First && slices.Contains(had, early[i].At.Addr())
 	}
 	all := slices.Concat(vips, clusterIPs)
 	err := l.setFilter(append(had, all...), early)
-	if slices.Equal(vips, l.vips) && slices.Equal(clusterIPs, l.clusterIPs) {
+	writesVIPs := l.staleVIPs || !slices.Equal(vips, l.vips)
+	writesClusterIPs := l.staleClusterIPs || !slices.Equal(clusterIPs, l.clusterIPs)
+	if !writesVIPs && !writesClusterIPs {
 		return err
 	}
-	if !slices.Equal(vips, l.vips) {
+	if writesVIPs {
 		if err := l.network.SetVIPs(vips); err != nil {
 			l.log.Error("cannot make addresses of load balancers local; retrying", "err", err)
-			l.forget()
+			l.vips, l.staleVIPs = append(l.vips, vips...), true // some are local now
+			slices.SortFunc(l.vips, netip.Addr.Compare)
+			l.vips = slices.Compact(l.vips)
 			return err
 		}
-		l.vips = vips
+		l.vips, l.staleVIPs = vips, false
 	}
-	if !slices.Equal(clusterIPs, l.clusterIPs) && l.setClusterIPs(clusterIPs) != nil {
+	if writesClusterIPs && l.setClusterIPs(clusterIPs) != nil {
 		listeners = early // load balancers do not wait for ClusterIPs
 	}
 	return l.setFilter(all, listeners)
@@ -112,10 +111,10 @@ func (l *localAddresses) setClusterIPs(clusterIPs []netip.Addr) error {
 	}
 	if err != nil {
 		l.log.Error("cannot make ClusterIPs with routes local; retrying", "err", err)
-		l.clusterIPs = append(l.clusterIPs, netip.Addr{})
+		l.staleClusterIPs = true
 		return err
 	}
-	l.clusterIPs = clusterIPs
+	l.clusterIPs, l.staleClusterIPs = clusterIPs, false
 	return nil
 }
 
@@ -126,7 +125,7 @@ const lingerTime = 5 * time.Minute
 func (l *localAddresses) linger(wanted []netip.Addr) []netip.Addr {
 	now := time.Now()
 	for _, a := range l.clusterIPs {
-		if _, known := l.leaving[a]; !known && a.IsValid() && !slices.Contains(wanted, a) {
+		if _, known := l.leaving[a]; !known && !slices.Contains(wanted, a) {
 			l.leaving[a] = now.Add(lingerTime)
 		}
 	}

@@ -21,6 +21,11 @@ import (
 // has a name with it.
 const meshSuffix = ":mesh"
 
+// meshName returns the name by which the server has a Service with routes.
+func meshName(n svc.Name) svc.Name {
+	return svc.Name{Namespace: n.Namespace, Name: n.Name + meshSuffix}
+}
+
 // healthAnnotation turns checks of endpoints off (docs/annotations.md).
 const healthAnnotation = "fairlead.dev/lb-health-check"
 
@@ -90,8 +95,9 @@ func (m *meshing) probe() {
 	}
 }
 
-// take takes over what routes have become, and adds the Services that rules lead to.
-func (m *meshing) take(next map[svc.Name]*gateway.Mesh, named map[svc.Name]bool) {
+// take takes over what routes have become, and adds the Services that rules lead to. It reports whether other ClusterIPs lead here now,
+// which concerns fronts, too (without).
+func (m *meshing) take(next map[svc.Name]*gateway.Mesh, named map[svc.Name]bool) (moved bool) {
 	addrs := map[netip.Addr]bool{}
 	for n, mesh := range next {
 		if !mesh.Serves() {
@@ -114,10 +120,11 @@ func (m *meshing) take(next map[svc.Name]*gateway.Mesh, named map[svc.Name]bool)
 		}
 	}
 	maps.DeleteFunc(m.all, func(n svc.Name, _ *meshed) bool { return next[n] == nil })
-	if !maps.Equal(addrs, m.addrs) {
+	if moved = !maps.Equal(addrs, m.addrs); moved {
 		m.addrs = addrs
 		m.rebuild()
 	}
+	return moved
 }
 
 // rebuild has all built again.
@@ -168,6 +175,22 @@ func (m *meshing) build(in *inputs, out []*proxied.Service) []*proxied.Service {
 	return out
 }
 
+// observe records which Services are not served, by what the server has failed to do.
+func (m *meshing) observe(failed map[svc.Name]error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for n, s := range m.all {
+		if m.no != "" || s.last == nil { // the server was not asked
+			continue
+		}
+		why := ""
+		if err := failed[meshName(n)]; err != nil {
+			why = err.Error()
+		}
+		m.fail(n, s, why)
+	}
+}
+
 // fail records why a Service is not served, once for each change.
 func (m *meshing) fail(n svc.Name, s *meshed, why string) {
 	if s.failure == why {
@@ -189,7 +212,7 @@ func (in *inputs) mesh(n svc.Name, m *gateway.Mesh) *proxied.Service {
 	}
 	slices.SortFunc(asked.Ports, func(a, b dialect.Port) int { return int(a.Number) - int(b.Number) })
 	v := &proxied.Service{
-		Name: svc.Name{Namespace: n.Namespace, Name: n.Name + meshSuffix}, Spec: dialect.Read(asked).Spec, Key: m.Key, Addrs: m.Addrs,
+		Name: meshName(n), Spec: dialect.Read(asked).Spec, Key: m.Key, Addrs: m.Addrs,
 		ClusterIP: true, Routes: &proxied.Routes{Ports: m.Table.Ports, Targets: map[gateway.Target][]netip.AddrPort{}},
 	}
 	for i := range v.Spec.Listeners {

@@ -2,13 +2,21 @@ package front
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/watch"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
@@ -208,4 +216,119 @@ func TestClusterIPsAreHandedOver(t *testing.T) {
 		t.Errorf("the next process has %+v", doors)
 	}
 	next.Close(ctx)
+}
+
+// failingServer fails to serve some Services.
+type failingServer struct {
+	*proxied.Server
+	asked  []svc.Name
+	failed map[svc.Name]error
+}
+
+func (s *failingServer) Set(services []*proxied.Service) map[svc.Name]error {
+	s.asked = nil
+	for _, v := range services {
+		s.asked = append(s.asked, v.Name)
+	}
+	return s.failed
+}
+
+// newMesh has a Front with the routes of Service default/web, whose ClusterIP is 10.96.0.7, to default/back with its endpoints.
+func newMesh(o Options, endpoints ...string) *Front {
+	f := New(o)
+	web, to := svc.Name{Namespace: "default", Name: "web"}, gateway.Target{Backend: gateway.Backend{
+		Name: svc.Name{Namespace: "default", Name: "back"}, Port: 80, Protocol: gateway.HTTP1}}
+	f.meshing.firsts = nil // the kernel can
+	back := &target{listed: true, addrs: map[gateway.Backend][]netip.AddrPort{to.Backend: nil}}
+	for _, e := range endpoints {
+		back.addrs[to.Backend] = append(back.addrs[to.Backend], netip.MustParseAddrPort(e))
+	}
+	f.routing.backends[to.Name] = back
+	f.routing.takeMeshes(map[svc.Name]*gateway.Mesh{web: {
+		Table: &gateway.Table{Ports: map[uint16]*gateway.Port{80: {}}}, Targets: []gateway.Target{to},
+		Addrs: []netip.Addr{netip.MustParseAddr("10.96.0.7")}, Key: "u",
+	}}, map[svc.Name]bool{})
+	return f
+}
+
+// A Service whose routes the server cannot serve is an Event and a line of the log, once for each reason.
+func TestRoutesNotServed(t *testing.T) {
+	t.Parallel()
+	server := &failingServer{Server: proxied.New(proxied.Options{Log: slog.New(slog.DiscardHandler)})}
+	defer server.Close(t.Context())
+	w, local := newWrites()
+	events, lines := &taken{}, &strings.Builder{}
+	f := newMesh(Options{
+		NodeName: "n1", Server: server, Events: events, Network: local.network, Log: slog.New(slog.NewTextHandler(lines, nil)),
+	})
+	mesh := svc.Name{Namespace: "default", Name: "web:mesh"}
+	for _, c := range []struct{ failure, want string }{
+		{"", ""},
+		{"no port", "web Warning RoutesNotServed node n1: no port"},
+		{"no port", ""},
+		{"no memory", "web Warning RoutesNotServed node n1: no memory"},
+		{"", ""},
+		{"no memory", "web Warning RoutesNotServed node n1: no memory"},
+	} {
+		server.failed = nil
+		if lines.Reset(); c.failure != "" {
+			server.failed = map[svc.Name]error{mesh: errors.New(c.failure)}
+		}
+		f.apply()
+		if len(server.asked) != 1 || server.asked[0] != mesh {
+			t.Fatalf("the server was asked for %v", server.asked)
+		}
+		if got := events.take(); got != c.want {
+			t.Errorf("after %q: %q, want %q", c.failure, got, c.want)
+		}
+		if logged := strings.Contains(lines.String(), "cannot serve the routes of a Service"); logged != (c.want != "") {
+			t.Errorf("after %q: %s", c.failure, lines)
+		}
+	}
+	if len(w.vips) != 1 {
+		t.Errorf("the addresses became local %d times", len(w.vips))
+	}
+	f.meshing.no = "no tproxy" // what the server says of others does not hide it
+	f.apply()
+	f.apply()
+	if got := events.take(); got != "web Warning RoutesNotServed node n1: no tproxy" || len(server.asked) != 0 {
+		t.Errorf("%q, and the server was asked for %v", got, server.asked)
+	}
+}
+
+// An address that becomes one of a load balancer, or a ClusterIP with routes, leaves the endpoints that were built before.
+func TestNoCirclesLater(t *testing.T) {
+	t.Parallel()
+	lb := netip.MustParseAddr("192.0.2.9")
+	f := newMesh(Options{}, "10.244.0.1:80", "192.0.2.9:80", "10.96.0.7:80", "10.96.0.8:80")
+	meshes := maps.Clone(f.meshing.all)
+	web, shop := svc.Name{Namespace: "default", Name: "web"}, svc.Name{Namespace: "default", Name: "shop"}
+	n := gateway.ServiceOfGateway(shop)
+	mesh := meshes[web].mesh
+	f.routing.watch = &watch.Watch{}
+	f.routing.state = &watch.State{Fronts: map[svc.Name]*gateway.Front{shop: {Table: mesh.Table, Targets: mesh.Targets}}}
+	f.services[n] = &service{listed: true, spec: &dialect.Spec{}, object: &corev1.Service{ObjectMeta: metav1.ObjectMeta{
+		Namespace: n.Namespace, Name: n.Name, Labels: map[string]string{gateway.FrontLabel: gateway.FrontGateway},
+		OwnerReferences: []metav1.OwnerReference{{Kind: "Gateway", Name: shop.Name, Controller: new(true)}},
+	}, Spec: corev1.ServiceSpec{IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol}}}}
+	check := func(when, inRoutes, inFront string) {
+		t.Helper()
+		got := map[svc.Name]string{}
+		for _, v := range f.build() {
+			got[v.Name] = fmt.Sprint(v.Routes.Targets[mesh.Targets[0]])
+		}
+		if got[meshName(web)] != inRoutes || got[n] != inFront {
+			t.Errorf("%s: endpoints %v, want %s and %s", when, got, inRoutes, inFront)
+		}
+	}
+	const all = "[10.244.0.1:80 192.0.2.9:80 10.96.0.8:80]"
+	check("at first", all, all)
+	f.SetClaim(lb, []svc.Name{n})
+	check("with a load balancer", "[10.244.0.1:80 10.96.0.8:80]", all)
+	other := *mesh
+	other.Addrs = []netip.Addr{netip.MustParseAddr("10.96.0.8")}
+	f.routing.takeMeshes(map[svc.Name]*gateway.Mesh{web: &other}, map[svc.Name]bool{})
+	check("with another ClusterIP", "[10.244.0.1:80 10.96.0.7:80]", "[10.244.0.1:80 192.0.2.9:80 10.96.0.7:80]")
+	f.SetClaim(lb, nil)
+	check("without a load balancer", "[10.244.0.1:80 192.0.2.9:80 10.96.0.7:80]", "[10.244.0.1:80 192.0.2.9:80 10.96.0.7:80]")
 }

@@ -126,8 +126,24 @@ func (r *routing) follow(ctx context.Context, running *sync.WaitGroup) {
 			s.table, s.built = front.table, nil
 		}
 	}
-	r.meshing.take(next.Meshes, named)
+	r.takeMeshes(next.Meshes, named)
 	followNamed(r.backends, named, func(n svc.Name) *target { return r.followTarget(ctx, running, n) })
+}
+
+// takeMeshes takes over what routes at Services have become, and adds the Services that rules lead to.
+func (r *routing) takeMeshes(next map[svc.Name]*gateway.Mesh, named map[svc.Name]bool) {
+	if r.meshing.take(next, named) {
+		r.rebuild()
+	}
+}
+
+// rebuild has all fronts built again.
+func (r *routing) rebuild() {
+	for _, s := range r.services {
+		if isRouted(s.object) {
+			s.built = nil
+		}
+	}
 }
 
 // followTarget follows the EndpointSlices of a Service that rules lead to.
@@ -138,11 +154,7 @@ func (r *routing) followTarget(ctx context.Context, running *sync.WaitGroup, n s
 		r.changed(func() {
 			do()
 			t.addrs = nil
-			for _, s := range r.services {
-				if isRouted(s.object) {
-					s.built = nil
-				}
-			}
+			r.rebuild()
 			r.meshing.changed(n)
 		})
 	}

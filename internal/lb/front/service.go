@@ -108,6 +108,10 @@ func (f *Front) SetClaim(a netip.Addr, services []svc.Name) {
 			f.rules.changed()
 		}
 	}
+	if len(f.meshing.all) > 0 && (len(services) > 0) != (len(f.claims[a]) > 0) { // endpoints at claimed addresses do not count
+		f.meshing.rebuild()
+		f.wake.Set()
+	}
 	f.claims[a] = services
 	if len(services) == 0 {
 		delete(f.claims, a)

@@ -1,0 +1,213 @@
+package watch
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"path"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/api"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// objectServer lists and watches objects, as an API server does.
+type objectServer struct {
+	mu      sync.Mutex
+	events  []objectEvent // the version of each is its place, from 1
+	changed chan struct{} // closed by the next event
+}
+
+type objectEvent struct {
+	resource string
+	Type     string          `json:"type"`
+	Object   json.RawMessage `json:"object"`
+}
+
+// add adds an event of an object, as YAML.
+func (s *objectServer) add(t *testing.T, resource, kind, text string) {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	text = fmt.Sprintf("%s\napiVersion: %s\n", text, gwv1.GroupVersion)
+	o, err := yaml.YAMLToJSON([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all map[string]any
+	if err := json.Unmarshal(o, &all); err != nil {
+		t.Fatal(err)
+	}
+	meta := all["metadata"].(map[string]any)
+	meta["resourceVersion"], meta["generation"] = strconv.Itoa(len(s.events)+1), len(s.events)+1
+	if o, err = json.Marshal(all); err != nil {
+		t.Fatal(err)
+	}
+	s.events = append(s.events, objectEvent{resource, kind, o})
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// since returns the events of a resource after a version, and what closes when there are more.
+func (s *objectServer) since(resource string, version int) (out []objectEvent, now int, more <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.events[version:] {
+		if e.resource == resource {
+			out = append(out, e)
+		}
+	}
+	return out, len(s.events), s.changed
+}
+
+func (s *objectServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	resource := path.Base(r.URL.Path)
+	w.Header().Set("Content-Type", "application/json")
+	if r.FormValue("watch") == "" {
+		all, now, _ := s.since(resource, 0)
+		items := []json.RawMessage{}
+		for _, e := range all { // each is of another object
+			items = append(items, e.Object)
+		}
+		_ = json.NewEncoder(w).Encode(map[string]any{"metadata": map[string]any{"resourceVersion": strconv.Itoa(now)}, "items": items})
+		return
+	}
+	version, err := strconv.Atoi(r.FormValue("resourceVersion"))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	for {
+		events, now, more := s.since(resource, version)
+		for _, e := range events {
+			_ = json.NewEncoder(w).Encode(e)
+		}
+		version = now
+		_ = http.NewResponseController(w).Flush()
+		select {
+		case <-more:
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+const (
+	meshedRoute = `kind: HTTPRoute
+metadata: {name: web, namespace: default, uid: r}
+spec:
+  parentRefs: [{group: "", kind: Service, name: web}]
+  rules: [{backendRefs: [{name: cart, port: 80}]}]`
+	cartPolicy = `kind: BackendTLSPolicy
+metadata: {name: cart, namespace: default, uid: p}
+spec:
+  targetRefs: [{group: "", kind: Service, name: cart}]
+  validation: {hostname: cart.example.com, wellKnownCACertificates: System}`
+)
+
+// meshWatch is a Watch that looks for routes at Services, and nothing else, at a cluster with the Services web and cart.
+func meshWatch(t *testing.T, s *objectServer) (update func() *State) {
+	t.Helper()
+	s.changed = make(chan struct{})
+	server := httptest.NewServer(s)
+	client, err := api.NewClient(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	core := fake.NewClientset()
+	for i, name := range []string{"web", "cart"} {
+		o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: "u"}}
+		o.Spec.ClusterIPs = []string{fmt.Sprint("10.96.0.", 7+i)}
+		o.Spec.Ports = []corev1.ServicePort{{Name: "http", Port: 80}}
+		if _, err := core.CoreV1().Services("default").Create(t.Context(), o, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w := New(Options{Client: core, Gateway: client, Log: slog.New(slog.DiscardHandler), Changed: func() {}})
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+		server.Close()
+	})
+	w.FollowMesh(ctx, &running)
+	return func() *State { return w.Update(ctx, &running) }
+}
+
+// meshTargets waits until what is read has so many targets for Service web, -1 for no routes, and returns why a reference does not
+// resolve. No state has others meanwhile if strict is true.
+func meshTargets(t *testing.T, update func() *State, want int, strict bool) string {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		s := update()
+		m := s.Meshes[svc.Name{Namespace: "default", Name: "web"}]
+		got := -1
+		if m != nil {
+			got = len(m.Targets)
+		}
+		switch {
+		case s.Listed && got == want && m == nil:
+			return ""
+		case s.Listed && got == want:
+			key := gateway.StreamKey{Kind: gateway.KindHTTPRoute, Name: svc.Name{Namespace: "default", Name: "web"}}
+			for _, c := range m.Parents(key)[0].Conditions {
+				if c.Type == string(gwv1.RouteConditionResolvedRefs) && c.Status == metav1.ConditionFalse {
+					return c.Reason
+				}
+			}
+			return ""
+		case s.Listed && strict && got >= 0:
+			t.Fatalf("there were %d targets", got)
+		case time.Now().After(deadline):
+			t.Fatalf("listed %t, %d targets, want %d", s.Listed, got, want)
+		}
+	}
+}
+
+// A backend with a BackendTLSPolicy is no target of routes at a Service, without any Gateway: a policy that was first counts from the
+// beginning, and others when they come and until they go.
+func TestPolicyAtMesh(t *testing.T) {
+	t.Parallel()
+	const unsupported = "UnsupportedProtocol"
+	check := func(t *testing.T, update func() *State, want int, strict bool, reason string) {
+		t.Helper()
+		if got := meshTargets(t, update, want, strict); got != reason {
+			t.Errorf("with %d targets the reason is %q, want %q", want, got, reason)
+		}
+	}
+	t.Run("before the route", func(t *testing.T) {
+		t.Parallel()
+		s := &objectServer{}
+		update := meshWatch(t, s)
+		check(t, update, -1, false, "")
+		s.add(t, "backendtlspolicies", "ADDED", cartPolicy)
+		s.add(t, "httproutes", "ADDED", meshedRoute)
+		check(t, update, 0, true, unsupported)
+	})
+	t.Run("after the route", func(t *testing.T) {
+		t.Parallel()
+		s := &objectServer{}
+		update := meshWatch(t, s)
+		s.add(t, "httproutes", "ADDED", meshedRoute)
+		check(t, update, 1, false, "")
+		s.add(t, "backendtlspolicies", "ADDED", cartPolicy)
+		check(t, update, 0, false, unsupported)
+		s.add(t, "backendtlspolicies", "DELETED", cartPolicy)
+		check(t, update, 1, false, "")
+	})
+}
