@@ -254,14 +254,20 @@ func TestGetFlows(t *testing.T) {
 	}
 }
 
-// A client that follows gets the last flows, and then what it asks for as it comes.
+// A client that follows gets the last flows, and then what it asks for as it comes, however many of before it asked for.
 func TestFollow(t *testing.T) {
+	t.Run("last", func(t *testing.T) { follows(t, &observer.GetFlowsRequest{Number: 1}) })
+	t.Run("last since", func(t *testing.T) { follows(t, &observer.GetFlowsRequest{Number: 1, Since: timestamppb.New(noon)}) })
+}
+
+func follows(t *testing.T, q *observer.GetFlowsRequest) {
+	t.Helper()
 	o := filled(8, 4)
 	c := dial(t, o)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	only := []*flow.FlowFilter{{SourcePort: []string{"4", "77"}}}
-	s, err := c.GetFlows(ctx, &observer.GetFlowsRequest{Follow: true, Number: 1, Whitelist: only})
+	q.Follow, q.Whitelist = true, []*flow.FlowFilter{{SourcePort: []string{"3", "4", "77"}}}
+	s, err := c.GetFlows(ctx, q)
 	if err != nil {
 		t.Fatal(err)
 	}

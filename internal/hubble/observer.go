@@ -99,8 +99,8 @@ func (q *Query) has(m *flow.Flow) bool {
 	return (q.since.IsZero() || !at.Before(q.since)) && (q.until.IsZero() || !at.After(q.until)) && q.filter.Has(m)
 }
 
-// last reports whether only the youngest flows are asked for.
-func (q *Query) last() bool { return q.number > 0 && !q.first && q.since.IsZero() }
+// last reports whether only the youngest flows are asked for. A client that follows gets so many of before, and all that come.
+func (q *Query) last() bool { return q.number > 0 && !q.first && (q.since.IsZero() || q.follow) }
 
 // GetFlows is part of observer.ObserverServer.
 func (o *Observer) GetFlows(r *observer.GetFlowsRequest, to observer.Observer_GetFlowsServer) error {

@@ -167,7 +167,7 @@ func (s *session) follow(ctx context.Context) error {
 	}
 }
 
-// followNode sends the flows of a node until ctx ends. What it cannot send ends ctx.
+// followNode sends the flows of a node until ctx or the node's answer ends. What it cannot send ends ctx.
 func (s *session) followNode(ctx context.Context, cancel context.CancelCauseFunc, node string) {
 	send := func(m *observer.GetFlowsResponse) error {
 		s.mu.Lock()
@@ -188,10 +188,10 @@ func (s *session) followNode(ctx context.Context, cancel context.CancelCauseFunc
 			}
 			return send(m)
 		})
-		if ctx.Err() != nil {
+		if err == nil || ctx.Err() != nil {
 			return
 		}
-		if err != nil && !told {
+		if !told {
 			told = true
 			if send(unavailable(node, err)) != nil {
 				return
