@@ -35,6 +35,9 @@ const (
 	maxQuestions = 16
 )
 
+// flowsMethod is the method whose answer has flows.
+const flowsMethod = "GetFlows"
+
 // Relay answers for all nodes.
 type Relay struct {
 	observer.UnimplementedObserverServer
@@ -98,7 +101,11 @@ func (r *Relay) ask(ctx context.Context, node, method string, request proto.Mess
 		return status.Errorf(codes.Unavailable, "node %s does not answer: %v", node, err)
 	}
 	defer func() { _ = answer.Close() }()
-	return hubble.ReadAnswer(answer, f)
+	limit := hubble.MaxAnswer
+	if method == flowsMethod {
+		limit = hubble.MaxFlow
+	}
+	return hubble.ReadAnswer(answer, limit, f)
 }
 
 // reply is what one node answers about itself.
@@ -209,7 +216,7 @@ func (r *Relay) GetNamespaces(ctx context.Context, q *observer.GetNamespacesRequ
 // errTooMany is the error of a question whose answer is too large.
 func errTooMany() error {
 	return status.Errorf(codes.ResourceExhausted,
-		"the nodes have more than %d such flows; ask for fewer by --last, --since or a filter", maxFlows)
+		"the nodes have more than %d such flows, or %d MiB; ask for fewer by --last, --since or a filter", maxFlows, maxBytes>>20)
 }
 
 // unavailable is the answer that tells of a node without flows.

@@ -2,20 +2,30 @@ package relay
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/hubble"
+	"github.com/fairlead/fairlead/internal/hubble/api/flow"
 	"github.com/fairlead/fairlead/internal/hubble/api/observer"
 )
 
@@ -78,5 +88,109 @@ func TestFollowEnds(t *testing.T) {
 	s := &session{relay: r, query: query, asked: q, to: &client{ctx: ctx}, pods: newPods(r.client)}
 	if s.followNode(ctx, cancel, "node-1"); ctx.Err() != nil || asked.Load() != 1 {
 		t.Errorf("asked %d times, %v", asked.Load(), ctx.Err())
+	}
+}
+
+var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+
+// node answers as a node with flows from the ports 1 to n, of which it has lost 5 after each.
+func node(name string, n int) http.Handler {
+	ring := hubble.NewRing(2*n + 1)
+	for i := range n {
+		at := noon.Add(time.Duration(i) * time.Second)
+		ring.Add(hubble.Flow{
+			Time: at, Source: netip.AddrPortFrom(netip.IPv6Loopback(), uint16(i+1)), Destination: netip.MustParseAddrPort("[::1]:80"),
+			From: hubble.World, To: hubble.World,
+		})
+		ring.Add(hubble.Flow{Time: at, Missed: 5, From: hubble.World, To: hubble.World})
+	}
+	return hubble.Handler(hubble.NewObserver(name, "1.2.3", ring))
+}
+
+// says answers every question with messages.
+func says(n int, m proto.Message) http.Handler {
+	text, err := proto.Marshal(m)
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if err != nil {
+			w.WriteHeader(http.StatusInternalServerError)
+			return
+		}
+		for range n {
+			if _, err := w.Write(append(binary.AppendUvarint(nil, uint64(len(text))), text...)); err != nil {
+				return // the relay has enough
+			}
+		}
+		_, _ = w.Write([]byte{0, 0})
+	})
+}
+
+// answer is what a Relay answers: nodes, and of flows their number of bytes, of lost ones how many.
+func answer(t *testing.T, r *Relay, q *observer.GetFlowsRequest) (out []string, err error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	c := &client{ctx: ctx}
+	err = r.GetFlows(q, c)
+	for _, m := range c.got {
+		text := "unavailable"
+		switch {
+		case m.GetFlow() != nil:
+			text = m.GetFlow().GetTime().AsTime().Sub(noon).String()
+		case m.GetLostEvents() != nil:
+			text = fmt.Sprint("lost ", m.GetLostEvents().GetNumEventsLost())
+		case m.GetNodeStatus() == nil:
+			text = fmt.Sprintf("%T", m.GetResponseTypes())
+		}
+		out = append(out, m.GetNodeName()+" "+text)
+	}
+	slices.Sort(out)
+	return out, err
+}
+
+// What a node has lost does not count as flows that are asked for.
+func TestLostOnes(t *testing.T) {
+	r := cluster(t, map[string]http.Handler{"a": node("a", 9), "b": node("b", 1)})
+	labelled := []*flow.FlowFilter{{SourceLabel: []string{"reserved:world"}}} // the relay selects
+	for _, c := range []struct {
+		name string
+		q    *observer.GetFlowsRequest
+		want string
+	}{
+		{"last", &observer.GetFlowsRequest{Number: 2}, "a 7s,a 8s,a lost 10,b 0s,b lost 5"},
+		{"last with labels", &observer.GetFlowsRequest{Number: 2, Whitelist: labelled}, "a 7s,a 8s,a lost 45,b 0s,b lost 5"},
+		{"first with labels", &observer.GetFlowsRequest{Number: 1, First: true, Whitelist: labelled}, "a 0s,a lost 45,b 0s,b lost 5"},
+		{"all", &observer.GetFlowsRequest{Number: 9, First: true, Since: timestamppb.New(noon.Add(8 * time.Second))}, "a 8s,a lost 45,b lost 5"},
+	} {
+		if got, err := answer(t, r, c.q); err != nil || strings.Join(got, ",") != c.want {
+			t.Errorf("%s: %v, %v; want %s", c.name, got, err, c.want)
+		}
+	}
+}
+
+// A node cannot fill the memory of the relay, and speaks of flows only.
+func TestHostileNode(t *testing.T) {
+	text := func(n int) *observer.GetFlowsResponse {
+		f := &flow.Flow{Time: timestamppb.New(noon), NodeName: strings.Repeat("x", n), Uuid: strings.Repeat("x", n)}
+		return &observer.GetFlowsResponse{ResponseTypes: &observer.GetFlowsResponse_Flow{Flow: f}}
+	}
+	for _, c := range []struct {
+		name string
+		node http.Handler
+		q    *observer.GetFlowsRequest
+		want string
+		code codes.Code
+	}{
+		{"large message", says(1, text(40<<10)), &observer.GetFlowsRequest{}, "a 0s,b unavailable", codes.OK},
+		{"many bytes", says(3000, text(30<<10)), &observer.GetFlowsRequest{}, "", codes.ResourceExhausted},
+		{"many bytes that are not kept", says(3000, text(30<<10)), &observer.GetFlowsRequest{Number: 1}, "a 0s,b 0s", codes.OK},
+		{"many messages", says(maxFlows+1, text(1)), &observer.GetFlowsRequest{}, "", codes.ResourceExhausted},
+		{"other kinds", says(2, unavailable("a", nil)), &observer.GetFlowsRequest{}, "a 0s", codes.OK},
+	} {
+		a := hubble.NewRing(1)
+		a.Add(hubble.Flow{Time: noon, From: hubble.World, To: hubble.World})
+		r := cluster(t, map[string]http.Handler{"a": hubble.Handler(hubble.NewObserver("a", "1.2.3", a)), "b": c.node})
+		if got, err := answer(t, r, c.q); strings.Join(got, ",") != c.want || status.Code(err) != c.code {
+			t.Errorf("%s: %v, %v; want %s, %s", c.name, got, err, c.want, c.code)
+		}
 	}
 }
