@@ -31,11 +31,16 @@ func (r *Relay) GetFlows(q *observer.GetFlowsRequest, to observer.Observer_GetFl
 	if err != nil {
 		return err
 	}
-	done, err := r.begin()
-	if err != nil {
-		return err
+	for _, p := range []*places{r.questions, r.follows} {
+		if p == r.follows && !q.GetFollow() {
+			continue
+		}
+		done, err := p.take()
+		if err != nil {
+			return err
+		}
+		defer done()
 	}
-	defer done()
 	s := &session{relay: r, query: query, asked: forNodes(q), to: to, pods: newPods(r.client)}
 	if q.GetFollow() {
 		return s.follow(to.Context())

@@ -31,8 +31,10 @@ const (
 	flowsTimeout = 30 * time.Second
 	// atOnce is how many nodes are asked at a time.
 	atOnce = 32
-	// maxQuestions bounds the questions that are answered at a time: each asks all nodes.
+	// maxQuestions bounds the questions for flows that are answered at a time: each asks all nodes. At most maxFollows of them follow,
+	// so that they leave places for short ones. As many questions for other things have their own places.
 	maxQuestions = 16
+	maxFollows   = maxQuestions / 2
 )
 
 // flowsMethod is the method whose answer has flows.
@@ -42,10 +44,11 @@ const flowsMethod = "GetFlows"
 type Relay struct {
 	observer.UnimplementedObserverServer
 
-	client    kubernetes.Interface
-	release   string
-	log       *slog.Logger
-	questions chan struct{}
+	client  kubernetes.Interface
+	release string
+	log     *slog.Logger
+
+	questions, follows, others *places
 }
 
 // New returns a Relay that asks nodes with the rights of cfg, which may use nodes/proxy and read Pods. Who may ask the Relay the
@@ -57,16 +60,29 @@ func New(cfg *rest.Config, release string, log *slog.Logger) (*Relay, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Relay{client: client, release: release, log: log, questions: make(chan struct{}, maxQuestions)}, nil
+	return &Relay{
+		client: client, release: release, log: log,
+		questions: newPlaces(maxQuestions, "questions for flows are being answered"),
+		follows:   newPlaces(maxFollows, "clients follow the flows"),
+		others:    newPlaces(maxQuestions, "questions for nodes and namespaces are being answered"),
+	}, nil
 }
 
-// begin takes a place among the questions that are answered at a time, until the function that it returns is called.
-func (r *Relay) begin() (done func(), err error) {
+// places bound what happens at a time.
+type places struct {
+	taken chan struct{}
+	what  string
+}
+
+func newPlaces(n int, what string) *places { return &places{taken: make(chan struct{}, n), what: what} }
+
+// take takes a place until the function that it returns is called.
+func (p *places) take() (done func(), err error) {
 	select {
-	case r.questions <- struct{}{}:
-		return func() { <-r.questions }, nil
+	case p.taken <- struct{}{}:
+		return func() { <-p.taken }, nil
 	default:
-		return nil, status.Errorf(codes.ResourceExhausted, "%d questions for flows are being answered; try again later", maxQuestions)
+		return nil, status.Errorf(codes.ResourceExhausted, "%d %s; try again later", cap(p.taken), p.what)
 	}
 }
 
@@ -117,7 +133,7 @@ type reply[M proto.Message] struct {
 
 // askAll calls a method that has one message as its answer on all nodes.
 func askAll[M proto.Message](ctx context.Context, r *Relay, method string, request proto.Message, empty func() M) ([]reply[M], error) {
-	done, err := r.begin()
+	done, err := r.others.take()
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,8 @@ package relay
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -17,6 +19,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -192,5 +195,62 @@ func TestHostileNode(t *testing.T) {
 		if got, err := answer(t, r, c.q); strings.Join(got, ",") != c.want || status.Code(err) != c.code {
 			t.Errorf("%s: %v, %v; want %s, %s", c.name, got, err, c.want, c.code)
 		}
+	}
+}
+
+// dial asks as the hubble command does: by gRPC at an HTTP server.
+func dial(t *testing.T, h http.Handler) (*http.Server, *grpc.ClientConn) {
+	t.Helper()
+	s := httptest.NewUnstartedServer(h)
+	s.EnableHTTP2 = true
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	pool := x509.NewCertPool()
+	pool.AddCert(s.Certificate())
+	creds := credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: "example.com", MinVersion: tls.VersionTLS12})
+	conn, err := grpc.NewClient("passthrough:"+s.Listener.Addr().String(), grpc.WithTransportCredentials(creds))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return s.Config, conn
+}
+
+// Clients that follow leave places for short questions, and both of them for questions about nodes.
+func TestPlaces(t *testing.T) {
+	r := cluster(t, map[string]http.Handler{"a": node("a", 1)})
+	_, conn := dial(t, NewHandler(r))
+	c := observer.NewObserverClient(conn)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	flows := func(follow bool) error {
+		stream, err := c.GetFlows(ctx, &observer.GetFlowsRequest{Number: 1, Follow: follow})
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		return err
+	}
+	for range maxFollows {
+		if err := flows(true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := flows(true); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("one more that follows: %v", err)
+	}
+	if err := flows(false); err != nil {
+		t.Errorf("a short question: %v", err)
+	}
+	for err := error(nil); err == nil; {
+		var done func()
+		if done, err = r.questions.take(); err == nil {
+			defer done()
+		}
+	}
+	if err := flows(false); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("a question too many: %v", err)
+	}
+	if _, err := c.ServerStatus(ctx, &observer.ServerStatusRequest{}); err != nil {
+		t.Errorf("the status: %v", err)
 	}
 }
