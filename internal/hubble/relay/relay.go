@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -242,5 +243,32 @@ func unavailable(node string, err error) *observer.GetFlowsResponse {
 	}}}
 }
 
-// NewHandler answers gRPC for a Relay.
-func NewHandler(r *Relay) http.Handler { return hubble.NewServer(r) }
+// NewHandler answers gRPC for a Relay. It ends all streams when stop is closed.
+func NewHandler(r *Relay, stop <-chan struct{}) http.Handler {
+	return hubble.NewServer(r, grpc.StreamInterceptor(func(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, h grpc.StreamHandler) error {
+		ctx, cancel := context.WithCancel(s.Context())
+		defer cancel()
+		go func() {
+			select {
+			case <-stop:
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+		err := h(srv, &ending{ServerStream: s, ctx: ctx})
+		if err != nil && ctx.Err() != nil && s.Context().Err() == nil {
+			return status.Error(codes.Unavailable, "the server shuts down")
+		}
+		return err
+	}))
+}
+
+// ending is a stream whose context ends before that of its request.
+type ending struct {
+	grpc.ServerStream
+
+	ctx context.Context //nolint:containedctx // grpc.ServerStream has it
+}
+
+// Context is part of grpc.ServerStream.
+func (e *ending) Context() context.Context { return e.ctx }

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -173,7 +174,7 @@ func TestLostOnes(t *testing.T) {
 // A node cannot fill the memory of the relay, and speaks of flows only.
 func TestHostileNode(t *testing.T) {
 	text := func(n int) *observer.GetFlowsResponse {
-		f := &flow.Flow{Time: timestamppb.New(noon), NodeName: strings.Repeat("x", n), Uuid: strings.Repeat("x", n)}
+		f := &flow.Flow{Time: timestamppb.New(noon), Uuid: strings.Repeat("x", n)}
 		return &observer.GetFlowsResponse{ResponseTypes: &observer.GetFlowsResponse_Flow{Flow: f}}
 	}
 	for _, c := range []struct {
@@ -183,9 +184,9 @@ func TestHostileNode(t *testing.T) {
 		want string
 		code codes.Code
 	}{
-		{"large message", says(1, text(40<<10)), &observer.GetFlowsRequest{}, "a 0s,b unavailable", codes.OK},
-		{"many bytes", says(3000, text(30<<10)), &observer.GetFlowsRequest{}, "", codes.ResourceExhausted},
-		{"many bytes that are not kept", says(3000, text(30<<10)), &observer.GetFlowsRequest{Number: 1}, "a 0s,b 0s", codes.OK},
+		{"large message", says(1, text(65<<10)), &observer.GetFlowsRequest{}, "a 0s,b unavailable", codes.OK},
+		{"many bytes", says(1200, text(60<<10)), &observer.GetFlowsRequest{}, "", codes.ResourceExhausted},
+		{"many bytes that are not kept", says(1200, text(60<<10)), &observer.GetFlowsRequest{Number: 1}, "a 0s,b 0s", codes.OK},
 		{"many messages", says(maxFlows+1, text(1)), &observer.GetFlowsRequest{}, "", codes.ResourceExhausted},
 		{"other kinds", says(2, unavailable("a", nil)), &observer.GetFlowsRequest{}, "a 0s", codes.OK},
 	} {
@@ -219,7 +220,7 @@ func dial(t *testing.T, h http.Handler) (*http.Server, *grpc.ClientConn) {
 // Clients that follow leave places for short questions, and both of them for questions about nodes.
 func TestPlaces(t *testing.T) {
 	r := cluster(t, map[string]http.Handler{"a": node("a", 1)})
-	_, conn := dial(t, NewHandler(r))
+	_, conn := dial(t, NewHandler(r, nil))
 	c := observer.NewObserverClient(conn)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -252,5 +253,40 @@ func TestPlaces(t *testing.T) {
 	}
 	if _, err := c.ServerStatus(ctx, &observer.ServerStatusRequest{}); err != nil {
 		t.Errorf("the status: %v", err)
+	}
+}
+
+// Streams do not hold the end of the server that they are at.
+func TestStreamsEndWithTheServer(t *testing.T) {
+	stop := make(chan struct{})
+	server, conn := dial(t, NewHandler(cluster(t, map[string]http.Handler{"a": node("a", 1)}), stop))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	flows, err := observer.NewObserverClient(conn).GetFlows(ctx, &observer.GetFlowsRequest{Number: 1, Follow: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	alive, err := healthpb.NewHealthClient(conn).Watch(ctx, &healthpb.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the flow and the lost ones
+		if _, err := flows.Recv(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := alive.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	close(stop)
+	_, ended := flows.Recv()
+	_, dead := alive.Recv()
+	for _, err := range []error{ended, dead} {
+		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "the server shuts down") {
+			t.Errorf("a stream ended with %v", err)
+		}
+	}
+	if err := server.Shutdown(ctx); err != nil {
+		t.Error(err)
 	}
 }
