@@ -384,7 +384,8 @@ func TestWire(t *testing.T) {
 			t.Errorf("%s: %v, want %v", c.method, err, c.want)
 		}
 	}
-	for _, bad := range []string{"", "\x05abc", "\xff\xff\xff\xff\x7f", "\x00", "\x00\x02\xff\xff", "\x81\x80\x04" + strings.Repeat("x", MaxFlow+1) + "\x00\x00"} {
+	tooLarge := "\x81\x80\x04" + strings.Repeat("x", MaxFlow+1) + "\x00\x00"
+	for _, bad := range []string{"", "\x05abc", "\xff\xff\xff\xff\x7f", "\x00", "\x00\x02\xff\xff", tooLarge} {
 		if err := ReadAnswer(strings.NewReader(bad), MaxFlow, count); err == nil {
 			t.Errorf("%q is an answer", bad)
 		}

@@ -245,7 +245,9 @@ func unavailable(node string, err error) *observer.GetFlowsResponse {
 
 // NewHandler answers gRPC for a Relay. It ends all streams when stop is closed.
 func NewHandler(r *Relay, stop <-chan struct{}) http.Handler {
-	return hubble.NewServer(r, grpc.StreamInterceptor(func(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, h grpc.StreamHandler) error {
+	return hubble.NewServer(r, grpc.StreamInterceptor(func(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo,
+		h grpc.StreamHandler,
+	) error {
 		ctx, cancel := context.WithCancel(s.Context())
 		defer cancel()
 		go func() {
