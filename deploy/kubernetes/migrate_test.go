@@ -348,7 +348,7 @@ func TestMigrate(t *testing.T) {
 		end()
 	}
 	if peer("coredns") == "" {
-		t.Log("DNS is left out: no coredns in bench/bin ('make migrate-test' builds it) and none named by FAIRLEAD_COREDNS")
+		t.Error("DNS is left out: no coredns in bench/bin ('make migrate-test' builds it) and none named by FAIRLEAD_COREDNS")
 	} else {
 		m.dns()
 		m.nodeLocal()

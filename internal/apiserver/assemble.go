@@ -275,7 +275,7 @@ func (a *assembly) installPaths(context.Context) error {
 	if err != nil {
 		return err
 	}
-	answer := relay.NewHandler(flows)
+	answer := relay.NewHandler(flows, a.config.ShutdownInitiatedNotify())
 	for _, path := range flowPaths() {
 		mux.HandlePrefix(path, answer)
 	}

@@ -254,14 +254,20 @@ func TestGetFlows(t *testing.T) {
 	}
 }
 
-// A client that follows gets the last flows, and then what it asks for as it comes.
+// A client that follows gets the last flows, and then what it asks for as it comes, however many of before it asked for.
 func TestFollow(t *testing.T) {
+	t.Run("last", func(t *testing.T) { follows(t, &observer.GetFlowsRequest{Number: 1}) })
+	t.Run("last since", func(t *testing.T) { follows(t, &observer.GetFlowsRequest{Number: 1, Since: timestamppb.New(noon)}) })
+}
+
+func follows(t *testing.T, q *observer.GetFlowsRequest) {
+	t.Helper()
 	o := filled(8, 4)
 	c := dial(t, o)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	only := []*flow.FlowFilter{{SourcePort: []string{"4", "77"}}}
-	s, err := c.GetFlows(ctx, &observer.GetFlowsRequest{Follow: true, Number: 1, Whitelist: only})
+	q.Follow, q.Whitelist = true, []*flow.FlowFilter{{SourcePort: []string{"3", "4", "77"}}}
+	s, err := c.GetFlows(ctx, q)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -359,7 +365,7 @@ func TestWire(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer func() { _ = r.Body.Close() }()
-		return ReadAnswer(r.Body, f)
+		return ReadAnswer(r.Body, MaxFlow, f)
 	}
 	n := 0
 	count := func([]byte) error { n++; return nil }
@@ -378,25 +384,26 @@ func TestWire(t *testing.T) {
 			t.Errorf("%s: %v, want %v", c.method, err, c.want)
 		}
 	}
-	for _, bad := range []string{"", "\x05abc", "\xff\xff\xff\xff\x7f", "\x00", "\x00\x02\xff\xff"} {
-		if err := ReadAnswer(strings.NewReader(bad), count); err == nil {
+	tooLarge := "\x81\x80\x04" + strings.Repeat("x", MaxFlow+1) + "\x00\x00"
+	for _, bad := range []string{"", "\x05abc", "\xff\xff\xff\xff\x7f", "\x00", "\x00\x02\xff\xff", tooLarge} {
+		if err := ReadAnswer(strings.NewReader(bad), MaxFlow, count); err == nil {
 			t.Errorf("%q is an answer", bad)
 		}
 	}
 }
 
-// A Pod with as many labels as fit into an object does not make its flows too large for the wire.
+// A Pod with as many labels as fit into an object, each as long as it may be, does not make its flows too large for the wire.
 func TestLabelsAreBounded(t *testing.T) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "large", Labels: map[string]string{}}}
 	for i := range 5000 {
-		pod.Labels[fmt.Sprintf("%s.example.com/%060d", strings.Repeat("a", 63), i)] = strings.Repeat("v", 63)
+		pod.Labels[fmt.Sprintf("%s/%063d", strings.Repeat("a", 253), i)] = strings.Repeat("v", 63)
 	}
 	p := PeerOf(pod)
 	if len(p.Labels) != maxLabels+1 || !slices.Contains(p.Labels, NamespaceLabels("shop")[0]) || !slices.IsSorted(p.Labels) {
 		t.Errorf("%d labels", len(p.Labels))
 	}
 	f := Flow{From: p, To: p, Source: ap("10.0.0.1:1"), Destination: ap("10.0.0.2:2")}
-	if size := proto.Size(f.message("node", 1)); size > maxMessage/8 {
+	if size := proto.Size(f.message("node", 1)); size > MaxFlow {
 		t.Errorf("a flow of %d bytes", size)
 	}
 }

@@ -99,8 +99,8 @@ func (q *Query) has(m *flow.Flow) bool {
 	return (q.since.IsZero() || !at.Before(q.since)) && (q.until.IsZero() || !at.After(q.until)) && q.filter.Has(m)
 }
 
-// last reports whether only the youngest flows are asked for.
-func (q *Query) last() bool { return q.number > 0 && !q.first && q.since.IsZero() }
+// last reports whether only the youngest flows are asked for. A client that follows gets so many of before, and all that come.
+func (q *Query) last() bool { return q.number > 0 && !q.first && (q.since.IsZero() || q.follow) }
 
 // GetFlows is part of observer.ObserverServer.
 func (o *Observer) GetFlows(r *observer.GetFlowsRequest, to observer.Observer_GetFlowsServer) error {
@@ -286,15 +286,17 @@ func (q *Query) Has(m *flow.Flow) bool { return q.has(m) }
 // Mask clears the fields of a flow that are not asked for.
 func (q *Query) Mask(m *flow.Flow) { q.mask.apply(m) }
 
-// Limit returns the answers of a node that are asked for by their number, the oldest first.
-func (q *Query) Limit(all []*observer.GetFlowsResponse) []*observer.GetFlowsResponse {
-	if q.number == 0 || !q.since.IsZero() || uint64(len(all)) <= q.number {
-		return all
+// Limit returns the flows of a node that are asked for by their number, the oldest first, and the others. Of a question that does not
+// follow.
+func (q *Query) Limit(flows []*observer.GetFlowsResponse) (asked, others []*observer.GetFlowsResponse) {
+	if q.number == 0 || uint64(len(flows)) <= q.number {
+		return flows, nil
 	}
-	if q.first {
-		return all[:q.number]
+	if q.last() {
+		at := uint64(len(flows)) - q.number
+		return flows[at:], flows[:at]
 	}
-	return all[uint64(len(all))-q.number:]
+	return flows[:q.number], flows[q.number:]
 }
 
 // StripPodFilters removes what the filters of a request say about the labels and workloads of Pods, and whole filters that would

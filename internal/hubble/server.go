@@ -22,11 +22,11 @@ const (
 const checkedName = "hubble.server.Observer"
 
 // NewServer returns a gRPC server for an Observer, which is also an http.Handler for HTTP/2. Who may ask the caller decides.
-func NewServer(o observer.ObserverServer) *grpc.Server {
-	s := grpc.NewServer(
+func NewServer(o observer.ObserverServer, more ...grpc.ServerOption) *grpc.Server {
+	s := grpc.NewServer(append(more,
 		grpc.MaxRecvMsgSize(maxRequest), grpc.MaxConcurrentStreams(2*maxStreams), grpc.ConnectionTimeout(10*time.Second),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),
-	)
+	)...)
 	observer.RegisterObserverServer(s, o)
 	alive := health.NewServer()
 	alive.SetServingStatus(checkedName, healthpb.HealthCheckResponse_SERVING)

@@ -22,9 +22,10 @@ import (
 const Path = "/hubble/"
 
 const (
-	// maxRequest and maxMessage bound messages of the wire, in bytes.
+	// maxRequest bounds a question, MaxFlow a message of an answer with flows, and MaxAnswer one of other answers, in bytes.
 	maxRequest = 256 << 10
-	maxMessage = 1 << 20
+	MaxFlow    = 64 << 10
+	MaxAnswer  = 1 << 20
 )
 
 // Handler answers the relay for an Observer, at Path.
@@ -99,11 +100,12 @@ func (f *frames) end(err error) error {
 	return f.send(status.New(status.Code(err), status.Convert(err).Message()).Proto(), true)
 }
 
-// ReadAnswer reads what Handler writes. It calls f with each message until that returns an error. Its own errors are statuses.
-func ReadAnswer(from io.Reader, f func(message []byte) error) error {
+// ReadAnswer reads what Handler writes. It calls f with each message, of limit bytes at most, until that returns an error. Its own
+// errors are statuses.
+func ReadAnswer(from io.Reader, limit int, f func(message []byte) error) error {
 	r := bufio.NewReader(from)
 	for {
-		text, err := readFrame(r)
+		text, err := readFrame(r, limit)
 		if err != nil {
 			return status.Errorf(codes.Unavailable, "the answer ends: %v", err)
 		}
@@ -113,7 +115,7 @@ func ReadAnswer(from io.Reader, f func(message []byte) error) error {
 			}
 			continue
 		}
-		if text, err = readFrame(r); err != nil {
+		if text, err = readFrame(r, limit); err != nil {
 			return status.Errorf(codes.Unavailable, "the answer ends: %v", err)
 		}
 		s := status.New(codes.OK, "").Proto()
@@ -124,13 +126,13 @@ func ReadAnswer(from io.Reader, f func(message []byte) error) error {
 	}
 }
 
-func readFrame(r *bufio.Reader) ([]byte, error) {
+func readFrame(r *bufio.Reader, limit int) ([]byte, error) {
 	n, err := binary.ReadUvarint(r)
 	if err != nil {
 		return nil, err
 	}
-	if n > maxMessage {
-		return nil, fmt.Errorf("a message of %d bytes", n)
+	if n > uint64(limit) {
+		return nil, fmt.Errorf("a message of %d bytes; want %d at most", n, limit)
 	}
 	text := make([]byte, n)
 	if _, err := io.ReadFull(r, text); err != nil {

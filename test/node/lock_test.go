@@ -85,7 +85,7 @@ func oneWriter(t *testing.T, what, rules string, start, beside func(*testing.T, 
 	first := start(t, node, kubeconfig)
 	holder := runs("")
 	process.Output(t, node.Command(t.Context(), "sh", "-c", "nft add table "+rules+"; nft add table inet fairlead-lb; "+
-		"ip route add local 192.0.2.99 dev lo proto 251"))
+		"ip route add local 192.0.2.99 dev lo proto 251; ip route add local 192.0.2.98 dev lo proto 252"))
 	second := start(t, node, kubeconfig)
 	second.Says("waiting for another " + what + " to end")
 	if runs(""); !table() {
@@ -117,7 +117,7 @@ func oneWriter(t *testing.T, what, rules string, start, beside func(*testing.T, 
 	}
 	// What a speaker has left that was killed.
 	left := process.Output(t, node.Command(t.Context(), "sh", "-c", "nft list tables; ip route show table local"))
-	if strings.Contains(left, "fairlead-lb") || strings.Contains(left, "192.0.2.99") {
+	if strings.Contains(left, "fairlead-lb") || strings.Contains(left, "192.0.2.9") {
 		t.Errorf("cleanup has left:\n%s", left)
 	}
 }

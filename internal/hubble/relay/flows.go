@@ -11,12 +11,14 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/fairlead/fairlead/internal/hubble"
+	"github.com/fairlead/fairlead/internal/hubble/api/flow"
 	"github.com/fairlead/fairlead/internal/hubble/api/observer"
 )
 
 const (
-	// maxFlows bounds the flows of one answer that does not follow: they are sorted by time, about 1 kB each.
+	// maxFlows and maxBytes bound one answer that does not follow: it is sorted by time. A flow has about 1 kB.
 	maxFlows = 50_000
+	maxBytes = 64 << 20
 	// retryPeriod is how long a node that a client follows is not asked again after it did not answer.
 	retryPeriod = 5 * time.Second
 	// nodesPeriod is how often a client that follows gets the flows of new nodes.
@@ -29,11 +31,16 @@ func (r *Relay) GetFlows(q *observer.GetFlowsRequest, to observer.Observer_GetFl
 	if err != nil {
 		return err
 	}
-	done, err := r.begin()
-	if err != nil {
-		return err
+	for _, p := range []*places{r.questions, r.follows} {
+		if p == r.follows && !q.GetFollow() {
+			continue
+		}
+		done, err := p.take()
+		if err != nil {
+			return err
+		}
+		defer done()
 	}
-	defer done()
 	s := &session{relay: r, query: query, asked: forNodes(q), to: to, pods: newPods(r.client)}
 	if q.GetFollow() {
 		return s.follow(to.Context())
@@ -48,10 +55,36 @@ type session struct {
 	asked *observer.GetFlowsRequest // what nodes are asked
 	pods  *pods
 
-	mu     sync.Mutex // guards what follows
-	to     observer.Observer_GetFlowsServer
-	flows  []*observer.GetFlowsResponse
-	failed int
+	mu      sync.Mutex // guards what follows
+	to      observer.Observer_GetFlowsServer
+	answers []*observer.GetFlowsResponse
+	failed  int
+	kept    int // how many messages of all nodes are in memory, and their bytes
+	bytes   int
+	full    bool
+}
+
+// keep counts a message, and returns an error if there are too many.
+func (s *session) keep(m *observer.GetFlowsResponse) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.kept++
+	s.bytes += proto.Size(m)
+	if s.full = s.full || s.kept > maxFlows || s.bytes > maxBytes; s.full {
+		return errTooMany()
+	}
+	return nil
+}
+
+// forget takes messages from what is kept.
+func (s *session) forget(all []*observer.GetFlowsResponse) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range all {
+		s.kept--
+		s.bytes -= proto.Size(m)
+	}
+	clear(all)
 }
 
 // forNodes is the question for nodes: they answer with all fields, and do not know the labels and workloads of other nodes' Pods. So
@@ -76,30 +109,34 @@ func (s *session) collect(ctx context.Context) error {
 	var first error
 	each(nodes, func(_ int, node string) {
 		got, err := s.of(ctx, node)
+		if err != nil {
+			m := unavailable(node, err)
+			got = append(got, m)
+			_ = s.keep(m) // it has set full
+		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if err != nil {
 			s.failed++
-			got = append(got, unavailable(node, err))
 			if first == nil {
 				first = err
 			}
 		}
-		s.flows = append(s.flows, got...)
-		if len(s.flows) > maxFlows {
+		s.answers = append(s.answers, got...)
+		if s.full {
 			cancel()
 		}
 	})
 	switch {
-	case len(s.flows) > maxFlows:
+	case s.full:
 		return errTooMany()
 	case len(nodes) > 0 && s.failed == len(nodes):
 		return first
 	}
-	slices.SortStableFunc(s.flows, func(a, b *observer.GetFlowsResponse) int {
+	slices.SortStableFunc(s.answers, func(a, b *observer.GetFlowsResponse) int {
 		return a.GetTime().AsTime().Compare(b.GetTime().AsTime())
 	})
-	for _, m := range s.flows {
+	for _, m := range s.answers {
 		if err := s.to.Send(m); err != nil {
 			return err
 		}
@@ -107,22 +144,45 @@ func (s *session) collect(ctx context.Context) error {
 	return nil
 }
 
-// of returns the flows of a node.
-func (s *session) of(ctx context.Context, node string) (out []*observer.GetFlowsResponse, err error) {
-	err = s.relay.ask(ctx, node, "GetFlows", s.asked, func(text []byte) error {
+// of returns the flows of a node, and one message about all that it has lost.
+func (s *session) of(ctx context.Context, node string) (flows []*observer.GetFlowsResponse, err error) {
+	var lost *observer.GetFlowsResponse
+	err = s.relay.ask(ctx, node, flowsMethod, s.asked, func(text []byte) error {
 		m, err := s.complete(ctx, node, text)
 		if err != nil || m == nil {
 			return err
 		}
-		if out = append(out, m); len(out) > maxFlows {
-			return errTooMany()
+		if m.GetFlow() == nil {
+			lost = addLost(lost, m)
+			return nil
 		}
-		return nil
+		err = s.keep(m)
+		var others []*observer.GetFlowsResponse
+		flows, others = s.query.Limit(append(flows, m))
+		s.forget(others)
+		return err
 	})
-	return s.query.Limit(out), err
+	if lost != nil {
+		flows = append(flows, lost)
+		if full := s.keep(lost); err == nil {
+			err = full
+		}
+	}
+	return flows, err
 }
 
-// complete reads an answer of a node and completes it. It returns nil if the flow is not asked for.
+// addLost adds what m tells of lost flows to sum, which may be nil.
+func addLost(sum, m *observer.GetFlowsResponse) *observer.GetFlowsResponse {
+	e := m.GetLostEvents()
+	return &observer.GetFlowsResponse{
+		NodeName: m.GetNodeName(), Time: m.GetTime(), ResponseTypes: &observer.GetFlowsResponse_LostEvents{LostEvents: &flow.LostEvent{
+			Source: e.GetSource(), NumEventsLost: e.GetNumEventsLost() + sum.GetLostEvents().GetNumEventsLost(),
+		}},
+	}
+}
+
+// complete reads an answer of a node and completes it. It returns nil if the flow is not asked for, or the answer is of another kind
+// than a flow and lost ones.
 func (s *session) complete(ctx context.Context, node string, text []byte) (*observer.GetFlowsResponse, error) {
 	m := &observer.GetFlowsResponse{}
 	if err := proto.Unmarshal(text, m); err != nil {
@@ -130,8 +190,11 @@ func (s *session) complete(ctx context.Context, node string, text []byte) (*obse
 	}
 	m.NodeName = node // a node speaks only for itself
 	f := m.GetFlow()
-	if f == nil {
+	switch {
+	case m.GetLostEvents() != nil:
 		return m, nil
+	case f == nil:
+		return nil, nil
 	}
 	f.NodeName = node
 	s.pods.complete(ctx, f)
@@ -167,7 +230,7 @@ func (s *session) follow(ctx context.Context) error {
 	}
 }
 
-// followNode sends the flows of a node until ctx ends. What it cannot send ends ctx.
+// followNode sends the flows of a node until ctx or the node's answer ends. What it cannot send ends ctx.
 func (s *session) followNode(ctx context.Context, cancel context.CancelCauseFunc, node string) {
 	send := func(m *observer.GetFlowsResponse) error {
 		s.mu.Lock()
@@ -180,7 +243,7 @@ func (s *session) followNode(ctx context.Context, cancel context.CancelCauseFunc
 	}
 	asked, told := s.asked, false
 	for {
-		err := s.relay.ask(ctx, node, "GetFlows", asked, func(text []byte) error {
+		err := s.relay.ask(ctx, node, flowsMethod, asked, func(text []byte) error {
 			told = false
 			m, err := s.complete(ctx, node, text)
 			if err != nil || m == nil {
@@ -188,10 +251,10 @@ func (s *session) followNode(ctx context.Context, cancel context.CancelCauseFunc
 			}
 			return send(m)
 		})
-		if ctx.Err() != nil {
+		if err == nil || ctx.Err() != nil {
 			return
 		}
-		if err != nil && !told {
+		if !told {
 			told = true
 			if send(unavailable(node, err)) != nil {
 				return

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -31,18 +32,24 @@ const (
 	flowsTimeout = 30 * time.Second
 	// atOnce is how many nodes are asked at a time.
 	atOnce = 32
-	// maxQuestions bounds the questions that are answered at a time: each asks all nodes.
+	// maxQuestions bounds the questions for flows that are answered at a time: each asks all nodes. At most maxFollows of them follow,
+	// so that they leave places for short ones. As many questions for other things have their own places.
 	maxQuestions = 16
+	maxFollows   = maxQuestions / 2
 )
+
+// flowsMethod is the method whose answer has flows.
+const flowsMethod = "GetFlows"
 
 // Relay answers for all nodes.
 type Relay struct {
 	observer.UnimplementedObserverServer
 
-	client    kubernetes.Interface
-	release   string
-	log       *slog.Logger
-	questions chan struct{}
+	client  kubernetes.Interface
+	release string
+	log     *slog.Logger
+
+	questions, follows, others *places
 }
 
 // New returns a Relay that asks nodes with the rights of cfg, which may use nodes/proxy and read Pods. Who may ask the Relay the
@@ -54,16 +61,29 @@ func New(cfg *rest.Config, release string, log *slog.Logger) (*Relay, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Relay{client: client, release: release, log: log, questions: make(chan struct{}, maxQuestions)}, nil
+	return &Relay{
+		client: client, release: release, log: log,
+		questions: newPlaces(maxQuestions, "questions for flows are being answered"),
+		follows:   newPlaces(maxFollows, "clients follow the flows"),
+		others:    newPlaces(maxQuestions, "questions for nodes and namespaces are being answered"),
+	}, nil
 }
 
-// begin takes a place among the questions that are answered at a time, until the function that it returns is called.
-func (r *Relay) begin() (done func(), err error) {
+// places bound what happens at a time.
+type places struct {
+	taken chan struct{}
+	what  string
+}
+
+func newPlaces(n int, what string) *places { return &places{taken: make(chan struct{}, n), what: what} }
+
+// take takes a place until the function that it returns is called.
+func (p *places) take() (done func(), err error) {
 	select {
-	case r.questions <- struct{}{}:
-		return func() { <-r.questions }, nil
+	case p.taken <- struct{}{}:
+		return func() { <-p.taken }, nil
 	default:
-		return nil, status.Errorf(codes.ResourceExhausted, "%d questions for flows are being answered; try again later", maxQuestions)
+		return nil, status.Errorf(codes.ResourceExhausted, "%d %s; try again later", cap(p.taken), p.what)
 	}
 }
 
@@ -98,7 +118,11 @@ func (r *Relay) ask(ctx context.Context, node, method string, request proto.Mess
 		return status.Errorf(codes.Unavailable, "node %s does not answer: %v", node, err)
 	}
 	defer func() { _ = answer.Close() }()
-	return hubble.ReadAnswer(answer, f)
+	limit := hubble.MaxAnswer
+	if method == flowsMethod {
+		limit = hubble.MaxFlow
+	}
+	return hubble.ReadAnswer(answer, limit, f)
 }
 
 // reply is what one node answers about itself.
@@ -110,7 +134,7 @@ type reply[M proto.Message] struct {
 
 // askAll calls a method that has one message as its answer on all nodes.
 func askAll[M proto.Message](ctx context.Context, r *Relay, method string, request proto.Message, empty func() M) ([]reply[M], error) {
-	done, err := r.begin()
+	done, err := r.others.take()
 	if err != nil {
 		return nil, err
 	}
@@ -209,7 +233,7 @@ func (r *Relay) GetNamespaces(ctx context.Context, q *observer.GetNamespacesRequ
 // errTooMany is the error of a question whose answer is too large.
 func errTooMany() error {
 	return status.Errorf(codes.ResourceExhausted,
-		"the nodes have more than %d such flows; ask for fewer by --last, --since or a filter", maxFlows)
+		"the nodes have more than %d such flows, or %d MiB; ask for fewer by --last, --since or a filter", maxFlows, maxBytes>>20)
 }
 
 // unavailable is the answer that tells of a node without flows.
@@ -219,5 +243,34 @@ func unavailable(node string, err error) *observer.GetFlowsResponse {
 	}}}
 }
 
-// NewHandler answers gRPC for a Relay.
-func NewHandler(r *Relay) http.Handler { return hubble.NewServer(r) }
+// NewHandler answers gRPC for a Relay. It ends all streams when stop is closed.
+func NewHandler(r *Relay, stop <-chan struct{}) http.Handler {
+	return hubble.NewServer(r, grpc.StreamInterceptor(func(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo,
+		h grpc.StreamHandler,
+	) error {
+		ctx, cancel := context.WithCancel(s.Context())
+		defer cancel()
+		go func() {
+			select {
+			case <-stop:
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+		err := h(srv, &ending{ServerStream: s, ctx: ctx})
+		if err != nil && ctx.Err() != nil && s.Context().Err() == nil {
+			return status.Error(codes.Unavailable, "the server shuts down")
+		}
+		return err
+	}))
+}
+
+// ending is a stream whose context ends before that of its request.
+type ending struct {
+	grpc.ServerStream
+
+	ctx context.Context //nolint:containedctx // grpc.ServerStream has it
+}
+
+// Context is part of grpc.ServerStream.
+func (e *ending) Context() context.Context { return e.ctx }

@@ -3,11 +3,12 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 )
 
 // files are what the API needs, by their names below api/v1 of Cilium.
@@ -22,14 +23,30 @@ func main() {
 	}
 }
 
-func run() error {
-	find := exec.Command("go", "-C", "../../../test/hubble", "list", "-m", "-f", "{{.Dir}}", "github.com/cilium/cilium")
+// cilium returns the directory of Cilium's module. 'go list' names none before a build has downloaded the module.
+func cilium() (dir string, err error) {
+	find := exec.Command("go", "-C", "../../../test/hubble", "mod", "download", "-json", "github.com/cilium/cilium")
 	find.Stderr = os.Stderr
 	out, err := find.Output()
-	if err != nil {
-		return fmt.Errorf("cannot find the module of Cilium: %w", err)
+	var module struct{ Dir, Error string }
+	if bad := json.Unmarshal(out, &module); err == nil {
+		err = bad
 	}
-	from := filepath.Join(strings.TrimSpace(string(out)), "api", "v1")
+	if err == nil && module.Dir == "" {
+		err = errors.New("'go mod download' names no directory")
+	}
+	if err != nil {
+		return "", fmt.Errorf("cannot download the module of Cilium: %w %s", err, module.Error)
+	}
+	return module.Dir, nil
+}
+
+func run() error {
+	module, err := cilium()
+	if err != nil {
+		return err
+	}
+	from := filepath.Join(module, "api", "v1")
 	for _, name := range files() {
 		text, err := os.ReadFile(filepath.Join(from, name))
 		if err != nil {
@@ -44,7 +61,7 @@ func run() error {
 			return err
 		}
 	}
-	license, err := os.ReadFile(filepath.Join(from, "..", "..", "LICENSE"))
+	license, err := os.ReadFile(filepath.Join(module, "LICENSE"))
 	if err != nil {
 		return err
 	}
