@@ -49,7 +49,8 @@ func (s *shell) command(lines ...string) *exec.Cmd {
 // TestHubble runs the hubble command of docs/hubble.md, unmodified, at the API server and at the socket of a node.
 func TestHubble(t *testing.T) {
 	t.Parallel()
-	socket := filepath.Join(t.TempDir(), "hubble.sock")
+	open := openDir(t)
+	socket := filepath.Join(open, "hubble.sock")
 	c := newCluster(t, "--hubble-listen-address", "unix://"+socket)
 	c.backends()
 	c.apply(mustRead(t, "../../examples/debugging.yaml"))
@@ -74,7 +75,34 @@ func TestHubble(t *testing.T) {
 	})
 	s.stories()
 	s.observes(socket)
+	s.program = copied(t, s.program, filepath.Join(open, "hubble"))
 	s.refuses(socket)
+}
+
+// openDir returns a directory that every user can enter, unlike that of a test.
+func openDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "hubble-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// copied copies a program to a path where every user may run it.
+func copied(t *testing.T, program, to string) string {
+	t.Helper()
+	if err := os.WriteFile(to, []byte(mustRead(t, program)), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(to, 0o755); err != nil { // whatever the umask is
+		t.Fatal(err)
+	}
+	return to
 }
 
 // stories runs the blocks of the page. What a command prints has the lines below it, in their order; "..." stands for anything.
@@ -191,10 +219,17 @@ func (s *shell) observes(socket string) {
 func (s *shell) refuses(socket string) {
 	c := s.c
 	c.t.Helper()
-	other := c.on(c.node, "setpriv", "--reuid", "65534", "--clear-groups", s.program, "status", "--server", "unix://"+socket)
-	if out, err := process.Try(other); err == nil {
-		c.t.Errorf("another user than root reads the flows of the node:\n%s", out)
+	other := func(args ...string) (string, error) {
+		return process.Try(c.on(c.node, "setpriv", slices.Concat([]string{"--reuid", "65534", "--regid", "65534", "--clear-groups", s.program}, args)...))
 	}
+	if out, err := other("version"); err != nil {
+		c.t.Errorf("another user than root cannot run the command: %v\n%s", err, out)
+	}
+	ask := []string{"status", "--server", "unix://" + socket}
+	if out, err := other(ask...); err == nil || !strings.Contains(err.Error()+out, "connect: permission denied") {
+		c.t.Errorf("another user than root asks the node for its flows: %v\n%s", err, out)
+	}
+	process.Output(c.t, c.on(c.node, s.program, ask...))
 	c.kubectl("create", "namespace", "own")
 	c.kubectl("create", "serviceaccount", "tenant", "-n", "own")
 	c.kubectl("create", "rolebinding", "tenant", "-n", "own", "--clusterrole", "admin", "--serviceaccount", "own:tenant")
