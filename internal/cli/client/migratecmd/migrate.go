@@ -128,6 +128,8 @@ type walks struct {
 	proxy *walk.Walk
 	dns   *dnswalk.Walk
 	lb    *metallb.Plan
+	// unseen is why components that nobody named could not be looked at.
+	unseen []string
 }
 
 // look looks at the cluster.
@@ -145,15 +147,29 @@ func (c *command) look(ctx context.Context) (w walks, err error) {
 		w.proxy, err = walk.New(ctx, walk.Options{Client: client, Out: c.Out, Nodes: c.nodes, Image: c.image, Timeout: c.timeout})
 	}
 	if err == nil && (c.component == lbComponent || c.component == "") {
-		var found *metallb.Cluster
-		if found, err = metallb.Look(ctx, client); err == nil {
+		found, lookErr := metallb.Look(ctx, client)
+		if lookErr == nil {
 			w.lb = metallb.Decide(found)
 		}
+		err = c.unlooked(&w, lbComponent, lookErr)
 	}
 	if err == nil && (c.component == dnsComponent || c.component == "") {
-		w.dns, err = dnswalk.New(ctx, dnswalk.Options{Client: client, Out: c.Out, Image: c.image, Timeout: c.timeout})
+		dns, lookErr := dnswalk.New(ctx, dnswalk.Options{Client: client, Out: c.Out, Image: c.image, Timeout: c.timeout})
+		if lookErr == nil {
+			w.dns = dns
+		}
+		err = c.unlooked(&w, dnsComponent, lookErr)
 	}
 	return w, err
+}
+
+// unlooked returns the error of a look at a component if it was asked for by name. Otherwise the plan of the others is shown with it.
+func (c *command) unlooked(w *walks, component string, err error) error {
+	if err == nil || c.component != "" {
+		return err
+	}
+	w.unseen = append(w.unseen, fmt.Sprintf("--component %s: %v", component, err))
+	return nil
 }
 
 // walker changes one component.

@@ -1,6 +1,7 @@
 package migratecmd
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -19,21 +20,30 @@ type plans struct {
 	*migrate.Plan
 	DNS           *coredns.Plan `json:"dns,omitempty"`
 	LoadBalancers *metallb.Plan `json:"loadBalancers,omitempty"`
+	// Unseen is why other components could not be looked at.
+	Unseen []string `json:"unseen,omitempty"`
 }
 
-// plans returns the plans of the components.
-func (w *walks) plans() (p plans, refused int) {
+// plans returns the plans of the components, and for how many reasons the component is refused. That is the proxy if none is named:
+// 'apply' changes no other then.
+func (w *walks) plans(component string) (p plans, refused int) {
+	p.Unseen = w.unseen
+	count := func(of string, list []string) {
+		if component == of {
+			refused = len(list)
+		}
+	}
 	if w.proxy != nil {
 		p.Plan = w.proxy.Plan()
-		refused += len(p.Refused)
+		count(proxyComponent, p.Refused)
 	}
 	if w.dns != nil {
 		p.DNS = w.dns.Plan()
-		refused += len(p.DNS.Refused)
+		count(dnsComponent, p.DNS.Refused)
 	}
 	if w.lb != nil {
 		p.LoadBalancers = w.lb
-		refused += len(w.lb.Refused)
+		count(lbComponent, w.lb.Refused)
 	}
 	return p, refused
 }
@@ -42,8 +52,8 @@ func (c *command) plan() *cobra.Command {
 	cmd := c.add(&cobra.Command{
 		Use: "plan", Short: "Show what will behave differently, and what is refused",
 		Long: `Show what runs on the cluster, what will behave differently, and what keeps 'apply' from
-working. It changes nothing. It exits with 1 if something is refused. With --component lb it
-reads the objects of MetalLB; docs/loadbalancer.md has the steps of that change.`,
+working. It changes nothing. It exits with 1 if the component is refused, the proxy if none
+is named. With --component lb it reads the objects of MetalLB; docs/loadbalancer.md has the steps of that change.`,
 		Example: "  fairlead migrate plan --kubeconfig ~/.kube/config -o json\n  fairlead migrate plan --component dns",
 		PreRunE: func(*cobra.Command, []string) error { return c.output.Check() },
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -51,12 +61,13 @@ reads the objects of MetalLB; docs/loadbalancer.md has the steps of that change.
 			if err != nil {
 				return err
 			}
-			p, refused := w.plans()
+			component := cmp.Or(c.component, proxyComponent)
+			p, refused := w.plans(component)
 			if err := c.output.Write(c.Out, p, func(out io.Writer) error { return printPlans(out, p) }); err != nil {
 				return err
 			}
 			if refused > 0 {
-				return fmt.Errorf("'fairlead migrate apply' refuses this cluster for %d reasons", refused)
+				return fmt.Errorf("a change of --component %s is refused for %d reasons", component, refused)
 			}
 			return nil
 		},
@@ -95,6 +106,7 @@ func printPlans(out io.Writer, p plans) error {
 		b.list("refused of load balancers", lb.Refused)
 		b.list("differs of load balancers", lb.Differs)
 	}
+	b.list("not looked at", p.Unseen)
 	_, err := io.WriteString(out, b.String())
 	return err
 }

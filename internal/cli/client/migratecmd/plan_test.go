@@ -1,0 +1,27 @@
+package migratecmd
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/migrate/metallb"
+)
+
+// What 'apply' does not change keeps 'plan' from success only if it is named.
+func TestPlanCountsItsComponent(t *testing.T) {
+	t.Parallel()
+	refused := walks{lb: &metallb.Plan{Refused: []string{"a field"}}}
+	for component, want := range map[string]int{proxyComponent: 0, dnsComponent: 0, lbComponent: 1} {
+		if p, got := refused.plans(component); got != want || p.LoadBalancers == nil {
+			t.Errorf("%s: %d reasons, want %d", component, got, want)
+		}
+	}
+	lost := errors.New("forbidden")
+	var w walks
+	if err := (&command{component: lbComponent}).unlooked(&w, lbComponent, lost); !errors.Is(err, lost) {
+		t.Errorf("a component that is named: %v", err)
+	}
+	if err := (&command{}).unlooked(&w, lbComponent, lost); err != nil || len(w.unseen) != 1 || w.unseen[0] != "--component lb: forbidden" {
+		t.Errorf("one that is not: %v, %q", err, w.unseen)
+	}
+}
