@@ -4,12 +4,14 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // The label of a Node that has its Phase, and the annotation with why the last step failed.
 const (
 	Label   = "fairlead.dev/proxy"
-	Failure = "fairlead.dev/proxy-failure"
+	Failure = svc.ProxyFailureAnnotation
 )
 
 // Phase is how far a node is.

@@ -93,6 +93,12 @@ const (
 	DNSPort = 53
 	// ServerLeasePrefix begins the names of the Leases of API servers, in kube-system.
 	ServerLeasePrefix = "fairlead-apiserver-"
+	// DNSPhaseAnnotation, DNSReplicasAnnotation and DNSFailureAnnotation of CoreDNS's Deployment, and ProxyFailureAnnotation of a
+	// Node, are what 'fairlead migrate' has done.
+	DNSPhaseAnnotation     = "fairlead.dev/dns"
+	DNSReplicasAnnotation  = "fairlead.dev/dns-replicas"
+	DNSFailureAnnotation   = "fairlead.dev/dns-failure"
+	ProxyFailureAnnotation = "fairlead.dev/proxy-failure"
 	// EndpointAnnotation on the Lease of an API server is its address and port.
 	EndpointAnnotation = "fairlead.dev/endpoint"
 	// DefaultQuotaAnnotation with the value DefaultQuotaNone on a Namespace keeps it without the default quota.

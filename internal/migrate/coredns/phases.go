@@ -4,13 +4,15 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // The annotations of CoreDNS's Deployment: its Phase, the number of Pods that it had before, and why the last step failed.
 const (
-	Annotation = "fairlead.dev/dns"
-	Replicas   = "fairlead.dev/dns-replicas"
-	Failure    = "fairlead.dev/dns-failure"
+	Annotation = svc.DNSPhaseAnnotation
+	Replicas   = svc.DNSReplicasAnnotation
+	Failure    = svc.DNSFailureAnnotation
 )
 
 // Phase is how far a cluster is.
