@@ -220,7 +220,8 @@ func (s *shell) refuses(socket string) {
 	c := s.c
 	c.t.Helper()
 	other := func(args ...string) (string, error) {
-		return process.Try(c.on(c.node, "setpriv", slices.Concat([]string{"--reuid", "65534", "--regid", "65534", "--clear-groups", s.program}, args)...))
+		as := []string{"--reuid", "65534", "--regid", "65534", "--clear-groups", s.program}
+		return process.Try(c.on(c.node, "setpriv", slices.Concat(as, args)...))
 	}
 	if out, err := other("version"); err != nil {
 		c.t.Errorf("another user than root cannot run the command: %v\n%s", err, out)
