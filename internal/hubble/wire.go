@@ -22,10 +22,12 @@ import (
 const Path = "/hubble/"
 
 const (
-	// maxRequest bounds a question, MaxFlow a message of an answer with flows, and MaxAnswer one of other answers, in bytes.
+	// maxRequest bounds a question, in bytes.
 	maxRequest = 256 << 10
-	MaxFlow    = 64 << 10
-	MaxAnswer  = 1 << 20
+	// MaxFlow bounds a message of an answer with flows, in bytes.
+	MaxFlow = 64 << 10
+	// MaxAnswer bounds one of other answers, in bytes.
+	MaxAnswer = 1 << 20
 )
 
 // Handler answers the relay for an Observer, at Path.

@@ -75,8 +75,14 @@ func (c *Conn) setUp(groups uint32) error {
 	return unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)
 }
 
-// Close releases the socket.
-func (c *Conn) Close() error { return unix.Close(c.fd) }
+// Close releases the socket. A further call does nothing: the number may be another file's by then.
+func (c *Conn) Close() error {
+	fd := c.fd
+	if c.fd = -1; fd < 0 {
+		return nil
+	}
+	return unix.Close(fd)
+}
 
 // MaxMessage is how many bytes one Send may have.
 func (c *Conn) MaxMessage() int {

@@ -102,3 +102,26 @@ func TestRefusalNamesItsMessage(t *testing.T) {
 		t.Errorf("a message too large: %v, want EMSGSIZE", errs)
 	}
 }
+
+// A second Close does not close the file that has the number by then.
+func TestCloseTwice(t *testing.T) {
+	c := &Conn{fd: -1}
+	var err error
+	if c.fd, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	number := c.fd
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	other, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if other != number {
+		err = errors.Join(unix.Dup3(other, number, unix.O_CLOEXEC), unix.Close(other))
+	}
+	if err := errors.Join(err, c.Close(), unix.Close(number)); err != nil {
+		t.Error(err)
+	}
+}
