@@ -19,6 +19,9 @@ CLUSTERS    := $(addprefix $(MODULE)/,test/node test/servers test test/reliabili
 HEAVY       := $(addprefix $(MODULE)/,internal/apiserver internal/dataplane/ipvs internal/dataplane/iptables internal/controller \
   test/ipvs internal/runner internal/runner/guest test/lb internal/proxy internal/lb/controller internal/lb internal/lb/proxied/web \
   internal/cli test/api)
+FETCH_CONFORMANCE = go -C test/conformance build -o /dev/null sigs.k8s.io/gateway-api/conformance/echo-basic && \
+  go -C test/conformance build -o /dev/null ./client && go -C test/conformance test -c -vet=off -o /dev/null . && \
+  go -C bench/peers/coredns build -o /dev/null .
 GOTEST      := go test -json -vet=off -ldflags='-s -w' -timeout 40m
 
 .PHONY: help build bpf demo test test-unit bench conformance check mutate fmt generate clean setup fetch kubectl wireguard-go test-apiserver release image soak kube-proxy migrate-test
@@ -51,12 +54,10 @@ kube-proxy: ## make bench/bin/kube-proxy and bench/bin/coredns, the real ones, f
 migrate-test: setup build kubectl test-apiserver kube-proxy ## the way from the real kube-proxy and CoreDNS to fairlead and back
 	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test ./deploy/kubernetes -v -run 'TestMigrate$$' -count=1 -timeout 30m
 
-conformance: setup build ## the conformance tests of the Gateway API against a cluster in namespaces
-	go -C test/conformance build -o /dev/null sigs.k8s.io/gateway-api/conformance/echo-basic
-	go -C test/conformance test -c -vet=off -o /dev/null .
-	go -C bench/peers/coredns build -o /dev/null .
+conformance: setup build ## the conformance tests of the Gateway API, as 'make test' runs them, with reports, and the experimental channel
+	$(FETCH_CONFORMANCE)
 	FAIRLEAD_BIN=$(CURDIR)/bin go test ./test/lb -v -run 'TestGatewayConformance|TestMeshConformance' -count=1 -timeout 60m -args \
-	  -conformance-profiles GATEWAY-HTTP,GATEWAY-GRPC,GATEWAY-TLS,GATEWAY-TCP,GATEWAY-UDP -conformance-report $(CURDIR)/bin/conformance.yaml \
+	  -conformance-report $(CURDIR)/bin/conformance.yaml \
 	  -mesh-report $(CURDIR)/bin/mesh-conformance.yaml -mesh-log $(CURDIR)/bin/mesh-conformance.log \
 	  -conformance-log $(CURDIR)/bin/conformance.log -conformance-version $(VERSION)
 	FAIRLEAD_BIN=$(CURDIR)/bin go test ./test/lb -v -run TestGatewayConformance -count=1 -timeout 20m -args \
@@ -99,6 +100,7 @@ fetch: ## download what tests build themselves: their namespaces have no network
 	go -C test/browser build -o /dev/null .
 	go -C test/helm build -o /dev/null helm.sh/helm/v3/cmd/helm
 	go -C test/hubble build -o /dev/null github.com/cilium/cilium/hubble
+	$(FETCH_CONFORMANCE)
 	go -C test/h2spec build -o /dev/null github.com/summerwind/h2spec/cmd/h2spec
 	go -C bench/peers/s3 build -o /dev/null .
 	go build -modfile=tools/go.mod -o /dev/null github.com/cilium/ebpf/cmd/bpf2go

@@ -94,9 +94,9 @@ func TestExpected(t *testing.T) {
 		f    figure
 		want string
 	}{
-		{alone("x", seconds, 2, expectation{below: 3}), "under 3.00 s: met"},
-		{alone("x", seconds, 3, expectation{below: 3}), "under 3.00 s: **missed**"},
-		{alone("x", seconds, 3, expectation{share: 0.5}), ""}, // the peer is not there
+		{unpaired("x", seconds, 2, expectation{below: 3}), "under 3.00 s: met"},
+		{unpaired("x", seconds, 3, expectation{below: 3}), "under 3.00 s: **missed**"},
+		{unpaired("x", seconds, 3, expectation{share: 0.5}), ""}, // the peer is not there
 		{figure{unit: seconds, fairlead: 1, peer: 2, want: expectation{share: 0.5}}, "ratio at most 0.5: met"},
 		{figure{unit: seconds, fairlead: 1.1, peer: 2, want: expectation{below: 2, share: 0.5}}, "under 2.00 s, ratio at most 0.5: **missed**"},
 	} {

@@ -53,9 +53,9 @@ func (b *bench) runAPI(ctx context.Context) (_ []figure, err error) {
 		}
 	}
 	figures := []figure{
-		alone("requests whose whole answers were compared with kube-apiserver's", pieces, n[0], expectation{}),
-		alone("differences with a reason", pieces, n[1], expectation{}),
-		alone("differences without", pieces, n[2], expectation{below: 1}),
+		unpaired("requests whose whole answers were compared with kube-apiserver's", pieces, n[0], expectation{}),
+		unpaired("differences with a reason", pieces, n[1], expectation{}),
+		unpaired("differences without", pieces, n[2], expectation{below: 1}),
 	}
 	if failed != nil {
 		return figures, fmt.Errorf("%.0f differences without a reason, or reasons without a difference; they are printed above", n[2])

@@ -216,7 +216,7 @@ func (b *bench) fullSize() crowd    { return crowd{services: b.few(100, 3), pods
 func (b *bench) controllerFigures(results []managerResult) []figure {
 	var out []figure
 	add := func(what string, u unit, want expectation, value func(*managerResult) float64) {
-		f := alone(what, u, value(&results[0]), want)
+		f := unpaired(what, u, value(&results[0]), want)
 		if len(results) > 1 {
 			f.peer, f.peerName = value(&results[1]), "kube-controller-manager"
 		}

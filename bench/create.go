@@ -105,8 +105,8 @@ func (b *bench) grow(ctx context.Context, c *creator, first float64) ([]figure, 
 	}
 	last := milliseconds.in(after.cpu)
 	return []figure{
-		alone(fmt.Sprintf("CPU of the server for one with 1 client, %d present", many), milliseconds, last, expectation{}),
-		alone(fmt.Sprintf("the same in that with %d present", b.few(1000, 50)), times, last/first, expectation{below: 1.25}),
+		unpaired(fmt.Sprintf("CPU of the server for one with 1 client, %d present", many), milliseconds, last, expectation{}),
+		unpaired(fmt.Sprintf("the same in that with %d present", b.few(1000, 50)), times, last/first, expectation{below: 1.25}),
 	}, nil
 }
 

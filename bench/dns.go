@@ -147,7 +147,7 @@ func (b *bench) runDNS(ctx context.Context) (figures []figure, err error) {
 
 func (b *bench) dnsFigures(w dnsWorld, mine, peer dnsResult) []figure {
 	against := func(what string, u unit, mine float64, peer func() float64, want expectation) figure {
-		f := alone(what, u, mine, want)
+		f := unpaired(what, u, mine, want)
 		if b.peer("coredns") != "" {
 			f.peer, f.peerName = peer(), "CoreDNS"
 		}

@@ -54,8 +54,8 @@ func (b *bench) runCorefiles(ctx context.Context) (figures []figure, err error) 
 		}
 		asked, differ, unexplained = asked+len(questions), differ+d, unexplained+u
 	}
-	figures = append(figures, alone("questions asked under the Corefiles of distributions", pieces, float64(asked), expectation{}),
-		alone("of them answered otherwise than by CoreDNS, for a reason", pieces, float64(differ-unexplained), expectation{}))
+	figures = append(figures, unpaired("questions asked under the Corefiles of distributions", pieces, float64(asked), expectation{}),
+		unpaired("of them answered otherwise than by CoreDNS, for a reason", pieces, float64(differ-unexplained), expectation{}))
 	if unexplained > 0 {
 		err = fmt.Errorf("%d answers differ from CoreDNS's without a known reason", unexplained)
 	}

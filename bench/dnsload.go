@@ -64,7 +64,7 @@ func (b *bench) loadFigure(ctx context.Context, a *api, s shape, made []service)
 		b.say("%s: ready in %.2f s", n.name, took[i])
 	}
 	total := int(s.next()) / s.endpoints
-	f := alone(fmt.Sprintf("DNS start to ready, %d services x %d endpoints", total, s.endpoints), seconds,
+	f := unpaired(fmt.Sprintf("DNS start to ready, %d services x %d endpoints", total, s.endpoints), seconds,
 		took[0][len(took[0])/2], expectation{below: 2, share: 1. / 3})
 	if len(servers) > 1 {
 		f.peer, f.peerName = took[1][len(took[1])/2], servers[1].name

@@ -72,7 +72,7 @@ func (b *bench) runNames(ctx context.Context) (figures []figure, err error) {
 	if err != nil {
 		return nil, err
 	}
-	figures = append(figures, alone("questions asked", pieces, float64(len(questions)), expectation{}))
+	figures = append(figures, unpaired("questions asked", pieces, float64(len(questions)), expectation{}))
 	if b.peer("coredns") == "" {
 		return figures, nil
 	}
@@ -93,10 +93,10 @@ func (b *bench) runNames(ctx context.Context) (figures []figure, err error) {
 		}
 		fmt.Printf("%s: %s\n  fairlead  %s\n  CoreDNS   %s\n", q, why, mine[i], theirs[i])
 	}
-	figures = append(figures, alone("of them answered otherwise than by CoreDNS, for a reason", pieces, float64(differ-unexplained),
+	figures = append(figures, unpaired("of them answered otherwise than by CoreDNS, for a reason", pieces, float64(differ-unexplained),
 		expectation{}))
 	same, err := compareMetrics(myMetrics, theirMetrics)
-	figures = append(figures, alone("metrics that are CoreDNS's, with the same labels", pieces, float64(same), expectation{}))
+	figures = append(figures, unpaired("metrics that are CoreDNS's, with the same labels", pieces, float64(same), expectation{}))
 	if unexplained > 0 {
 		err = errors.Join(err, fmt.Errorf("%d answers differ from CoreDNS's without a known reason", unexplained))
 	}

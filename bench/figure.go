@@ -80,8 +80,8 @@ type figure struct {
 	want           expectation
 }
 
-// alone is a figure without a peer.
-func alone(what string, u unit, v float64, want expectation) figure {
+// unpaired is a figure without a peer.
+func unpaired(what string, u unit, v float64, want expectation) figure {
 	return figure{what: what, unit: u, fairlead: v, peer: math.NaN(), want: want}
 }
 

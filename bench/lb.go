@@ -48,10 +48,10 @@ func (b *bench) runLB(ctx context.Context) (figures []figure, err error) {
 		return nil, err
 	}
 	return []figure{
-		alone(fmt.Sprintf("Services on kube-apiserver with an address that answers outside, of %d", n), pieces,
+		unpaired(fmt.Sprintf("Services on kube-apiserver with an address that answers outside, of %d", n), pieces,
 			float64(len(took)), expectation{}),
-		alone(fmt.Sprintf("create to first answer through kube-proxy, p50 of %d", n), milliseconds, percentile(took, 0.5), expectation{}),
-		alone("kube-proxy of the node ends to another node answers", seconds, moved.Seconds(), expectation{below: 5}),
+		unpaired(fmt.Sprintf("create to first answer through kube-proxy, p50 of %d", n), milliseconds, percentile(took, 0.5), expectation{}),
+		unpaired("kube-proxy of the node ends to another node answers", seconds, moved.Seconds(), expectation{below: 5}),
 	}, nil
 }
 
@@ -99,9 +99,9 @@ func (b *bench) runLBCreate(ctx context.Context) (figures []figure, err error) {
 			return err
 		}
 		figures = []figure{
-			alone(fmt.Sprintf("create to first answer outside, %d nodes, p50 of %d", lbPeers, n),
+			unpaired(fmt.Sprintf("create to first answer outside, %d nodes, p50 of %d", lbPeers, n),
 				milliseconds, percentile(took, 0.5), expectation{}),
-			alone(fmt.Sprintf("create to first answer outside, %d nodes, p99 of %d", lbPeers, n), milliseconds, percentile(took, 0.99),
+			unpaired(fmt.Sprintf("create to first answer outside, %d nodes, p99 of %d", lbPeers, n), milliseconds, percentile(took, 0.99),
 				expectation{below: 300}),
 		}
 		return nil

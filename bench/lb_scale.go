@@ -40,8 +40,8 @@ func (b *bench) runLB10k(ctx context.Context) (figures []figure, err error) {
 		}
 		cost, err := s.cost(ctx, n+1)
 		figures = append([]figure{
-			alone(fmt.Sprintf("%d Services created to the last one has its address", n), seconds, took.Seconds(), expectation{}),
-			alone("CPU of the controller for one", milliseconds, milliseconds.in(after-cpu)/float64(n), expectation{}),
+			unpaired(fmt.Sprintf("%d Services created to the last one has its address", n), seconds, took.Seconds(), expectation{}),
+			unpaired("CPU of the controller for one", milliseconds, milliseconds.in(after-cpu)/float64(n), expectation{}),
 		}, cost...)
 		return err
 	})
@@ -137,10 +137,10 @@ func (s *balancers) cost(ctx context.Context, n int) ([]figure, error) {
 	s.bench.say("one speaker announces %.0f of %d addresses", owned, n)
 	at := fmt.Sprintf("at %d addresses", n-1)
 	return []figure{
-		alone("memory of the controller "+at, megabytes, controller/1e6, expectation{below: 150}),
-		alone("memory of one of three speakers "+at, megabytes, speaker/1e6, expectation{below: 150}),
-		alone("its CPU for a second without changes", milliseconds, milliseconds.in(cpuAfter-cpu)/span.Seconds(), expectation{below: 50}),
-		alone("its messages to others", perSecond, (sentAfter-sent)/span.Seconds(), expectation{below: 50}),
+		unpaired("memory of the controller "+at, megabytes, controller/1e6, expectation{below: 150}),
+		unpaired("memory of one of three speakers "+at, megabytes, speaker/1e6, expectation{below: 150}),
+		unpaired("its CPU for a second without changes", milliseconds, milliseconds.in(cpuAfter-cpu)/span.Seconds(), expectation{below: 50}),
+		unpaired("its messages to others", perSecond, (sentAfter-sent)/span.Seconds(), expectation{below: 50}),
 	}, errors.Join(err, err2, err3, err4, err5)
 }
 

@@ -282,7 +282,7 @@ func (g *gatewayRig) measure(ctx context.Context) ([]figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	figures = append(figures, alone(fmt.Sprintf("%d HTTPRoutes from the first write to the last answer", g.hosts), seconds,
+	figures = append(figures, unpaired(fmt.Sprintf("%d HTTPRoutes from the first write to the last answer", g.hosts), seconds,
 		filled.Seconds(), expectation{}))
 	figures = append(figures, g.stepFigures(gatewaySteps(), got)...)
 	all := g.bench.few(gatewayRoutes, 30)
@@ -300,8 +300,8 @@ func (g *gatewayRig) measure(ctx context.Context) ([]figure, error) {
 		time.Sleep(50 * time.Millisecond)
 	}
 	what := fmt.Sprintf("write of an HTTPRoute to its first answer, at %d of them, %%s of %d", all, len(took))
-	return append(figures, alone(fmt.Sprintf(what, "p50"), milliseconds, percentile(took, 0.5), expectation{below: 10}),
-		alone(fmt.Sprintf(what, "p99"), milliseconds, percentile(took, 0.99), expectation{below: 20})), nil
+	return append(figures, unpaired(fmt.Sprintf(what, "p50"), milliseconds, percentile(took, 0.5), expectation{below: 10}),
+		unpaired(fmt.Sprintf(what, "p99"), milliseconds, percentile(took, 0.99), expectation{below: 20})), nil
 }
 
 // settle waits until the routes have their statuses, and the load balancer has seen these.
@@ -339,8 +339,8 @@ func (g *gatewayRig) atRest(ctx context.Context, before float64) (figures []figu
 	}
 	routes := fmt.Sprintf("%d hosts with %d paths each", g.hosts, gatewayPaths)
 	figures = append(figures,
-		alone("memory of the load balancer that "+routes+" add", megabytes, (mine-before)/1e6, expectation{below: 40}),
-		alone("CPU in a second in which nothing changes", milliseconds, milliseconds.in(after-used)/rest.Seconds(), expectation{below: 10}))
+		unpaired("memory of the load balancer that "+routes+" add", megabytes, (mine-before)/1e6, expectation{below: 40}),
+		unpaired("CPU in a second in which nothing changes", milliseconds, milliseconds.in(after-used)/rest.Seconds(), expectation{below: 10}))
 	for _, c := range g.carriers[1:] {
 		theirs, err := c.proc.groupMemory()
 		if err != nil {

@@ -137,17 +137,10 @@ var (
 
 // serveCalls answers unary calls of gRPC over HTTP/2 without TLS with the bytes of their messages.
 func serveCalls(l net.Listener) error {
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			return err
-		}
-		go func() {
-			defer c.Close()
-			s := callServer{r: bufio.NewReaderSize(c, 32<<10), w: bufio.NewWriterSize(c, 32<<10), calls: map[uint32]*bytes.Buffer{}}
-			_ = s.serve() // its client sees the end
-		}()
-	}
+	return serveEach(l, func(c net.Conn) {
+		s := callServer{r: bufio.NewReaderSize(c, 32<<10), w: bufio.NewWriterSize(c, 32<<10), calls: map[uint32]*bytes.Buffer{}}
+		_ = s.serve() // its client sees the end
+	})
 }
 
 // callServer answers on a connection. What it has answered is written once nothing more was read.

@@ -62,17 +62,10 @@ func serveWeb(listen, calls string) error {
 		return err
 	}
 	go func() { _ = serveCalls(second) }()
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			return err
-		}
-		go serveWebTo(c)
-	}
+	return serveEach(l, serveWebTo)
 }
 
 func serveWebTo(c net.Conn) {
-	defer c.Close()
 	b := make([]byte, 8<<10)
 	for n := 0; ; {
 		m, err := c.Read(b[n:])
@@ -130,7 +123,7 @@ type webLoad struct {
 	load
 	tls   *tls.Config // nil without TLS
 	calls bool        // of gRPC
-	// requests are those of which kept sends one at random each time, webGet if there are none.
+	// requests has what kept sends: one of them at random each time. If it is empty, webGet is sent.
 	requests [][]byte
 }
 

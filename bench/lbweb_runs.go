@@ -178,7 +178,7 @@ func (w *webRig) idleFigures(protocol string) (out []figure, err error) {
 	if n < all {
 		what += fmt.Sprintf(", reckoned from %d", n)
 	}
-	mine := alone(what, megabytes, sizes[w.carriers[0].name]/1e6, expectation{below: 200})
+	mine := unpaired(what, megabytes, sizes[w.carriers[0].name]/1e6, expectation{below: 200})
 	for _, c := range w.carriers[1:] {
 		f := mine
 		f.peer, f.peerName = sizes[c.name]/1e6, c.name
@@ -244,7 +244,7 @@ func (w *webRig) reloadFigure(ctx context.Context) (figure, error) {
 	for _, f := range failed {
 		w.bench.say("during changes: %v", f)
 	}
-	return alone(fmt.Sprintf("clients that fail during %d changes of certificates and backends, %d requests", changes, requests), pieces,
+	return unpaired(fmt.Sprintf("clients that fail during %d changes of certificates and backends, %d requests", changes, requests), pieces,
 		float64(len(failed)), expectation{below: 1}), errors.Join(err, w.setPods(ctx, webPods()))
 }
 

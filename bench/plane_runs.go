@@ -41,7 +41,7 @@ func (b *bench) runStress(ctx context.Context) ([]figure, error) {
 	}
 	at := fmt.Sprintf("at %s", size)
 	beside := func(what string, u unit, mine, other float64, name string, want expectation) figure {
-		f := alone(what, u, mine, want)
+		f := unpaired(what, u, mine, want)
 		f.peer, f.peerName = other, name
 		return f
 	}
@@ -52,10 +52,10 @@ func (b *bench) runStress(ctx context.Context) ([]figure, error) {
 	}
 	return []figure{
 		beside("load of "+size.String()+", process start to last answer", seconds, r.load, kernel, "the kernel alone", expectation{share: 2.5}),
-		alone(fmt.Sprintf("%d changes a second, p50 of %d %s", churnRate, size.churn, at), milliseconds, percentile(r.churn, 0.5), expectation{}),
-		alone(fmt.Sprintf("%d changes a second, p99 of %d %s", churnRate, size.churn, at), milliseconds, percentile(r.churn, 0.99),
+		unpaired(fmt.Sprintf("%d changes a second, p50 of %d %s", churnRate, size.churn, at), milliseconds, percentile(r.churn, 0.5), expectation{}),
+		unpaired(fmt.Sprintf("%d changes a second, p99 of %d %s", churnRate, size.churn, at), milliseconds, percentile(r.churn, 0.99),
 			expectation{below: 50}),
-		alone(fmt.Sprintf("%d changes in %.1f s, last answer after the last write", size.burst, r.burstWrites), milliseconds, r.burst,
+		unpaired(fmt.Sprintf("%d changes in %.1f s, last answer after the last write", size.burst, r.burstWrites), milliseconds, r.burst,
 			expectation{below: 1000}),
 		beside("connect p50 "+at, microseconds, percentile(r.through, 0.5), percentile(r.direct, 0.5), "direct", expectation{}),
 		beside("connect p99 "+at, microseconds, percentile(r.through, 0.99), percentile(r.direct, 0.99), "direct", expectation{}),
@@ -92,12 +92,12 @@ func (b *bench) runLarge(ctx context.Context) ([]figure, error) {
 	}
 	change := fmt.Sprintf("endpoint change to packet at %s, %%s of %d", size, size.changes)
 	return []figure{
-		alone(fmt.Sprintf("load of %s, process start to last answer", size), seconds, r.load, expectation{}),
-		alone(fmt.Sprintf(change, "p50"), milliseconds, percentile(r.changes, 0.5), expectation{below: 10}),
-		alone(fmt.Sprintf(change, "p99"), milliseconds, percentile(r.changes, 0.99), expectation{below: 25}),
-		alone(fmt.Sprintf("new service to packet at %s, p50 of %d", size, size.additions), milliseconds, percentile(r.additions, 0.5),
+		unpaired(fmt.Sprintf("load of %s, process start to last answer", size), seconds, r.load, expectation{}),
+		unpaired(fmt.Sprintf(change, "p50"), milliseconds, percentile(r.changes, 0.5), expectation{below: 10}),
+		unpaired(fmt.Sprintf(change, "p99"), milliseconds, percentile(r.changes, 0.99), expectation{below: 25}),
+		unpaired(fmt.Sprintf("new service to packet at %s, p50 of %d", size, size.additions), milliseconds, percentile(r.additions, 0.5),
 			expectation{below: 20}),
-		alone("memory of the proxy after the load", megabytes, r.memory, expectation{}),
+		unpaired("memory of the proxy after the load", megabytes, r.memory, expectation{}),
 	}, nil
 }
 
@@ -148,7 +148,7 @@ func (b *bench) runIPTables(ctx context.Context) ([]figure, error) {
 			return figures, err
 		}
 		what := c.variant + " variant, "
-		same := alone(what+"the same beside that at 1 service", times, mine.connect, expectation{share: 1.1})
+		same := unpaired(what+"the same beside that at 1 service", times, mine.connect, expectation{share: 1.1})
 		same.peer, same.peerName = one.connect, "at 1 service"
 		for _, f := range []figure{
 			b.against(what+"load of "+size.String(), seconds, mine.load, peer.load, c.load),

@@ -123,10 +123,10 @@ func (b *bench) runPods(ctx context.Context) (figures []figure, err error) {
 		ofShims += one
 	}
 	return []figure{
-		alone("a Pod from its creation to running, half of them at most", milliseconds, percentile(took, 0.5), expectation{below: 100}),
-		alone("the same, p99", milliseconds, percentile(took, 0.99), expectation{below: 100}),
-		alone(fmt.Sprintf("memory of fairlead up and %d Pods' shims", n), megabytes, (sum+ofShims)/1e6, expectation{below: 600}),
-		alone("of which for each Pod", megabytes, ofShims/1e6/float64(n), expectation{below: 2.1}),
+		unpaired("a Pod from its creation to running, half of them at most", milliseconds, percentile(took, 0.5), expectation{below: 100}),
+		unpaired("the same, p99", milliseconds, percentile(took, 0.99), expectation{below: 100}),
+		unpaired(fmt.Sprintf("memory of fairlead up and %d Pods' shims", n), megabytes, (sum+ofShims)/1e6, expectation{below: 600}),
+		unpaired("of which for each Pod", megabytes, ofShims/1e6/float64(n), expectation{below: 2.1}),
 	}, nil
 }
 
@@ -205,15 +205,15 @@ func (b *bench) runShortPods(ctx context.Context) (figures []figure, err error) 
 	more, err := up.memory()
 	b.say("before %+v, after %+v", before, after)
 	left := func(what string, before, after int) figure {
-		return alone(what+" left of short Pods", pieces, float64(max(0, after-before)), expectation{below: 1})
+		return unpaired(what+" left of short Pods", pieces, float64(max(0, after-before)), expectation{below: 1})
 	}
 	files := left("open files", before.files, after.files)
 	files.want.below = 10 // connections come and go
 	return []figure{
-		alone(fmt.Sprintf("%d short Pods, ten at a time", n), perSecond, float64(n)/took.Seconds(), expectation{}),
+		unpaired(fmt.Sprintf("%d short Pods, ten at a time", n), perSecond, float64(n)/took.Seconds(), expectation{}),
 		left("shims", before.shims, after.shims), left("mounts", before.mounts, after.mounts),
 		left("directories", before.directories, after.directories),
 		left("network devices", before.devices, after.devices), left("control groups", before.groups, after.groups), files,
-		alone("more memory of fairlead up after them", megabytes, (more-memory)/1e6, expectation{}),
+		unpaired("more memory of fairlead up after them", megabytes, (more-memory)/1e6, expectation{}),
 	}, err
 }

@@ -37,6 +37,22 @@ func readOne(c net.Conn, b []byte) bool {
 
 // answer tells each connection the address it has reached.
 func answer(l net.Listener) error {
+	return serveEach(l, func(c net.Conn) {
+		_ = c.SetDeadline(time.Now().Add(time.Second))
+		host, _, _ := net.SplitHostPort(c.LocalAddr().String())
+		_, err := io.WriteString(c, host)
+		// The client ends it, without TIME_WAIT, or asks for more.
+		if word := make([]byte, 1); readOne(c, word) && word[0] == flood {
+			_ = c.SetDeadline(time.Now().Add(time.Minute))
+			for block := make([]byte, 256<<10); err == nil; {
+				_, err = c.Write(block)
+			}
+		}
+	})
+}
+
+// serveEach has f serve each connection in a goroutine, and closes it then. It returns the error of the listener.
+func serveEach(l net.Listener, f func(net.Conn)) error {
 	for {
 		c, err := l.Accept()
 		if err != nil {
@@ -44,16 +60,7 @@ func answer(l net.Listener) error {
 		}
 		go func() {
 			defer c.Close()
-			_ = c.SetDeadline(time.Now().Add(time.Second))
-			host, _, _ := net.SplitHostPort(c.LocalAddr().String())
-			_, _ = io.WriteString(c, host)
-			// The client ends it, without TIME_WAIT, or asks for more.
-			if word := make([]byte, 1); readOne(c, word) && word[0] == flood {
-				_ = c.SetDeadline(time.Now().Add(time.Minute))
-				for block := make([]byte, 256<<10); err == nil; {
-					_, err = c.Write(block)
-				}
-			}
+			f(c)
 		}()
 	}
 }

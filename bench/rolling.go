@@ -342,7 +342,7 @@ func (b *bench) runRolling(ctx context.Context) (figures []figure, err error) {
 		figures = append(figures, lostBy(ways, kind, rolls*rollingPods))
 	}
 	early := float64(rolls*rollingPods - len(drained))
-	figures = append(figures, alone("Pods ended before all nodes had reported", pieces, early, expectation{below: 1}))
+	figures = append(figures, unpaired("Pods ended before all nodes had reported", pieces, early, expectation{below: 1}))
 	return append(figures, removalFigures(drained)...), nil
 }
 
@@ -363,7 +363,7 @@ func lostBy(ways []*way, kind string, replaced int) figure {
 	if strings.HasPrefix(kind, "udp") { // a port that was used a moment ago leads to the Pod that has just ended
 		below = max(below, float64(made)/1000)
 	}
-	f := alone(what, pieces, float64(lost), expectation{below: below})
+	f := unpaired(what, pieces, float64(lost), expectation{below: below})
 	if peerMade > 0 {
 		f.what += fmt.Sprintf(" (%d through kube-proxy)", peerMade)
 		f.peer, f.peerName = float64(peerLost), "kube-proxy"

@@ -166,11 +166,11 @@ func removalFigures(all []*removal) []figure {
 		}
 	}
 	figures := []figure{
-		alone("from a Pod's deletion until all nodes have taken it out, p50", milliseconds, percentile(whole, 0.5), expectation{below: 100}),
-		alone("the same, p99", milliseconds, percentile(whole, 0.99), expectation{}),
+		unpaired("from a Pod's deletion until all nodes have taken it out, p50", milliseconds, percentile(whole, 0.5), expectation{below: 100}),
+		unpaired("the same, p99", milliseconds, percentile(whole, 0.99), expectation{}),
 	}
 	for i, what := range removalSteps {
-		figures = append(figures, alone("of which "+what+", p50", milliseconds, percentile(steps[i], 0.5), expectation{}))
+		figures = append(figures, unpaired("of which "+what+", p50", milliseconds, percentile(steps[i], 0.5), expectation{}))
 	}
 	return figures
 }

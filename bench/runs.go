@@ -99,7 +99,7 @@ func (b *bench) limit() time.Duration {
 
 // against makes figures that have kube-proxy as their peer.
 func (b *bench) against(what string, u unit, mine, peer float64, want expectation) figure {
-	f := alone(what, u, mine, want)
+	f := unpaired(what, u, mine, want)
 	if b.peer("kube-proxy") != "" {
 		f.peer, f.peerName = peer, "kube-proxy nftables"
 	}

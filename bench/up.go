@@ -77,9 +77,9 @@ func (b *bench) runStart(ctx context.Context) ([]figure, error) {
 		b.say("API after %.2f s, first answer after %.2f s", a.Seconds(), t.Seconds())
 	}
 	return []figure{
-		alone(fmt.Sprintf("start of fairlead up to first answer, median of %d", len(took)), seconds, percentile(took, 0.5),
+		unpaired(fmt.Sprintf("start of fairlead up to first answer, median of %d", len(took)), seconds, percentile(took, 0.5),
 			expectation{below: 3}),
-		alone("of which until the API has taken the Service", seconds, percentile(api, 0.5), expectation{}),
+		unpaired("of which until the API has taken the Service", seconds, percentile(api, 0.5), expectation{}),
 	}, nil
 }
 
@@ -177,10 +177,10 @@ func (b *bench) runMemory(ctx context.Context) (figures []figure, err error) {
 	}
 	file, err := up.kilobytes("smaps_rollup", "Pss_File:")
 	return []figure{
-		alone(fmt.Sprintf("memory of fairlead up with %d services x %d", len(services), services[0].count), megabytes, full/1e6,
+		unpaired(fmt.Sprintf("memory of fairlead up with %d services x %d", len(services), services[0].count), megabytes, full/1e6,
 			expectation{below: 200}),
-		alone("of which pages of the program file", megabytes, file/1e6, expectation{below: 90}), // 100 MB without kernel/residence
-		alone("the same before the first service", megabytes, empty/1e6, expectation{}),
-		alone("the same at its most", megabytes, peak/1e6, expectation{}),
+		unpaired("of which pages of the program file", megabytes, file/1e6, expectation{below: 90}), // 100 MB without kernel/residence
+		unpaired("the same before the first service", megabytes, empty/1e6, expectation{}),
+		unpaired("the same at its most", megabytes, peak/1e6, expectation{}),
 	}, err
 }

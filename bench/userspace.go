@@ -29,29 +29,22 @@ func copyProxy(listen, to string) error {
 	if err != nil {
 		return err
 	}
-	for {
-		c, err := l.Accept()
+	return serveEach(l, func(c net.Conn) {
+		s, err := net.Dial("tcp4", to)
 		if err != nil {
-			return err
+			return
 		}
+		defer s.Close()
+		done := make(chan struct{})
 		go func() {
-			defer c.Close()
-			s, err := net.Dial("tcp4", to)
-			if err != nil {
-				return
-			}
-			defer s.Close()
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				_, _ = io.Copy(s, c)
-				_ = s.(*net.TCPConn).CloseWrite()
-			}()
-			_, _ = io.Copy(c, s)
-			_ = c.(*net.TCPConn).CloseWrite()
-			<-done
+			defer close(done)
+			_, _ = io.Copy(s, c)
+			_ = s.(*net.TCPConn).CloseWrite()
 		}()
-	}
+		_, _ = io.Copy(c, s)
+		_ = c.(*net.TCPConn).CloseWrite()
+		<-done
+	})
 }
 
 const (

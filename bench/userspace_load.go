@@ -39,20 +39,11 @@ func serveLoad(h *host, port uint16) (io.Closer, error) {
 	if err != nil {
 		return nil, err
 	}
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go serveLoadTo(c)
-		}
-	}()
+	go func() { _ = serveEach(l, serveLoadTo) }()
 	return l, nil
 }
 
 func serveLoadTo(c net.Conn) {
-	defer c.Close()
 	var kind [1]byte
 	if _, err := io.ReadFull(c, kind[:]); err != nil {
 		return

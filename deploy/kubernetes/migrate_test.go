@@ -49,6 +49,15 @@ func kubeProxyProgram(t *testing.T) string {
 	return program
 }
 
+// kubeconfigOfPods is what kube-proxy and CoreDNS read in their ConfigMaps: the API server by the Pod's own token.
+const kubeconfigOfPods = `    apiVersion: v1
+    kind: Config
+    clusters:
+    - {name: default, cluster: {certificate-authority: ` + serviceAccountDir + `/ca.crt, server: SERVER, tls-server-name: example.com}}
+    contexts: [{name: default, context: {cluster: default, namespace: default, user: default}}]
+    current-context: default
+    users: [{name: default, user: {tokenFile: ` + serviceAccountDir + `/token}}]`
+
 // kubeProxyObjects are kubeadm's for kube-proxy, with settings of the mode.
 const kubeProxyObjects = `
 apiVersion: v1
@@ -73,13 +82,7 @@ data:
     mode: MODE
     conntrack: {maxPerCore: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
   kubeconfig.conf: |-
-    apiVersion: v1
-    kind: Config
-    clusters:
-    - {name: default, cluster: {certificate-authority: ` + serviceAccountDir + `/ca.crt, server: SERVER, tls-server-name: example.com}}
-    contexts: [{name: default, context: {cluster: default, namespace: default, user: default}}]
-    current-context: default
-    users: [{name: default, user: {tokenFile: ` + serviceAccountDir + `/token}}]
+` + kubeconfigOfPods + `
 ---
 apiVersion: apps/v1
 kind: DaemonSet

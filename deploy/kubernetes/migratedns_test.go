@@ -55,13 +55,7 @@ data:
   Corefile: |
 COREFILE
   kubeconfig: |-
-    apiVersion: v1
-    kind: Config
-    clusters:
-    - {name: default, cluster: {certificate-authority: ` + serviceAccountDir + `/ca.crt, server: SERVER, tls-server-name: example.com}}
-    contexts: [{name: default, context: {cluster: default, namespace: default, user: default}}]
-    current-context: default
-    users: [{name: default, user: {tokenFile: ` + serviceAccountDir + `/token}}]
+` + kubeconfigOfPods + `
 ---
 apiVersion: apps/v1
 kind: Deployment

@@ -22,9 +22,9 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
-// These choose what of the conformance tests of the Gateway API runs (make conformance).
+// These choose which of the conformance tests of the Gateway API run, and what is kept of them (make conformance).
 var (
-	conformanceProfiles = flag.String("conformance-profiles", "", "the profiles of the conformance tests; empty for none")
+	conformanceProfiles = flag.String("conformance-profiles", allProfiles, "the profiles of the conformance tests")
 	conformanceRun      = flag.String("conformance-run", "", "run only the tests that match this pattern, without a report")
 	conformanceReport   = flag.String("conformance-report", "", "the file for the report")
 	conformanceLog      = flag.String("conformance-log", "", "the file for the output of the tests")
@@ -34,13 +34,12 @@ var (
 	conformanceVersion  = flag.String("conformance-version", "unknown", "the version in the report")
 )
 
+// allProfiles are the ones of Gateways. Those of meshes have their own test.
+const allProfiles = "GATEWAY-HTTP,GATEWAY-GRPC,GATEWAY-TLS,GATEWAY-TCP,GATEWAY-UDP"
+
 // All conformance tests of the Gateway API pass on a server and an agent as users start them. The backends are the published
 // echo-basic, run as processes by --image-map; the tests stand on a machine outside of the cluster.
 func TestGatewayConformance(t *testing.T) {
-	if *conformanceProfiles == "" {
-		t.Skip("make conformance runs these tests, which take many minutes")
-	}
-	inParallel(t)
 	dir := t.TempDir()
 	suite := process.BuildTest(t, "test/conformance", ".")
 	echo := process.Build(t, "test/conformance", "sigs.k8s.io/gateway-api/conformance/echo-basic")
@@ -79,10 +78,6 @@ func TestGatewayConformance(t *testing.T) {
 
 // The conformance tests of meshes pass, too. Their client is a program in a Pod.
 func TestMeshConformance(t *testing.T) {
-	if *conformanceProfiles == "" {
-		t.Skip("make conformance runs these tests, which take many minutes")
-	}
-	inParallel(t)
 	dir := t.TempDir()
 	suite := process.BuildTest(t, "test/conformance", ".")
 	client := process.Build(t, "test/conformance", "./client")

@@ -22,6 +22,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/api"
+	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -120,7 +121,7 @@ spec:
 )
 
 // meshWatch is a Watch that looks for routes at Services, and nothing else, at a cluster with the Services web and cart.
-func meshWatch(t *testing.T, s *objectServer) (update func() *State) {
+func meshWatch(t *testing.T, s *objectServer) (update func() *State, changed loop.Signal) {
 	t.Helper()
 	s.changed = make(chan struct{})
 	server := httptest.NewServer(s)
@@ -137,7 +138,8 @@ func meshWatch(t *testing.T, s *objectServer) (update func() *State) {
 			t.Fatal(err)
 		}
 	}
-	w := New(Options{Client: core, Gateway: client, Log: slog.New(slog.DiscardHandler), Changed: func() {}})
+	changed = loop.NewSignal()
+	w := New(Options{Client: core, Gateway: client, Log: slog.New(slog.DiscardHandler), Changed: changed.Set})
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	t.Cleanup(func() {
@@ -146,14 +148,15 @@ func meshWatch(t *testing.T, s *objectServer) (update func() *State) {
 		server.Close()
 	})
 	w.FollowMesh(ctx, &running)
-	return func() *State { return w.Update(ctx, &running) }
+	return func() *State { return w.Update(ctx, &running) }, changed
 }
 
 // meshTargets waits until what is read has so many targets for Service web, -1 for no routes, and returns why a reference does not
 // resolve. No state has others meanwhile if strict is true.
-func meshTargets(t *testing.T, update func() *State, want int, strict bool) string {
+func meshTargets(t *testing.T, update func() *State, changed loop.Signal, want int, strict bool) string {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	deadline := time.After(30 * time.Second)
+	for {
 		s := update()
 		m := s.Meshes[svc.Name{Namespace: "default", Name: "web"}]
 		got := -1
@@ -173,7 +176,10 @@ func meshTargets(t *testing.T, update func() *State, want int, strict bool) stri
 			return ""
 		case s.Listed && strict && got >= 0:
 			t.Fatalf("there were %d targets", got)
-		case time.Now().After(deadline):
+		}
+		select {
+		case <-changed:
+		case <-deadline:
 			t.Fatalf("listed %t, %d targets, want %d", s.Listed, got, want)
 		}
 	}
@@ -184,30 +190,30 @@ func meshTargets(t *testing.T, update func() *State, want int, strict bool) stri
 func TestPolicyAtMesh(t *testing.T) {
 	t.Parallel()
 	const unsupported = "UnsupportedProtocol"
-	check := func(t *testing.T, update func() *State, want int, strict bool, reason string) {
+	check := func(t *testing.T, update func() *State, changed loop.Signal, want int, strict bool, reason string) {
 		t.Helper()
-		if got := meshTargets(t, update, want, strict); got != reason {
+		if got := meshTargets(t, update, changed, want, strict); got != reason {
 			t.Errorf("with %d targets the reason is %q, want %q", want, got, reason)
 		}
 	}
 	t.Run("before the route", func(t *testing.T) {
 		t.Parallel()
 		s := &objectServer{}
-		update := meshWatch(t, s)
-		check(t, update, -1, false, "")
+		update, changed := meshWatch(t, s)
+		check(t, update, changed, -1, false, "")
 		s.add(t, "backendtlspolicies", "ADDED", cartPolicy)
 		s.add(t, "httproutes", "ADDED", meshedRoute)
-		check(t, update, 0, true, unsupported)
+		check(t, update, changed, 0, true, unsupported)
 	})
 	t.Run("after the route", func(t *testing.T) {
 		t.Parallel()
 		s := &objectServer{}
-		update := meshWatch(t, s)
+		update, changed := meshWatch(t, s)
 		s.add(t, "httproutes", "ADDED", meshedRoute)
-		check(t, update, 1, false, "")
+		check(t, update, changed, 1, false, "")
 		s.add(t, "backendtlspolicies", "ADDED", cartPolicy)
-		check(t, update, 0, false, unsupported)
+		check(t, update, changed, 0, false, unsupported)
 		s.add(t, "backendtlspolicies", "DELETED", cartPolicy)
-		check(t, update, 1, false, "")
+		check(t, update, changed, 1, false, "")
 	})
 }

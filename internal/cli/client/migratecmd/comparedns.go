@@ -45,7 +45,7 @@ func (c *command) compareDNS() *cobra.Command {
 			if err := compare.Run(cmd.Context(), o); err != nil {
 				return err
 			}
-			fmt.Fprintf(c.Out, "%d answers of %d servers are equal to those of %s\n", len(o.Questions), len(o.Servers), o.Like)
+			fmt.Fprintf(c.Out, "%d answers of %d servers equal the answers of %s\n", len(o.Questions), len(o.Servers), o.Like)
 			return nil
 		},
 	}

@@ -57,8 +57,8 @@ are in the kernel and equal to what the API has; then kube-proxy ends, and its r
 removed. Established connections stay. The phase of a node is its label fairlead.dev/proxy.
 
 With --component dns, fairlead dns gets the Corefile, ports, probes and nodes of CoreDNS. When
-its answers are equal to those of CoreDNS, the Service kube-dns leads to both, then only to
-fairlead dns, and CoreDNS is scaled to 0. The Service keeps its address. The phase is the annotation
+its answers equal CoreDNS's, the Service kube-dns selects the Pods of both, then only the ones
+of fairlead dns, and CoreDNS is scaled to 0. The Service keeps its address. The phase is the annotation
 fairlead.dev/dns of CoreDNS's Deployment.
 
 An interrupted command is continued by the next one, and 'apply' and 'rollback' lead on from
@@ -208,7 +208,7 @@ func (c *command) rollback() *cobra.Command {
 		Long: `Change nodes back to kube-proxy, one by one. With the last node, fairlead's objects are
 removed from the cluster and kube-proxy's DaemonSet is as it was before.
 
-With --component dns, CoreDNS gets as many Pods as before. When the Service leads to them,
+With --component dns, CoreDNS gets as many Pods as before. When the Service selects them,
 fairlead's objects are removed.`,
 		Example: "  fairlead migrate rollback\n  fairlead migrate rollback --nodes node1\n  fairlead migrate rollback --component dns",
 		RunE:    c.run(walker.Rollback),
@@ -222,8 +222,8 @@ func (c *command) verify() *cobra.Command {
 frontend in the kernel with the API and asks the proxy's health; with kube-proxy it asks
 for its health, and when it wrote its rules.
 
-With --component dns, a Pod compares the answers of fairlead dns with those of CoreDNS while
-both run, and those of the Service's addresses with those of fairlead's Pods afterwards.`,
+With --component dns, a Pod compares the answers of fairlead dns and of CoreDNS while both
+run. Afterwards it compares the answers at the Service's addresses and at fairlead's Pods.`,
 		Example: "  fairlead migrate verify --nodes node1\n  fairlead migrate verify --component dns",
 		RunE:    c.run(walker.Verify),
 	})

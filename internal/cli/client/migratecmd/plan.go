@@ -143,8 +143,8 @@ fairlead proxy runs, and kube-proxy's rules are not removed yet), fairlead (done
 returning (only kube-proxy runs, and fairlead's rules are not removed yet).
 
 With --component dns: coredns (not changed), beside (fairlead dns runs, the Service does not
-lead to it), both (it leads to both), switched (only to fairlead dns, CoreDNS still runs),
-fairlead (done), or returning (only to CoreDNS, fairlead dns ends).`,
+select it), both (it selects both), switched (it selects only fairlead dns, CoreDNS still
+runs), fairlead (done), or returning (it selects only CoreDNS, fairlead dns ends).`,
 		Example: "  fairlead migrate status -o json\n  fairlead migrate status --component dns",
 		PreRunE: func(*cobra.Command, []string) error { return c.output.Check() },
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -272,9 +272,11 @@ func TestRetryLeavesUploads(t *testing.T) {
 	}))
 	body, to := io.Pipe()
 	go func() {
+		pace := time.NewTicker(400 * time.Millisecond) // of a slow client: all together longer than the idle timeout
+		defer pace.Stop()
 		for range 10 {
 			_, _ = to.Write([]byte("x"))
-			time.Sleep(400 * time.Millisecond) // together longer than the idle timeout
+			<-pace.C
 		}
 		_ = to.Close()
 	}()
