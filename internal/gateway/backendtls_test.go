@@ -164,7 +164,7 @@ func TestPoliciesChange(t *testing.T) {
 	after := BuildGateway(o, g, before)
 	for name, same := range map[string]bool{"r": false, "s": true} {
 		key := StreamKey{kindHTTPRoute, svc.Name{Namespace: "default", Name: name}}
-		if (before.cache[key] == after.cache[key]) != same {
+		if (before.routes[key].cachedRoute == after.routes[key].cachedRoute) != same {
 			t.Errorf("route %s: kept %t", name, !same)
 		}
 	}

@@ -1,7 +1,12 @@
 package gateway
 
 import (
+	"cmp"
+	"fmt"
+	"strconv"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 )
 
 // condition returns a condition without a time, which belongs to who writes it.
@@ -19,4 +24,68 @@ func valueOf[T any](p *T, or T) T {
 		return or
 	}
 	return *p
+}
+
+// Status returns the status of the Gateway. unprogrammed is why it is not served at its addresses, "" if it is.
+func (f *Front) Status(addresses []string, unprogrammed string) gwv1.GatewayStatus {
+	programmed, unusable := gwv1.GatewayReasonProgrammed, f.Unusable(addresses)
+	switch {
+	case f.refused != "":
+		programmed, unprogrammed = gwv1.GatewayReasonInvalid, f.refused
+	case unusable != "":
+		programmed, unprogrammed = gwv1.GatewayReasonAddressNotUsable, cmp.Or(unprogrammed, unusable)
+	case unprogrammed != "" && len(addresses) == 0:
+		programmed = gwv1.GatewayReasonAddressNotAssigned
+	case unprogrammed != "":
+		programmed = gwv1.GatewayReasonNoResources
+	}
+	s := gwv1.GatewayStatus{Conditions: []metav1.Condition{
+		condition(gwv1.GatewayConditionAccepted, f.refused == "", f.accepted, f.generation, f.refused),
+		condition(gwv1.GatewayConditionProgrammed, unprogrammed == "", programmed, f.generation, unprogrammed),
+		f.references(),
+	}}
+	if f.insecure {
+		s.Conditions = append(s.Conditions, condition(gwv1.GatewayConditionInsecureFrontendValidationMode, true,
+			gwv1.GatewayReasonConfigurationChanged, f.generation, "clients get in without a certificate that is verified: AllowInsecureFallback"))
+	}
+	for _, a := range addresses {
+		s.Addresses = append(s.Addresses, gwv1.GatewayStatusAddress{Type: new(gwv1.IPAddressType), Value: a})
+	}
+	for _, l := range f.listeners {
+		if l.set == nil {
+			s.Listeners = append(s.Listeners, l.status(f.generation, unprogrammed))
+		}
+	}
+	if n := f.attachedSets(); n > 0 || len(f.sets) > 0 {
+		s.AttachedListenerSets = &n
+	}
+	return s
+}
+
+// references returns the condition ResolvedRefs of the Gateway, which also sums up the ones of its listeners.
+func (f *Front) references() metav1.Condition {
+	reason, wrong := f.resolved, f.unresolved
+	for _, l := range f.listeners {
+		if wrong == "" && l.set == nil && l.unresolved != "" {
+			reason, wrong = gwv1.GatewayReasonListenersNotResolved, fmt.Sprintf("listener %s: %s", l.spec.Name, l.unresolved)
+		}
+	}
+	return condition(gwv1.GatewayConditionResolvedRefs, wrong == "", reason, f.generation, wrong)
+}
+
+// status returns the status of a route for one of its parents.
+func (c *compiled) status(p *gwv1.ParentReference, reason gwv1.RouteConditionReason, message string) gwv1.RouteParentStatus {
+	generation := c.from.object().GetGeneration()
+	s := gwv1.RouteParentStatus{
+		ParentRef: *p, ControllerName: ControllerName,
+		Conditions: []metav1.Condition{
+			condition(gwv1.RouteConditionAccepted, message == "", reason, generation, message),
+			condition(gwv1.RouteConditionResolvedRefs, c.unresolved == "", c.reason, generation, c.unresolved),
+		},
+	}
+	if c.invalid != "" && !c.wholly {
+		s.Conditions = append(s.Conditions, condition(gwv1.RouteConditionPartiallyInvalid, true, gwv1.RouteReasonUnsupportedValue, generation,
+			c.invalid+"; requests of such a rule are answered with "+strconv.Itoa(refusal(c.from.kind()))))
+	}
+	return s
 }

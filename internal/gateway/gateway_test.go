@@ -156,7 +156,7 @@ spec:
 		status, got := f.Status([]string{"192.0.2.1"}, ""), ""
 		switch c.part {
 		case "route":
-			got = conditionOf(f.Parents(f.Routes()[0])[0].Conditions, c.kind)
+			got = conditionOf(f.Parents(routesOf(f)[0])[0].Conditions, c.kind)
 		case "gateway":
 			got = conditionOf(status.Conditions, c.kind)
 		}
@@ -271,7 +271,7 @@ func TestRegexBounds(t *testing.T) {
 	}
 	long := fmt.Sprintf(`a {path: {type: RegularExpression, value: "/%s"}}`, strings.Repeat("a?", 200))
 	f = builtFrom(t, plainGateway+service("a")+route("r", "", long))
-	if got := conditionOf(f.Parents(f.Routes()[0])[0].Conditions, "Accepted"); got != "False UnsupportedValue" {
+	if got := conditionOf(f.Parents(routesOf(f)[0])[0].Conditions, "Accepted"); got != "False UnsupportedValue" {
 		t.Error(got)
 	}
 }
@@ -307,7 +307,7 @@ func TestRegexPrograms(t *testing.T) {
 	}
 	f := builtFrom(t, plainGateway+service("a")+route("r", "", rules...)+route("foo/r", "", rules...))
 	cached := func(namespace string) *cachedRoute {
-		return f.cache[StreamKey{kindHTTPRoute, svc.Name{Namespace: namespace, Name: "r"}}]
+		return f.routes[StreamKey{kindHTTPRoute, svc.Name{Namespace: namespace, Name: "r"}}].cachedRoute
 	}
 	if c := cached("default"); len(c.matches) != 11 || !strings.Contains(c.invalid, "too complex together") {
 		t.Errorf("%d expressions: %s", len(c.matches), c.invalid)
@@ -432,7 +432,7 @@ func BenchmarkChange(b *testing.B) {
 	for b.Loop() {
 		o.Routes[changed] = o.Routes[changed].DeepCopy()
 		o.Routes[changed].Generation++
-		f = BuildGateway(o, name, f)
+		f = ChangeGateway(o, name, f, map[StreamKey]bool{{kindHTTPRoute, changed}: true})
 	}
 }
 

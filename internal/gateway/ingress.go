@@ -62,7 +62,7 @@ func BuildIngress(o *Objects, before *IngressFront) *IngressFront {
 	}
 	b.addLast()
 	b.keepCertified()
-	fill(plain, b.rules, was)
+	fill(plain, b.rules, was, nil)
 	port := &Port{Number: IngressHTTP, Listeners: []*Listener{plain}, hosts: hostpath.NewIndex[*Listener](true)}
 	port.hosts.Set("", plain)
 	b.front.Table.Ports[IngressHTTP] = port

@@ -30,9 +30,12 @@ type listener struct {
 	kinds               []gwv1.Kind      // of routes that it takes
 	streams             map[string]*Rule // by host
 	secrets             []svc.Name
-	granted             []grantedObject // the secrets that nodes may read by Services of ReferenceGrants
-	attached            int32
+	granted             []grantedObject     // the secrets that nodes may read by Services of ReferenceGrants
+	attached            int32               // HTTPRoutes and GRPCRoutes
+	connected           int32               // other routes
 	rules               map[string][]*match // by host
+	changed             map[string]bool     // hosts whose rules are not as in the front before; nil if any may have changed
+	allowed             map[string]bool     // namespaces that were asked for: whether their routes may attach
 	taken               map[gwv1.Kind]*patterns
 	clients             *Clients // nil if no certificate of clients is asked for
 }
@@ -229,6 +232,19 @@ func (l *listener) compare(o *listener) {
 
 // takesFrom reports whether routes of a namespace may attach to the listener.
 func (l *listener) takesFrom(o *Objects, namespace string) bool {
+	allowed, known := l.allowed[namespace]
+	if !known {
+		if l.allowed == nil {
+			l.allowed = map[string]bool{}
+		}
+		allowed = l.allows(o, namespace)
+		l.allowed[namespace] = allowed
+	}
+	return allowed
+}
+
+// allows is takesFrom for a namespace that was not asked for yet.
+func (l *listener) allows(o *Objects, namespace string) bool {
 	from, selector := gwv1.NamespacesFromSame, (*metav1.LabelSelector)(nil)
 	if a := l.spec.AllowedRoutes; a != nil && a.Namespaces != nil {
 		from, selector = valueOf(a.Namespaces.From, from), a.Namespaces.Selector
@@ -268,7 +284,7 @@ func (l *listener) status(generation int64, unprogrammed string) gwv1.ListenerSt
 		programmed, why = gwv1.ListenerReasonPending, unprogrammed
 	}
 	return gwv1.ListenerStatus{
-		Name: l.spec.Name, SupportedKinds: kinds, AttachedRoutes: l.attached,
+		Name: l.spec.Name, SupportedKinds: kinds, AttachedRoutes: l.attached + l.connected,
 		Conditions: []metav1.Condition{
 			condition(gwv1.ListenerConditionAccepted, l.refused == "", l.accepted, generation, l.refused),
 			condition(gwv1.ListenerConditionConflicted, l.conflict != "", conflict, generation, ""),
@@ -308,7 +324,7 @@ func listenersOf(all []*listener, before *Table) *Table {
 			out.streams.Set(host, rule)
 		}
 		if out.Mode == Requests {
-			fill(out, l.rules, before.listener(number, out.Name))
+			fill(out, l.rules, before.listener(number, out.Name), l.changed)
 		}
 		p.Listeners = append(p.Listeners, out)
 		p.hosts.Set(out.Host, out)
@@ -324,8 +340,20 @@ func (l *listener) name() string {
 	return svc.NameOf(l.set).String() + "/" + string(l.spec.Name)
 }
 
-// fill gives a listener its rules by host. A host with the same matches as in the table before keeps its part of that.
-func fill(l *Listener, rules map[string][]*match, before *Listener) {
+// fill gives a listener its rules by host. A host with the same matches as in the table before keeps its part of that. changed, unless it
+// is nil, has the hosts with other ones.
+func fill(l *Listener, rules map[string][]*match, before *Listener, changed map[string]bool) {
+	if before != nil && changed != nil {
+		l.hosts = before.hosts.Clone()
+		for host := range changed {
+			if matches := rules[host]; len(matches) > 0 {
+				l.hosts.Set(host, newPaths(matches))
+			} else {
+				l.hosts.Delete(host)
+			}
+		}
+		return
+	}
 	for host, matches := range rules {
 		var p *paths
 		if before != nil {

@@ -64,7 +64,7 @@ func TestListenerSetsNeedPermission(t *testing.T) {
 		if n := f.Status(nil, "").AttachedListenerSets; got != accepted+", "+programmed || *n != attached {
 			t.Errorf("%s, %s: %s, %d attached", c.allowed, c.set, got, *n)
 		}
-		if got := conditionOf(f.Parents(f.Routes()[0])[0].Conditions, "Accepted"); got != reason {
+		if got := conditionOf(f.Parents(routesOf(f)[0])[0].Conditions, "Accepted"); got != reason {
 			t.Errorf("%s, %s: the route is %s, want %s", c.allowed, c.set, got, reason)
 		}
 		// The permission ends.
@@ -161,7 +161,7 @@ func TestRoutesOfListenerSets(t *testing.T) {
 		for _, h := range hosts {
 			got = append(got, ask(t, f.Table, "http://"+h+"/"))
 		}
-		for _, p := range f.Parents(f.Routes()[0]) {
+		for _, p := range f.Parents(routesOf(f)[0]) {
 			status = append(status, conditionOf(p.Conditions, "Accepted"))
 		}
 		if fmt.Sprint(got) != c.want || strings.Join(status, ", ") != c.status {

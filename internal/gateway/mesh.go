@@ -65,7 +65,7 @@ func BuildMesh(o *Objects, name svc.Name, before *Mesh) *Mesh {
 		b.listen()
 	}
 	for _, route := range b.routes() {
-		b.add(route, before.cache[StreamKey{route.kind(), route.name()}])
+		b.add(route, before.cache[route.key()])
 	}
 	used := slices.DeleteFunc(b.ports, func(l *listener) bool { return len(l.rules) == 0 })
 	m.Table = listenersOf(used, before.Table)
@@ -118,14 +118,14 @@ func (b *meshBuilder) routes() (out []requests) {
 			out = append(out, requests{grpc: b.objects.Calls[key.Name]})
 		}
 	}
-	slices.SortFunc(out, func(a, b requests) int { return a.age().compare(b.age()) })
+	sortByAge(out)
 	return out
 }
 
 // add adds a route to the ports that it names, and keeps its status. The hostnames of the route have no meaning here: the
 // ClusterIP says what a connection is for.
 func (b *meshBuilder) add(route requests, cached *cachedRoute) {
-	key := StreamKey{route.kind(), route.name()}
+	key := route.key()
 	admitted := b.service != nil && key.Namespace == b.name.Namespace
 	c := cached.or(b.objects, route, admitted, true)
 	b.cache[key] = c

@@ -42,6 +42,8 @@ func (r requests) kind() gwv1.Kind {
 
 func (r requests) name() svc.Name { return svc.NameOf(r.object()) }
 
+func (r requests) key() StreamKey { return StreamKey{r.kind(), r.name()} }
+
 // age is what decides between routes that are alike.
 func (r requests) age() RouteKey {
 	return RouteKey{Kind: string(r.kind()), Created: r.object().GetCreationTimestamp().Time, Name: r.name()}
@@ -141,8 +143,17 @@ func (f *Front) requests(o *Objects) (out []requests) {
 			out = append(out, requests{grpc: r})
 		}
 	}
-	slices.SortFunc(out, func(a, b requests) int { return a.age().compare(b.age()) })
+	sortByAge(out)
 	return out
+}
+
+// sortByAge puts the older routes first.
+func sortByAge(routes []requests) {
+	ages := make(map[requests]RouteKey, len(routes))
+	for _, r := range routes {
+		ages[r] = r.age()
+	}
+	slices.SortFunc(routes, func(a, b requests) int { return ages[a].compare(ages[b]) })
 }
 
 // patterns are patterns of hosts, to find out whether others have hosts in common with them.

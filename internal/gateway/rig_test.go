@@ -2,7 +2,9 @@ package gateway
 
 import (
 	"fmt"
+	"maps"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 
@@ -245,4 +247,9 @@ func conditionOf(list []metav1.Condition, kind string) string {
 		}
 	}
 	return ""
+}
+
+// routesOf returns the routes that name the Gateway or one of its ListenerSets.
+func routesOf(f *Front) []StreamKey {
+	return slices.SortedFunc(maps.Keys(f.routes), StreamKey.compare)
 }

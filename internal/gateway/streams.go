@@ -76,7 +76,8 @@ func StreamOfUDP(r *gwv1.UDPRoute) *Stream {
 }
 
 // addStreams adds the routes of connections and of datagrams that name the Gateway.
-func (f *Front) addStreams(o *Objects, target func(Target)) {
+func (f *Front) addStreams(o *Objects) {
+	known := map[Target]bool{}
 	for _, key := range slices.SortedFunc(maps.Keys(o.Streams), StreamKey.compare) {
 		s := o.Streams[key]
 		if !f.isNamed(s.Parents, key.Namespace) {
@@ -88,11 +89,11 @@ func (f *Front) addStreams(o *Objects, target func(Target)) {
 			p := &s.Parents[i]
 			if f.selects(p, key.Namespace) {
 				reason, message := f.attachBy(o, p, subject{key.Kind, key.Namespace, hostsOf(s.Hostnames)}, attached)
-				f.parents[key] = append(f.parents[key], c.status(p, reason, message))
+				f.streams[key] = append(f.streams[key], c.status(p, reason, message))
 			}
 		}
 		for l, hosts := range attached {
-			l.attached++
+			l.connected++
 			rule := c.rule
 			if l.mode() == Terminated {
 				rule = c.decrypted
@@ -103,8 +104,10 @@ func (f *Front) addStreams(o *Objects, target func(Target)) {
 				}
 			}
 			for i := range rule.Backends {
-				if w := &rule.Backends[i]; w.Valid {
-					target(rule.Target(w))
+				w := &rule.Backends[i]
+				if t := rule.Target(w); w.Valid && !known[t] {
+					known[t] = true
+					f.Targets = append(f.Targets, t)
 				}
 			}
 		}
@@ -133,7 +136,7 @@ func (f *Front) compileStream(o *Objects, s *Stream) *compiledStream {
 	for i := range s.Backends {
 		ref := &s.Backends[i]
 		to := svc.Name{Namespace: string(valueOf(ref.Namespace, gwv1.Namespace(key.Namespace))), Name: string(ref.Name)}
-		f.refers[to] = true
+		f.connected[to] = true
 		w := Weighted{Weight: uint32(max(0, valueOf(ref.Weight, 1)))} //nolint:gosec // the definition of the kind bounds it
 		backend, reason, wrong := o.resolve(key.Kind, key.Namespace, &ref.BackendObjectReference, protocol)
 		if w.Backend, w.Valid = backend, wrong == ""; wrong != "" && c.unresolved == "" {

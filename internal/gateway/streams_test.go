@@ -100,13 +100,13 @@ func TestStreamStatuses(t *testing.T) {
 		{"a Service of others", streamRoute("UDPRoute", "r", at, "b/a"), "ResolvedRefs", "False RefNotPermitted"},
 	} {
 		f := builtFrom(t, streamGateway+service("a", "b/a")+c.route)
-		for key, parents := range f.parents {
+		for key, parents := range f.streams {
 			if got := conditionOf(parents[0].Conditions, c.kind); got != c.want {
 				t.Errorf("%s: %s of %v: %s, want %s", c.name, c.kind, key, got, c.want)
 			}
 		}
-		if len(f.parents) != 1 {
-			t.Errorf("%s: %v", c.name, f.parents)
+		if len(f.streams) != 1 {
+			t.Errorf("%s: %v", c.name, f.streams)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package hostpath
 
 import (
+	"maps"
 	"strings"
 )
 
@@ -40,6 +41,26 @@ func (x *Index[T]) Set(pattern string, v T) {
 	default:
 		x.exact[pattern] = v
 	}
+}
+
+// Delete removes a pattern.
+func (x *Index[T]) Delete(pattern string) {
+	switch {
+	case pattern == "":
+		var none T
+		x.rest, x.hasRest = none, false
+	case strings.HasPrefix(pattern, "*."):
+		delete(x.wildcard, pattern[1:])
+	default:
+		delete(x.exact, pattern)
+	}
+}
+
+// Clone returns an Index that leads to the same.
+func (x *Index[T]) Clone() *Index[T] {
+	out := *x
+	out.exact, out.wildcard = maps.Clone(x.exact), maps.Clone(x.wildcard)
+	return &out
 }
 
 // Each calls yield for what belongs to the patterns for a host, the most specific first, until it returns false.

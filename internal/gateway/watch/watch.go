@@ -50,6 +50,7 @@ type Watch struct {
 	fronts       map[svc.Name]*gateway.Front
 	ingress      *gateway.IngressFront
 	dirty        map[svc.Name]bool
+	changed      map[svc.Name]map[gateway.StreamKey]bool // HTTPRoutes and GRPCRoutes, by their Gateways
 	dirtyAll     bool
 	dirtyIngress bool
 	// meshed is true if routes with Services as parents are looked for, and meshes and dirtyMesh are for these Services.
@@ -64,7 +65,7 @@ func New(o Options) *Watch {
 		o: o, started: map[string]bool{}, classes: map[string]*gwv1.GatewayClass{}, gateways: map[svc.Name]*gwv1.Gateway{},
 		ingressClasses: map[string]*networkingv1.IngressClass{}, ingresses: map[svc.Name]*networkingv1.Ingress{},
 		secrets: map[svc.Name]*secret{}, authorities: map[trust.Ref]*authority{}, fronts: map[svc.Name]*gateway.Front{},
-		dirty: map[svc.Name]bool{}, meshes: map[svc.Name]*gateway.Mesh{}, dirtyMesh: map[svc.Name]bool{},
+		dirty: map[svc.Name]bool{}, changed: map[svc.Name]map[gateway.StreamKey]bool{}, meshes: map[svc.Name]*gateway.Mesh{}, dirtyMesh: map[svc.Name]bool{},
 		objects: gateway.Objects{
 			Gateways: map[svc.Name]*gwv1.Gateway{}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Grants: map[svc.Name]*gwv1.ReferenceGrant{},
 			Namespaces: map[string]map[string]string{}, Services: map[svc.Name]*gateway.Service{}, Secrets: map[svc.Name]gateway.Secret{},
@@ -187,8 +188,11 @@ func (w *Watch) classify() {
 // build builds the fronts whose objects have changed.
 func (w *Watch) build() {
 	for n := range w.objects.Gateways {
-		if w.dirtyAll || w.dirty[n] || w.fronts[n] == nil {
-			w.fronts[n] = gateway.BuildGateway(&w.objects, n, w.fronts[n])
+		switch before := w.fronts[n]; {
+		case w.dirtyAll || w.dirty[n] || before == nil:
+			w.fronts[n] = gateway.BuildGateway(&w.objects, n, before)
+		case len(w.changed[n]) > 0:
+			w.fronts[n] = gateway.ChangeGateway(&w.objects, n, before, w.changed[n])
 		}
 	}
 	if w.dirtyIngress {
@@ -199,6 +203,7 @@ func (w *Watch) build() {
 	}
 	w.buildMeshes()
 	clear(w.dirty)
+	clear(w.changed)
 	w.dirtyAll, w.dirtyIngress = false, false
 }
 
@@ -226,7 +231,10 @@ func replace[T any, P interface {
 				continue
 			}
 			for _, g := range gateway.ParentsOf(w.objects.Sets, key.Namespace, parents(o)) {
-				w.dirty[g] = true
+				if w.changed[g] == nil {
+					w.changed[g] = map[gateway.StreamKey]bool{}
+				}
+				w.changed[g][key] = true
 			}
 			for _, s := range gateway.ServiceParents(key.Namespace, parents(o)) {
 				w.setMeshed(s, key, o == r)
