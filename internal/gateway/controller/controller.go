@@ -74,13 +74,17 @@ type controller struct {
 
 	unserved *unserved
 
+	settled  map[gateway.StreamKey]settled
 	problems map[svc.Name]string // of Ingresses, as they were recorded last
 	failed   string              // as it was logged last
 }
 
 // Run works until ctx ends, and returns when everything that it started has ended.
 func Run(ctx context.Context, o Options) error {
-	c := &controller{o: o, wake: loop.NewSignal(), fronts: map[svc.Name]*corev1.Service{}, problems: map[svc.Name]string{}}
+	c := &controller{
+		o: o, wake: loop.NewSignal(), fronts: map[svc.Name]*corev1.Service{}, problems: map[svc.Name]string{},
+		settled: map[gateway.StreamKey]settled{},
+	}
 	var err, err2 error
 	c.client, err = kubernetes.NewForConfig(apiclient.Protobuf(o.Config))
 	c.api, err2 = api.NewClient(o.Config)
@@ -222,15 +226,7 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 		}
 		step(func(ctx context.Context) error { return c.syncGateway(ctx, s, n, have, taken) })
 	}
-	for _, r := range s.Routes {
-		step(func(ctx context.Context) error { return c.writeRoute(ctx, r, s) })
-	}
-	for _, r := range s.Calls {
-		step(func(ctx context.Context) error { return c.writeCall(ctx, r, s) })
-	}
-	for _, r := range s.Streams {
-		step(func(ctx context.Context) error { return c.writeStream(ctx, r, s) })
-	}
+	c.writeRoutes(s, step)
 	for _, set := range s.Orphans {
 		if want, differs := gateway.OrphanStatus(set); differs {
 			step(func(ctx context.Context) error { return c.writeSet(ctx, set, want) })

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -88,53 +89,107 @@ func (c *controller) writeGateway(ctx context.Context, g *gwv1.Gateway, want gwv
 	return err
 }
 
-// writeRoute writes the parts of a route's status that are ours, if they differ.
-func (c *controller) writeRoute(ctx context.Context, r *gwv1.HTTPRoute, s *watch.State) error {
-	key := gateway.StreamKey{Kind: gateway.KindHTTPRoute, Name: svc.NameOf(r)}
-	want, differs := parentsOf(s, c.unserved, key, r.Spec.ParentRefs, r.Status.Parents)
-	if !differs {
-		return nil
-	}
-	next := r.DeepCopy()
-	next.Status.Parents = want
-	_, err := c.api.Routes(r.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
-	return err
+// routed is a route of any kind, as it was read.
+type routed struct {
+	key    gateway.StreamKey
+	object metav1.Object
+	refs   []gwv1.ParentReference
+	have   []gwv1.RouteParentStatus
+	write  func(ctx context.Context, want []gwv1.RouteParentStatus) error
 }
 
-// parentsOf returns the statuses that a route should have for its parents, and whether they differ from those that it has. The
-// ones of other controllers stay.
-func parentsOf(s *watch.State, nodes *unserved, route gateway.StreamKey, refs []gwv1.ParentReference, have []gwv1.RouteParentStatus) (
-	want []gwv1.RouteParentStatus, differs bool,
-) {
+// settled is what was compared when a route had the status that it should have.
+type settled struct {
+	object  metav1.Object
+	parents []*gwv1.RouteParentStatus // the first ones of what each front has of the route
+}
+
+// writeRoutes writes the parts of the statuses of routes that are ours, if they differ.
+func (c *controller) writeRoutes(s *watch.State, step func(func(context.Context) error)) {
+	for n, r := range s.Routes {
+		c.writeRoute(s, step, &routed{
+			gateway.StreamKey{Kind: gateway.KindHTTPRoute, Name: n}, r, r.Spec.ParentRefs, r.Status.Parents,
+			func(ctx context.Context, want []gwv1.RouteParentStatus) error {
+				next := r.DeepCopy()
+				next.Status.Parents = want
+				_, err := c.api.Routes(n.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+				return err
+			},
+		})
+	}
+	for n, r := range s.Calls {
+		c.writeRoute(s, step, &routed{
+			gateway.StreamKey{Kind: gateway.KindGRPCRoute, Name: n}, r, r.Spec.ParentRefs, r.Status.Parents,
+			func(ctx context.Context, want []gwv1.RouteParentStatus) error {
+				next := r.DeepCopy()
+				next.Status.Parents = want
+				_, err := c.api.Calls(n.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+				return err
+			},
+		})
+	}
+	for key, r := range s.Streams {
+		c.writeRoute(s, step, &routed{
+			key, r.Object, r.Parents, r.Status,
+			func(ctx context.Context, want []gwv1.RouteParentStatus) error { return c.writeStream(ctx, r, want) },
+		})
+	}
+	if len(c.settled) > len(s.Routes)+len(s.Calls)+len(s.Streams) {
+		maps.DeleteFunc(c.settled, func(key gateway.StreamKey, _ settled) bool {
+			return s.Routes[key.Name] == nil && s.Calls[key.Name] == nil && s.Streams[key] == nil
+		})
+	}
+}
+
+// writeRoute has the status of a route written if it differs. One that was as it should be is not compared again before it, or what a
+// front has of it, changes.
+func (c *controller) writeRoute(s *watch.State, step func(func(context.Context) error), r *routed) {
+	var all []gwv1.RouteParentStatus
+	now := settled{object: r.object}
+	seen := map[svc.Name]bool{}
+	for _, g := range gateway.ParentsOf(s.Sets, r.key.Namespace, r.refs) {
+		if f := s.Fronts[g]; f != nil && !seen[g] {
+			seen[g] = true
+			if of := f.Parents(r.key); len(of) > 0 {
+				all, now.parents = append(all, of...), append(now.parents, &of[0])
+			}
+		}
+	}
+	services := gateway.ServiceParents(r.key.Namespace, r.refs)
+	if was, known := c.settled[r.key]; known && len(services) == 0 && was.object == now.object && slices.Equal(was.parents, now.parents) {
+		return
+	}
+	for _, n := range services {
+		if m := s.Meshes[n]; m != nil {
+			all = append(all, m.Parents(r.key)...)
+		}
+	}
+	want, differs := parentsOf(all, c.unserved, r)
+	if !differs {
+		c.settled[r.key] = now
+		return
+	}
+	step(func(ctx context.Context) error { return r.write(ctx, want) })
+}
+
+// parentsOf returns the statuses that a route should have for its parents, and whether they differ from those that it has. all are
+// the ones that are ours; the ones of other controllers stay.
+func parentsOf(all []gwv1.RouteParentStatus, nodes *unserved, r *routed) (want []gwv1.RouteParentStatus, differs bool) {
 	want = []gwv1.RouteParentStatus{}
-	for _, p := range have {
+	for _, p := range r.have {
 		if p.ControllerName != gateway.ControllerName {
 			want = append(want, p)
 		}
 	}
-	add := func(some []gwv1.RouteParentStatus) {
-		for _, p := range some {
-			p.Conditions = slices.Clone(p.Conditions) // the front's do not change
-			if gateway.ServiceParent(route.Namespace, &p.ParentRef) != (svc.Name{}) {
-				p.Conditions = nodes.add(p.Conditions)
-			}
-			keepTimes(p.Conditions, conditionsOf(have, &p.ParentRef))
-			want = append(want, p)
+	for _, p := range all {
+		p.Conditions = slices.Clone(p.Conditions) // the front's do not change
+		if gateway.ServiceParent(r.key.Namespace, &p.ParentRef) != (svc.Name{}) {
+			p.Conditions = nodes.add(p.Conditions)
 		}
+		keepTimes(p.Conditions, conditionsOf(r.have, &p.ParentRef))
+		want = append(want, p)
 	}
-	seen := map[svc.Name]bool{}
-	for _, g := range gateway.ParentsOf(s.Sets, route.Namespace, refs) {
-		if f := s.Fronts[g]; f != nil && !seen[g] {
-			seen[g] = true
-			add(f.Parents(route))
-		}
-	}
-	for _, n := range gateway.ServiceParents(route.Namespace, refs) {
-		if m := s.Meshes[n]; m != nil {
-			add(m.Parents(route))
-		}
-	}
-	return want, len(want)+len(have) > 0 && !equality.Semantic.DeepEqual(want, have)
+	return want, len(want)+len(r.have) > 0 && !equality.Semantic.DeepEqual(want, r.have)
 }
 
 func conditionsOf(have []gwv1.RouteParentStatus, ref *gwv1.ParentReference) []metav1.Condition {

@@ -15,41 +15,24 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// writeStream writes the parts of the status of a route of connections or of datagrams that are ours, if they differ.
-func (c *controller) writeStream(ctx context.Context, r *gateway.Stream, s *watch.State) error {
-	key := r.Key()
-	want, differs := parentsOf(s, c.unserved, key, r.Parents, r.Status)
-	if !differs {
-		return nil
-	}
+// writeStream writes the status of a route of connections or of datagrams.
+func (c *controller) writeStream(ctx context.Context, r *gateway.Stream, want []gwv1.RouteParentStatus) error {
+	namespace := r.Object.GetNamespace()
 	var err error
 	switch o := r.Object.(type) {
 	case *gwv1.TLSRoute:
 		next := o.DeepCopy()
 		next.Status.Parents = want
-		_, err = c.api.TLSRoutes(key.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+		_, err = c.api.TLSRoutes(namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
 	case *gwv1.TCPRoute:
 		next := o.DeepCopy()
 		next.Status.Parents = want
-		_, err = c.api.TCPRoutes(key.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+		_, err = c.api.TCPRoutes(namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
 	case *gwv1.UDPRoute:
 		next := o.DeepCopy()
 		next.Status.Parents = want
-		_, err = c.api.UDPRoutes(key.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+		_, err = c.api.UDPRoutes(namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
 	}
-	return err
-}
-
-// writeCall writes the parts of the status of a GRPCRoute that are ours, if they differ.
-func (c *controller) writeCall(ctx context.Context, r *gwv1.GRPCRoute, s *watch.State) error {
-	key := gateway.StreamKey{Kind: gateway.KindGRPCRoute, Name: svc.NameOf(r)}
-	want, differs := parentsOf(s, c.unserved, key, r.Spec.ParentRefs, r.Status.Parents)
-	if !differs {
-		return nil
-	}
-	next := r.DeepCopy()
-	next.Status.Parents = want
-	_, err := c.api.Calls(r.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
 	return err
 }
 

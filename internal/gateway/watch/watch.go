@@ -65,7 +65,8 @@ func New(o Options) *Watch {
 		o: o, started: map[string]bool{}, classes: map[string]*gwv1.GatewayClass{}, gateways: map[svc.Name]*gwv1.Gateway{},
 		ingressClasses: map[string]*networkingv1.IngressClass{}, ingresses: map[svc.Name]*networkingv1.Ingress{},
 		secrets: map[svc.Name]*secret{}, authorities: map[trust.Ref]*authority{}, fronts: map[svc.Name]*gateway.Front{},
-		dirty: map[svc.Name]bool{}, changed: map[svc.Name]map[gateway.StreamKey]bool{}, meshes: map[svc.Name]*gateway.Mesh{}, dirtyMesh: map[svc.Name]bool{},
+		dirty: map[svc.Name]bool{}, changed: map[svc.Name]map[gateway.StreamKey]bool{}, meshes: map[svc.Name]*gateway.Mesh{},
+		dirtyMesh: map[svc.Name]bool{},
 		objects: gateway.Objects{
 			Gateways: map[svc.Name]*gwv1.Gateway{}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Grants: map[svc.Name]*gwv1.ReferenceGrant{},
 			Namespaces: map[string]map[string]string{}, Services: map[svc.Name]*gateway.Service{}, Secrets: map[svc.Name]gateway.Secret{},
