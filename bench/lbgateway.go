@@ -151,17 +151,17 @@ func (g *gatewayRig) route(ctx context.Context, name, host string, paths ...stri
 
 // fill makes the routes of hosts from to, and waits until the last one answers.
 func (g *gatewayRig) fill(ctx context.Context, from, to int, paths ...string) error {
-	writers, ctx := errgroup.WithContext(ctx)
+	writers, writing := errgroup.WithContext(ctx)
 	writers.SetLimit(8)
 	for h := from; h < to; h++ {
-		writers.Go(func() error { return g.route(ctx, fmt.Sprintf("route%04d", h), hostOfRoute(h), paths...) })
+		writers.Go(func() error { return g.route(writing, fmt.Sprintf("route%04d", h), hostOfRoute(h), paths...) })
 	}
 	if err := writers.Wait(); err != nil {
 		return err
 	}
 	for _, h := range []int{from, to - 1} {
 		for _, p := range paths {
-			if _, err := g.live(context.WithoutCancel(ctx), hostOfRoute(h), p, func() error { return nil }); err != nil {
+			if _, err := g.live(ctx, hostOfRoute(h), p, func() error { return nil }); err != nil {
 				return err
 			}
 		}
@@ -171,34 +171,51 @@ func (g *gatewayRig) fill(ctx context.Context, from, to int, paths ...string) er
 
 // live returns how long after the begin of a write a request for a host and a path is answered by an endpoint, in milliseconds.
 func (g *gatewayRig) live(ctx context.Context, host, path string, write func() error) (float64, error) {
-	const patience = time.Minute
-	began, ended := make(chan time.Time, 1), make(chan error, 1)
-	var took time.Duration
-	go func() {
-		ended <- g.load(g.carriers[0], "http").clients(1, func(int) error {
+	return afterWrite(ctx, write, func(ctx context.Context) (at time.Time, err error) {
+		err = g.load(g.carriers[0], "http").clients(1, func(int) error {
 			c, _, err := g.load(g.carriers[0], "http").open(nil)
 			if err != nil {
 				return err
 			}
 			defer c.Close()
-			request, b, first := requestFor(host, path), make([]byte, 4<<10), time.Now()
-			for ctx.Err() == nil && time.Since(first) < patience {
+			request, b := requestFor(host, path), make([]byte, 4<<10)
+			for ctx.Err() == nil {
 				status, err := statusOf(c, request, b)
 				if err != nil {
 					return err
 				}
 				if status == "200" {
-					took = time.Since(<-began)
+					at = time.Now()
 					return nil
 				}
 				time.Sleep(200 * time.Microsecond)
 			}
 			return fmt.Errorf("no endpoint answers for %s%s: %w", host, path, ctx.Err())
 		})
+		return at, err
+	})
+}
+
+// afterWrite returns how long after the begin of a write it is answered, in milliseconds. answered waits for that, at most a minute,
+// and no longer than the write succeeds.
+func afterWrite(ctx context.Context, write func() error, answered func(context.Context) (time.Time, error)) (float64, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	var at time.Time
+	ended := make(chan error, 1)
+	go func() {
+		var err error
+		at, err = answered(ctx)
+		ended <- err
 	}()
-	began <- time.Now()
-	err := errors.Join(write(), <-ended)
-	return milliseconds.in(took), err
+	begin := time.Now()
+	if err := write(); err != nil {
+		cancel()
+		_ = <-ended // the caller wants the error of the write
+		return 0, err
+	}
+	err := <-ended
+	return milliseconds.in(at.Sub(begin)), err
 }
 
 var lengthField = []byte("\r\nContent-Length: ")
@@ -230,15 +247,12 @@ func statusOf(c io.ReadWriter, request, b []byte) (string, error) {
 }
 
 func gatewaySteps() []step {
-	return []step{
-		{"requests on 32 kept connections", "http", keptStep, ofHAProxy(0.9, 1.5)},
-		{"requests on 32 kept connections", "https", keptStep, ofHAProxy(0.7, 1.5)},
-	}
+	return []step{keptRequests("http", 0.9), keptRequests("https", 0.7)}
 }
 
 func (b *bench) runGateway(ctx context.Context) (figures []figure, err error) {
 	hosts := b.few(gatewayHosts, 20)
-	err = b.inWeb(ctx, hosts, func(w *webRig) error {
+	err = b.inWeb(ctx, hosts, false, func(w *webRig) error {
 		g, err := newGatewayRig(w)
 		if err != nil {
 			return err
