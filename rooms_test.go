@@ -17,7 +17,7 @@ const module = "github.com/fairlead/fairlead/"
 
 // rooms is the level of every package below internal/. A room imports only
 // rooms of a lower level. A package below a listed one belongs to its room unless
-// it is listed itself; rooms within a room have levels with a fraction.
+// it is listed itself.
 var rooms = map[string]int{
 	"apiclient":               0,
 	"apiserver/clientlog":     0,

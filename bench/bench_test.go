@@ -3,11 +3,13 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -124,4 +126,33 @@ func TestChoose(t *testing.T) {
 	if _, err := choose("speed"); err == nil || !strings.Contains(err.Error(), "controllers") {
 		t.Errorf("an unknown name is refused with the known ones, got %v", err)
 	}
+}
+
+// A write that fails, and a caller that gives up, end the wait for the answer.
+func TestAfterWrite(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		never := func(ctx context.Context) (time.Time, error) {
+			<-ctx.Done()
+			return time.Time{}, ctx.Err()
+		}
+		begin, failure := time.Now(), errors.New("refused")
+		if _, err := afterWrite(t.Context(), func() error { return failure }, never); !errors.Is(err, failure) {
+			t.Errorf("a write that fails: %v", err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		if _, err := afterWrite(ctx, func() error { cancel(); return nil }, never); !errors.Is(err, context.Canceled) {
+			t.Errorf("a caller that gives up: %v", err)
+		}
+		if waited := time.Since(begin); waited != 0 {
+			t.Errorf("waited %s", waited)
+		}
+		took, err := afterWrite(t.Context(), func() error { time.Sleep(time.Second); return nil }, func(context.Context) (time.Time, error) {
+			time.Sleep(3 * time.Second)
+			return time.Now(), nil
+		})
+		if took != 3000 || err != nil {
+			t.Errorf("an answer after 3 s: %v ms, %v", took, err)
+		}
+	})
 }

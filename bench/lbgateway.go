@@ -151,17 +151,17 @@ func (g *gatewayRig) route(ctx context.Context, name, host string, paths ...stri
 
 // fill makes the routes of hosts from to, and waits until the last one answers.
 func (g *gatewayRig) fill(ctx context.Context, from, to int, paths ...string) error {
-	writers, ctx := errgroup.WithContext(ctx)
+	writers, writing := errgroup.WithContext(ctx)
 	writers.SetLimit(8)
 	for h := from; h < to; h++ {
-		writers.Go(func() error { return g.route(ctx, fmt.Sprintf("route%04d", h), hostOfRoute(h), paths...) })
+		writers.Go(func() error { return g.route(writing, fmt.Sprintf("route%04d", h), hostOfRoute(h), paths...) })
 	}
 	if err := writers.Wait(); err != nil {
 		return err
 	}
 	for _, h := range []int{from, to - 1} {
 		for _, p := range paths {
-			if _, err := g.live(context.WithoutCancel(ctx), hostOfRoute(h), p, func() error { return nil }); err != nil {
+			if _, err := g.live(ctx, hostOfRoute(h), p, func() error { return nil }); err != nil {
 				return err
 			}
 		}
@@ -171,34 +171,51 @@ func (g *gatewayRig) fill(ctx context.Context, from, to int, paths ...string) er
 
 // live returns how long after the begin of a write a request for a host and a path is answered by an endpoint, in milliseconds.
 func (g *gatewayRig) live(ctx context.Context, host, path string, write func() error) (float64, error) {
-	const patience = time.Minute
-	began, ended := make(chan time.Time, 1), make(chan error, 1)
-	var took time.Duration
-	go func() {
-		ended <- g.load(g.carriers[0], "http").clients(1, func(int) error {
+	return afterWrite(ctx, write, func(ctx context.Context) (at time.Time, err error) {
+		err = g.load(g.carriers[0], "http").clients(1, func(int) error {
 			c, _, err := g.load(g.carriers[0], "http").open(nil)
 			if err != nil {
 				return err
 			}
 			defer c.Close()
-			request, b, first := requestFor(host, path), make([]byte, 4<<10), time.Now()
-			for ctx.Err() == nil && time.Since(first) < patience {
+			request, b := requestFor(host, path), make([]byte, 4<<10)
+			for ctx.Err() == nil {
 				status, err := statusOf(c, request, b)
 				if err != nil {
 					return err
 				}
 				if status == "200" {
-					took = time.Since(<-began)
+					at = time.Now()
 					return nil
 				}
 				time.Sleep(200 * time.Microsecond)
 			}
 			return fmt.Errorf("no endpoint answers for %s%s: %w", host, path, ctx.Err())
 		})
+		return at, err
+	})
+}
+
+// afterWrite returns how long after the begin of a write it is answered, in milliseconds. answered waits for that, at most a minute,
+// and no longer than the write succeeds.
+func afterWrite(ctx context.Context, write func() error, answered func(context.Context) (time.Time, error)) (float64, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	var at time.Time
+	ended := make(chan error, 1)
+	go func() {
+		var err error
+		at, err = answered(ctx)
+		ended <- err
 	}()
-	began <- time.Now()
-	err := errors.Join(write(), <-ended)
-	return milliseconds.in(took), err
+	begin := time.Now()
+	if err := write(); err != nil {
+		cancel()
+		_ = <-ended // the caller wants the error of the write
+		return 0, err
+	}
+	err := <-ended
+	return milliseconds.in(at.Sub(begin)), err
 }
 
 var lengthField = []byte("\r\nContent-Length: ")
@@ -230,15 +247,12 @@ func statusOf(c io.ReadWriter, request, b []byte) (string, error) {
 }
 
 func gatewaySteps() []step {
-	return []step{
-		{"requests on 32 kept connections", "http", keptStep, ofHAProxy(0.9, 1.5)},
-		{"requests on 32 kept connections", "https", keptStep, ofHAProxy(0.7, 1.5)},
-	}
+	return []step{keptRequests("http", 0.9), keptRequests("https", 0.7)}
 }
 
 func (b *bench) runGateway(ctx context.Context) (figures []figure, err error) {
 	hosts := b.few(gatewayHosts, 20)
-	err = b.inWeb(ctx, hosts, func(w *webRig) error {
+	err = b.inWeb(ctx, hosts, false, func(w *webRig) error {
 		g, err := newGatewayRig(w)
 		if err != nil {
 			return err
@@ -286,7 +300,7 @@ func (g *gatewayRig) measure(ctx context.Context) ([]figure, error) {
 		filled.Seconds(), expectation{}))
 	figures = append(figures, g.stepFigures(gatewaySteps(), got)...)
 	all := g.bench.few(gatewayRoutes, 30)
-	if err := errors.Join(g.fill(ctx, g.hosts, all, "/"), g.settle()); err != nil {
+	if err := errors.Join(g.fill(ctx, g.hosts, all, "/"), g.settle(ctx)); err != nil {
 		return nil, err
 	}
 	var took []float64
@@ -304,8 +318,22 @@ func (g *gatewayRig) measure(ctx context.Context) ([]figure, error) {
 		unpaired(fmt.Sprintf(what, "p99"), milliseconds, percentile(took, 0.99), expectation{below: 20})), nil
 }
 
-// settle waits until the routes have their statuses, and the load balancer has seen these.
-func (g *gatewayRig) settle() error {
+// settle waits until the routes have their statuses, and the processes have seen these.
+func (g *gatewayRig) settle(ctx context.Context) error {
+	if err := waitFor(ctx, 2*time.Minute, time.Second, g.controller, func() error {
+		routes, err := g.routes.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, r := range routes.Items {
+			if parents, _, _ := unstructured.NestedSlice(r.Object, "status", "parents"); len(parents) == 0 {
+				return fmt.Errorf("%s has no status", r.GetName())
+			}
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
 	for _, p := range []*process{g.controller, g.lbs[0]} {
 		if err := p.settle(2 * time.Minute); err != nil {
 			return err
@@ -316,7 +344,7 @@ func (g *gatewayRig) settle() error {
 
 // atRest is what the routes cost while nothing happens. before is fairlead's memory without them.
 func (g *gatewayRig) atRest(ctx context.Context, before float64) (figures []figure, err error) {
-	if err := g.settle(); err != nil {
+	if err := g.settle(ctx); err != nil {
 		return nil, err
 	}
 	rest := time.Duration(g.bench.few(5, 1)) * time.Second

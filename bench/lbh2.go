@@ -41,7 +41,7 @@ func h2Steps(w *webRig) []step {
 }
 
 func (b *bench) runLBH2(ctx context.Context) (figures []figure, err error) {
-	err = b.inWeb(ctx, 0, func(w *webRig) error { return w.run(ctx, h2Steps(w), "", &figures) })
+	err = b.inWeb(ctx, 0, true, func(w *webRig) error { return w.run(ctx, h2Steps(w), "", &figures) })
 	return figures, err
 }
 

@@ -333,20 +333,20 @@ func at(a netip.Addr, port int) netip.AddrPort {
 
 // webListener is a listener of each carrier.
 type webListener struct {
-	name   string
-	port   int
-	tls    bool
-	second bool // its clients speak HTTP/2
-	calls  bool // of gRPC, which endpoints have by HTTP/2 without TLS
+	name  string
+	port  int
+	tls   bool
+	http2 bool // its clients speak HTTP/2
+	calls bool // of gRPC, which endpoints have by HTTP/2 without TLS
 }
 
 var webListeners = []webListener{
 	{name: "tcp", port: 8081},
 	{name: "http", port: 8080},
 	{name: "https", port: 8443, tls: true},
-	{name: "h2c", port: 8082, second: true},
-	{name: "h2", port: 8444, tls: true, second: true},
-	{name: "grpc", port: 8445, tls: true, second: true, calls: true},
+	{name: "h2c", port: 8082, http2: true},
+	{name: "h2", port: 8444, tls: true, http2: true},
+	{name: "grpc", port: 8445, tls: true, http2: true, calls: true},
 }
 
 // protocol is what annotations of fairlead call it.
@@ -354,7 +354,7 @@ func (l webListener) protocol() string {
 	switch {
 	case l.tls:
 		return "https"
-	case l.second:
+	case l.http2:
 		return "http"
 	}
 	return l.name

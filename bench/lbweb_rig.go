@@ -103,8 +103,9 @@ func webPods() (out []netip.Addr) {
 	return out
 }
 
-// inWeb makes a webRig for f, whose peers have routes of hosts.
-func (b *bench) inWeb(ctx context.Context, hosts int, f func(*webRig) error) error {
+// inWeb makes a webRig for f, whose peers have routes of hosts. It waits for the listeners that f uses: the ones of HTTP/2, or the
+// others.
+func (b *bench) inWeb(ctx context.Context, hosts int, http2 bool, f func(*webRig) error) error {
 	return b.inBalancers(ctx, 1, func(s *balancers) (err error) {
 		w := &webRig{balancers: s, hosts: hosts}
 		defer func() {
@@ -120,11 +121,11 @@ func (b *bench) inWeb(ctx context.Context, hosts int, f func(*webRig) error) err
 		}
 		for _, c := range w.carriers {
 			for _, l := range webListeners {
-				if l.second && b.peer(h2loadProgram) == "" {
+				if l.http2 != http2 {
 					continue
 				}
 				if err := waitFor(ctx, time.Minute, 50*time.Millisecond, c.proc, func() (err error) {
-					if l.second {
+					if l.http2 {
 						_, _, err = w.multiplexed(1, 1)(ctx, w.load(c, l.name), 10*time.Millisecond)
 					} else {
 						_, err = w.load(c, l.name).kept(ctx, 1, time.Millisecond)
@@ -307,17 +308,17 @@ func (w *webRig) haproxyListen(l webListener, routes string) string {
 	switch {
 	case l.name == "tcp":
 		mode, lines = "tcp", ""
-	case l.tls && l.second:
+	case l.tls && l.http2:
 		bind = " ssl crt " + w.pem + " alpn h2"
 	case l.tls:
 		bind = " ssl crt " + w.pem + " alpn http/1.1"
-	case l.second:
+	case l.http2:
 		bind = " proto h2"
 	}
 	if l.calls {
 		server = " proto h2"
 	}
-	if mode == "http" && !l.second {
+	if mode == "http" && !l.http2 {
 		lines += routes
 	}
 	return fmt.Sprintf(haproxyListener, l.name, mode, l.port, bind, lines+haproxyServers(l.target(), server))

@@ -38,10 +38,15 @@ func ofHAProxy(least, p99 float64) expected {
 	return expected{peer: haproxyPeer, least: least, p99: p99}
 }
 
+// keptRequests are requests on connections that are kept. least is the share of HAProxy's requests.
+func keptRequests(protocol string, least float64) step {
+	return step{fmt.Sprintf("requests on %d kept connections", requestClients), protocol, keptStep, ofHAProxy(least, 1.5)}
+}
+
 // steps of a listener of TCP or HTTP.
 func plainSteps(protocol string, least float64) []step {
 	return []step{
-		{"requests on 32 kept connections", protocol, keptStep, ofHAProxy(least, 1.5)},
+		keptRequests(protocol, least),
 		{"new connections of 16 clients", protocol, openedStep(false), ofHAProxy(1, 1.5)},
 		{"body over 4 connections", protocol, delugeStep, expected{}},
 	}
@@ -49,7 +54,7 @@ func plainSteps(protocol string, least float64) []step {
 
 func tlsSteps() []step {
 	return []step{
-		{"requests on 32 kept connections", "https", keptStep, ofHAProxy(0.7, 1.5)},
+		keptRequests("https", 0.7),
 		{"new connections of 16 clients, full handshakes", "https", openedStep(false), ofHAProxy(1, 1.5)},
 		{"new connections of 16 clients, resumed sessions", "https", openedStep(true), ofHAProxy(1, 0)},
 		{"body over 4 connections", "https", delugeStep, expected{}},
@@ -250,12 +255,12 @@ func (w *webRig) reloadFigure(ctx context.Context) (figure, error) {
 
 func (b *bench) runLBHTTP(ctx context.Context) (figures []figure, err error) {
 	steps := append(plainSteps("tcp", 1), plainSteps("http", 0.9)...)
-	err = b.inWeb(ctx, 0, func(w *webRig) error { return w.run(ctx, steps, "http", &figures) })
+	err = b.inWeb(ctx, 0, false, func(w *webRig) error { return w.run(ctx, steps, "http", &figures) })
 	return figures, err
 }
 
 func (b *bench) runLBTLS(ctx context.Context) (figures []figure, err error) {
-	err = b.inWeb(ctx, 0, func(w *webRig) error {
+	err = b.inWeb(ctx, 0, false, func(w *webRig) error {
 		if err := w.run(ctx, tlsSteps(), "https", &figures); err != nil {
 			return err
 		}

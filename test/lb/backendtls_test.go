@@ -11,8 +11,8 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
-// policies checks the part of docs/gateway.md about TLS to backends: while the authority cannot be used nothing speaks to the backend,
-// and the status tells; a policy that has gone leaves the backend to plain text, which its Pod refuses.
+// policies checks the part of docs/gateway.md about TLS to backends. While the authority cannot be used, no request reaches the
+// backend, and the status has the reason. Without the policy, requests go in plain text, which the Pod refuses.
 func (f *frontDoor) policies(vip string) {
 	f.Helper()
 	manifests, commands := f.document("gateway.md", "backendtls_test.go")
@@ -23,7 +23,7 @@ func (f *frontDoor) policies(vip string) {
 		testbed.Until(f, "the status of the policy", func() error {
 			p, err := f.api.Policies("default").Get(f.Context(), "vault", metav1.GetOptions{})
 			if err != nil || len(p.Status.Ancestors) != 1 {
-				return fmt.Errorf("%+v, %w", p.Status, err)
+				return fmt.Errorf("%+v, %v", p.Status, err)
 			}
 			for kind, want := range map[string]string{"Accepted": accepted, "ResolvedRefs": resolved} {
 				if c := apimeta.FindStatusCondition(p.Status.Ancestors[0].Conditions, kind); c == nil || c.Reason != want {

@@ -83,7 +83,7 @@ func TestManifestsOfClouds(t *testing.T) {
 	if err != nil || len(files) != len(clouds) {
 		t.Fatalf("%d files, %v", len(files), err)
 	}
-	c := newClusterWith(t, debugServer, debugAgent, "n1")
+	c := newCluster(t, clusterOptions{server: debugServer, agent: debugAgent}, "n1")
 	testbed.Until(c, "the kind of pools", func() error {
 		_, err = c.lb.Pools.Create(t.Context(), &v1.IPAddressPool{
 			ObjectMeta: metav1.ObjectMeta{Name: "internal"}, Spec: v1.IPAddressPoolSpec{Addresses: []string{internalPool}, Internal: true},

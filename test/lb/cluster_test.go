@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -29,28 +30,22 @@ type cluster struct {
 	dir    string        // has a data directory for each node, of its name
 }
 
+// clusterOptions are what a cluster has beyond the defaults.
+type clusterOptions struct {
+	server, agent []string          // further flags
+	modes         map[string]string // of agents by name; nft if there is none
+	tools         string            // a directory with programs for Pods
+}
+
 // newCluster starts a server and an agent for each name.
-func newCluster(t *testing.T, names ...string) *cluster {
-	t.Helper()
-	return newClusterWith(t, nil, nil, names...)
-}
-
-// newClusterWith is newCluster with more flags of the server and of agents.
-func newClusterWith(t *testing.T, ofServer, ofAgents []string, names ...string) *cluster {
-	t.Helper()
-	return newClusterTooled(t, "", ofServer, ofAgents, names...)
-}
-
-// newClusterTooled is newClusterWith whose Pods find the programs of a directory, unless it is "". An agent with the name of a
-// mode has that one, the others have nft.
-func newClusterTooled(t *testing.T, tools string, ofServer, ofAgents []string, names ...string) *cluster {
+func newCluster(t *testing.T, o clusterOptions, names ...string) *cluster {
 	t.Helper()
 	c := &cluster{bed: &bed{TB: t, net: testbed.NewNetwork(t)}}
 	dir := t.TempDir()
 	host := c.net.Outside("server")
 	c.host, c.dir = host, dir
 	c.server = process.NewServer(host, process.Program("fairlead"), filepath.Join(dir, "server"),
-		append([]string{"--bind-address", "127.0.0.1," + host.Addr4().String(), "--lb-pool", pools}, ofServer...)...)
+		append([]string{"--bind-address", "127.0.0.1," + host.Addr4().String(), "--lb-pool", pools}, o.server...)...)
 	c.server.Start(t)
 	c.server.AwaitReady(t)
 	c.client = c.server.Client
@@ -68,17 +63,13 @@ func newClusterTooled(t *testing.T, tools string, ofServer, ofAgents []string, n
 		}}, metav1.CreateOptions{})
 		c.must(err)
 		n.command = func() *exec.Cmd {
-			mode := "nft"
-			if name == "iptables" || name == "userspace" {
-				mode = name
-			}
 			args := []string{process.Program("fairlead"), "agent",
 				"--server", "https://" + host.Addr4().String() + ":6443", "--token-file", filepath.Join(dir, "server", "node-token"),
-				"--data-dir", filepath.Join(dir, name), "--node-name", name, "--node-ip", n.host.Addr4().String(), "--mode", mode,
+				"--data-dir", filepath.Join(dir, name), "--node-name", name, "--node-ip", n.host.Addr4().String(), "--mode", cmp.Or(o.modes[name], "nft"),
 				"--dns-lameduck", "0s"} // in which nothing here would ask it
-			if args = append(args, ofAgents...); tools != "" {
+			if args = append(args, o.agent...); o.tools != "" {
 				over := `mount --bind "$0" /usr/local/sbin && exec "$@"`
-				args = append([]string{"unshare", "--mount", "sh", "-c", over, tools}, args...)
+				args = append([]string{"unshare", "--mount", "sh", "-c", over, o.tools}, args...)
 			}
 			cmd := n.host.Command(context.Background(), args[0], args[1:]...)
 			cmd.Env = append(os.Environ(), "HOME="+dir)
@@ -97,7 +88,7 @@ func newClusterTooled(t *testing.T, tools string, ofServer, ofAgents []string, n
 // agents as users start them; and still does when the node that answers is killed, or stopped.
 func TestReachedFromOutside(t *testing.T) {
 	inParallel(t)
-	c := newCluster(t, "n1", "n2")
+	c := newCluster(t, clusterOptions{}, "n1", "n2")
 	backend := c.net.Outside("backend")
 	backend.Serve(svc.TCP, 8080)
 	vip := selectorless(t, c.server, backend.Addr4())

@@ -38,35 +38,55 @@ var (
 const allProfiles = "GATEWAY-HTTP,GATEWAY-GRPC,GATEWAY-TLS,GATEWAY-TCP,GATEWAY-UDP"
 
 // All conformance tests of the Gateway API pass on a server and an agent as users start them. The backends are the published
-// echo-basic, run as processes by --image-map; the tests stand on a machine outside of the cluster.
+// echo-basic, run as processes by --image-map; the tests run on a machine outside of the cluster.
 func TestGatewayConformance(t *testing.T) {
-	dir := t.TempDir()
 	suite := process.BuildTest(t, "test/conformance", ".")
 	echo := process.Build(t, "test/conformance", "sigs.k8s.io/gateway-api/conformance/echo-basic")
 	dns := process.Build(t, "bench/peers/coredns", ".")
-	c := newClusterWith(t, []string{"--gateway-api", *conformanceChannel}, []string{
+	c := newCluster(t, clusterOptions{server: []string{"--gateway-api", *conformanceChannel}, agent: []string{
 		"--image-map", "registry.k8s.io/gateway-api/echo-basic=" + echo, "--image-map", "registry.k8s.io/coredns/coredns=" + dns,
-	}, "n1")
+	}}, "n1")
 	c.staticPool()
-	c.acceptedClass()
-	runner := c.net.Outside("suite")
-	kubeconfig := c.server.KubeconfigAt(t, c.host.Addr4())
-	args := []string{
-		"-test.v", "-test.timeout", "40m", "--gateway-class", gateway.ClassName,
+	c.conforms(suite, *conformanceProfiles, *conformanceReport, *conformanceLog, "-test.timeout", "40m",
+		"--usable-address", usableAddress, "--unusable-address", unusableAddress)
+}
+
+// The conformance tests of meshes pass, too. Their client is a program in a Pod.
+func TestMeshConformance(t *testing.T) {
+	suite := process.BuildTest(t, "test/conformance", ".")
+	client := process.Build(t, "test/conformance", "./client")
+	c := newCluster(t, clusterOptions{
+		tools: filepath.Dir(client), agent: []string{"--image-map", "registry.k8s.io/gateway-api/echo-advanced=" + client},
+	}, "n1")
+	var features []string
+	for _, f := range gateway.MeshFeatures() {
+		features = append(features, string(f.Name))
+	}
+	c.conforms(suite, "MESH-HTTP,MESH-GRPC", *meshReport, *meshLog, "-test.timeout", "20m",
+		"--supported-features", strings.Join(features, ","))
+}
+
+// conforms runs the conformance tests of profiles. They pass, and leave no Pod.
+func (c *cluster) conforms(suite, profiles, report, log string, more ...string) {
+	c.Helper()
+	client, err := api.NewClient(c.server.Config)
+	c.must(err)
+	awaitClass(c, client)
+	args := append([]string{
+		"-test.v", "--gateway-class", gateway.ClassName, "--conformance-profiles", profiles,
 		"--namespace-labels", "pod-security.kubernetes.io/enforce=privileged",
-		"--usable-address", usableAddress, "--unusable-address", unusableAddress, "--conformance-profiles", *conformanceProfiles,
 		"--organization", "fairlead", "--project", "fairlead", "--url", "https://github.com/fairlead/fairlead",
 		"--version", *conformanceVersion, "--contact", "https://github.com/fairlead/fairlead/issues",
-	}
+	}, more...)
 	switch {
 	case *conformanceRun != "":
 		args = append(args, "-test.run", "^TestConformance$/"+*conformanceRun)
-	case *conformanceReport != "":
-		args = append(args, "--report-output", *conformanceReport)
+	case report != "":
+		args = append(args, "--report-output", report)
 	}
-	cmd := runner.Command(context.Background(), suite, args...)
-	cmd.Dir, cmd.Env = dir, append(os.Environ(), "KUBECONFIG="+kubeconfig)
-	c.judge(cmd, *conformanceLog)
+	cmd := c.net.Outside("suite").Command(context.Background(), suite, args...)
+	cmd.Dir, cmd.Env = c.TempDir(), append(os.Environ(), "KUBECONFIG="+c.server.KubeconfigAt(c, c.host.Addr4()))
+	c.judge(cmd, log)
 	testbed.Until(c, "the Pods of the tests to end", func() error {
 		pods, err := c.client.CoreV1().Pods("").List(c.Context(), metav1.ListOptions{})
 		if err == nil && len(pods.Items) > 0 {
@@ -74,34 +94,6 @@ func TestGatewayConformance(t *testing.T) {
 		}
 		return err
 	})
-}
-
-// The conformance tests of meshes pass, too. Their client is a program in a Pod.
-func TestMeshConformance(t *testing.T) {
-	dir := t.TempDir()
-	suite := process.BuildTest(t, "test/conformance", ".")
-	client := process.Build(t, "test/conformance", "./client")
-	c := newClusterTooled(t, filepath.Dir(client), nil, []string{"--image-map", "registry.k8s.io/gateway-api/echo-advanced=" + client}, "n1")
-	c.acceptedClass()
-	var features []string
-	for _, f := range gateway.MeshFeatures() {
-		features = append(features, string(f.Name))
-	}
-	args := []string{
-		"-test.v", "-test.timeout", "20m", "--supported-features", strings.Join(features, ","), "--gateway-class", gateway.ClassName,
-		"--namespace-labels", "pod-security.kubernetes.io/enforce=privileged", "--conformance-profiles", "MESH-HTTP,MESH-GRPC",
-		"--organization", "fairlead", "--project", "fairlead", "--url", "https://github.com/fairlead/fairlead",
-		"--version", *conformanceVersion, "--contact", "https://github.com/fairlead/fairlead/issues",
-	}
-	switch {
-	case *conformanceRun != "":
-		args = append(args, "-test.run", "^TestConformance$/"+*conformanceRun)
-	case *meshReport != "":
-		args = append(args, "--report-output", *meshReport)
-	}
-	cmd := c.net.Outside("suite").Command(context.Background(), suite, args...)
-	cmd.Dir, cmd.Env = dir, append(os.Environ(), "KUBECONFIG="+c.server.KubeconfigAt(t, c.host.Addr4()))
-	c.judge(cmd, *meshLog)
 }
 
 // Addresses for a Gateway: one that no other Gateway gets, and one of no pool.
@@ -115,20 +107,6 @@ func (c *cluster) staticPool() {
 			ObjectMeta: metav1.ObjectMeta{Name: "static"},
 			Spec:       v1.IPAddressPoolSpec{Addresses: []string{usableAddress + "/32"}, AutoAssign: new(false)},
 		}, metav1.CreateOptions{})
-		return err
-	})
-}
-
-// acceptedClass waits until the GatewayClass is accepted.
-func (c *cluster) acceptedClass() {
-	c.Helper()
-	client, err := api.NewClient(c.server.Config)
-	c.must(err)
-	testbed.Until(c, "the GatewayClass", func() error {
-		class, err := client.Classes().Get(c.Context(), gateway.ClassName, metav1.GetOptions{})
-		if err == nil && (len(class.Status.Conditions) == 0 || len(class.Status.SupportedFeatures) == 0) {
-			err = fmt.Errorf("status %+v", class.Status)
-		}
 		return err
 	})
 }

@@ -96,14 +96,20 @@ func (f *frontDoor) apply(text string) {
 	}
 }
 
-// pod serves a Service of the documents: it answers with its name and the request line.
+// pod serves a Service of the documents.
 func (f *frontDoor) pod(name string, port uint16) {
 	f.Helper()
 	host := f.net.Host(name)
+	f.backend(host, name, netip.AddrPortFrom(host.Addr4(), port))
+}
+
+// backend serves a Service with a port "http" at a host's address: it answers with the Service's name and the request line.
+func (f *frontDoor) backend(host *testbed.Host, name string, at netip.AddrPort) {
+	f.Helper()
 	var l net.Listener
-	host.Do(func() { l = host.ListenTCP(netip.AddrPortFrom(host.Addr4(), port)) })
+	host.Do(func() { l = host.ListenTCP(at) })
 	testbed.Serve(f, l, tells(name))
-	f.slice(name, "http", corev1.ProtocolTCP, netip.AddrPortFrom(host.Addr4(), port))
+	f.slice(name, "http", corev1.ProtocolTCP, at)
 }
 
 // tells answers a request with a name and the request line.
@@ -119,12 +125,13 @@ func tells(name string) func(net.Conn) {
 	}
 }
 
-// slice makes the EndpointSlice of a Service with one Pod.
+// slice makes the EndpointSlice of a Service with one Pod, for the family of its address.
 func (f *frontDoor) slice(name, portName string, protocol corev1.Protocol, at netip.AddrPort) {
 	f.Helper()
+	family := svc.FamilyOf(at.Addr()).String()
 	_, err := f.client.DiscoveryV1().EndpointSlices("default").Create(f.Context(), &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
-		AddressType: discoveryv1.AddressTypeIPv4,
+		ObjectMeta:  metav1.ObjectMeta{Name: name + "-" + strings.ToLower(family), Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+		AddressType: discoveryv1.AddressType(family),
 		Ports:       []discoveryv1.EndpointPort{{Name: &portName, Port: new(int32(at.Port())), Protocol: &protocol}},
 		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{at.Addr().String()}}},
 	}, metav1.CreateOptions{})
@@ -198,13 +205,7 @@ func TestFrontDoor(t *testing.T) {
 	f.pod("cart", 8081)
 	f.secret("default", "shop-tls", "shop.example.com")
 	f.secret("default", "books-tls", "books.example.com")
-	testbed.Until(f, "the GatewayClass", func() error {
-		c, err := f.api.Classes().Get(t.Context(), gateway.ClassName, metav1.GetOptions{})
-		if err == nil && (len(c.Status.Conditions) == 0 || c.Status.Conditions[0].Status != metav1.ConditionTrue) {
-			err = fmt.Errorf("conditions %v", c.Status.Conditions)
-		}
-		return err
-	})
+	awaitClass(f, f.api)
 	manifests, commands := f.document("gateway.md", "frontdoor_test.go")
 	f.apply(manifests)
 	vip := f.programmed("shop")
@@ -242,6 +243,18 @@ func TestFrontDoor(t *testing.T) {
 			return fmt.Errorf("Service %s is still there", n)
 		}
 		return nil
+	})
+}
+
+// awaitClass waits until the GatewayClass is accepted.
+func awaitClass(t testing.TB, client *api.Client) {
+	t.Helper()
+	testbed.Until(t, "the GatewayClass", func() error {
+		c, err := client.Classes().Get(t.Context(), gateway.ClassName, metav1.GetOptions{})
+		if err == nil && (!meta.IsStatusConditionTrue(c.Status.Conditions, "Accepted") || len(c.Status.SupportedFeatures) == 0) {
+			err = fmt.Errorf("status %+v", c.Status)
+		}
+		return err
 	})
 }
 

@@ -111,7 +111,7 @@ func (c *cluster) checkReset(vip netip.Addr, from, to *node) {
 // stand behind it.
 func TestPoliciesOfLoadBalancers(t *testing.T) {
 	inParallel(t)
-	c := newCluster(t, "n1", "n2")
+	c := newCluster(t, clusterOptions{}, "n1", "n2")
 	n1, n2 := c.nodes[0], c.nodes[1]
 	client := c.wire.Host()
 	a1, a2, b1 := n1.host.Pod("a1"), n1.host.Pod("a2"), n2.host.Pod("b1")

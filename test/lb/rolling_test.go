@@ -31,7 +31,7 @@ func rollingRestart(t *testing.T, nodes int) {
 	for i := range nodes {
 		names = append(names, fmt.Sprint("n", i))
 	}
-	c := newCluster(t, names...)
+	c := newCluster(t, clusterOptions{}, names...)
 	backend := c.net.Outside("backend")
 	backend.Serve(svc.TCP, 8080)
 	vip := selectorless(t, c.server, backend.Addr4())

@@ -21,7 +21,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/fairlead/fairlead/internal/hubble/api/flow"
@@ -69,7 +68,7 @@ func TestHubble(t *testing.T) {
 			return err
 		}
 		if err := c.dial(c.frontend("typo")); !testbed.Refused(err) {
-			return fmt.Errorf("%w, want refused", err)
+			return fmt.Errorf("%v, want refused", err)
 		}
 		return nil
 	})
@@ -105,7 +104,7 @@ func copied(t *testing.T, program, to string) string {
 	return to
 }
 
-// stories runs the blocks of the page. What a command prints has the lines below it, in their order; "..." stands for anything.
+// stories runs the blocks of the page. What a command prints has the lines below it, in their order; "..." stands for any text of a line.
 func (s *shell) stories() {
 	c := s.c
 	c.t.Helper()
@@ -122,7 +121,7 @@ func (s *shell) stories() {
 			if command, ok := strings.CutPrefix(line, "$ "); ok {
 				commands = append(commands, command)
 			} else {
-				want = append(want, `(?m:^`+strings.ReplaceAll(regexp.QuoteMeta(line), `\.\.\.`, `.*`)+`)`)
+				want = append(want, `(?m:^`+strings.ReplaceAll(regexp.QuoteMeta(line), `\.\.\.`, `[^\n]*`)+`)`)
 			}
 		}
 		shape := regexp.MustCompile("(?s)" + strings.Join(want, ".*?"))
@@ -131,7 +130,7 @@ func (s *shell) stories() {
 			_, _ = c.dial(served), c.dial(typo)
 			out, err := process.Try(s.command(commands...))
 			if err != nil || !shape.MatchString(out) {
-				return fmt.Errorf("%w: it printed\n%s\nwant\n%s", err, out, b[1])
+				return fmt.Errorf("%v: it printed\n%s\nwant\n%s", err, out, b[1])
 			}
 			return nil
 		})
@@ -215,7 +214,7 @@ func (s *shell) observes(socket string) {
 }
 
 // refuses asks as users who may not see flows: one without credentials, one who may edit a namespace, one who is not root at the
-// socket of a node. One who has the right may.
+// socket of a node. A user with the right gets answers.
 func (s *shell) refuses(socket string) {
 	c := s.c
 	c.t.Helper()
@@ -240,15 +239,17 @@ func (s *shell) refuses(socket string) {
 		testbed.Until(c.t, what, func() error {
 			client, done := c.observer(s, token)
 			defer done()
-			_, unary := client.ServerStatus(c.t.Context(), &observer.ServerStatusRequest{})
-			_, nodes := client.GetNodes(c.t.Context(), &observer.GetNodesRequest{})
-			stream, err := client.GetFlows(c.t.Context(), &observer.GetFlowsRequest{Number: 1})
+			ctx, cancel := context.WithTimeout(c.t.Context(), 30*time.Second)
+			defer cancel()
+			_, unary := client.ServerStatus(ctx, &observer.ServerStatusRequest{})
+			_, nodes := client.GetNodes(ctx, &observer.GetNodesRequest{})
+			stream, err := client.GetFlows(ctx, &observer.GetFlowsRequest{Number: 1})
 			if err == nil {
 				_, err = stream.Recv()
 			}
 			for _, got := range []error{unary, nodes, err} {
 				if status.Code(got) != want {
-					return fmt.Errorf("%w, want %v", got, want)
+					return fmt.Errorf("%v, want %v", got, want)
 				}
 			}
 			return nil
@@ -257,7 +258,7 @@ func (s *shell) refuses(socket string) {
 	check("no answer without credentials", "", codes.Unauthenticated)
 	check("no answer to a tenant", token, codes.PermissionDenied)
 	c.kubectl("create", "clusterrolebinding", "tenant-looks", "--clusterrole", "flow-reader", "--serviceaccount", "own:tenant")
-	check("an answer to who may look", token, codes.OK)
+	check("an answer to a flow-reader", token, codes.OK)
 	c.follows(s, token)
 }
 
@@ -305,30 +306,27 @@ func (c *cluster) observer(s *shell, token string) (client observer.ObserverClie
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM([]byte(mustRead(c.t, filepath.Join(s.c.dir, "ca.crt"))))
 	at := netip.AddrPortFrom(c.server.Addr4(), 6443)
-	as := func(ctx context.Context) context.Context {
-		if token == "" {
-			return ctx
-		}
-		return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
-	}
 	conn, err := grpc.NewClient("passthrough:"+at.String(),
 		grpc.WithTransportCredentials(credentials.NewTLS(
 			&tls.Config{RootCAs: pool, ServerName: at.Addr().String(), MinVersion: tls.VersionTLS12})),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return c.node.Dial(ctx, svc.TCP, at) }),
-		grpc.WithUnaryInterceptor(func(ctx context.Context, m string, q, a any, cc *grpc.ClientConn, f grpc.UnaryInvoker,
-			o ...grpc.CallOption,
-		) error {
-			ctx, cancel := context.WithTimeout(as(ctx), 30*time.Second)
-			defer cancel()
-			return f(ctx, m, q, a, cc, o...)
-		}),
-		grpc.WithStreamInterceptor(func(ctx context.Context, d *grpc.StreamDesc, cc *grpc.ClientConn, m string, f grpc.Streamer,
-			o ...grpc.CallOption,
-		) (grpc.ClientStream, error) {
-			return f(as(ctx), d, cc, m, o...)
-		}))
+		grpc.WithPerRPCCredentials(bearer(token)))
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	return observer.NewObserverClient(conn), func() { _ = conn.Close() }
 }
+
+// bearer is a token, or "" for a client without credentials.
+type bearer string
+
+// GetRequestMetadata implements credentials.PerRPCCredentials.
+func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	if b == "" {
+		return nil, nil
+	}
+	return map[string]string{"authorization": "Bearer " + string(b)}, nil
+}
+
+// RequireTransportSecurity implements credentials.PerRPCCredentials.
+func (bearer) RequireTransportSecurity() bool { return true }

@@ -30,7 +30,8 @@ func main() {
 	}
 }
 
-// serve listens on the ports of --port and --grpc. It has no certificate for that of --tls, and no test asks for that of --tcp.
+// serve listens on the ports of --port and --grpc. It does not serve the port of --tls: it has no certificate. No test asks for
+// the port of --tcp.
 func serve(args []string) error {
 	var ports []string
 	without := ""
@@ -51,7 +52,7 @@ func serve(args []string) error {
 	return <-failed
 }
 
-// protocols are HTTP/1.1, for a server also HTTP/2, or HTTP/2 alone, all without TLS.
+// protocols are HTTP/2 without TLS, and HTTP/1.1 if http1 is set.
 func protocols(http1 bool) *http.Protocols {
 	p := new(http.Protocols)
 	p.SetHTTP1(http1)
@@ -90,7 +91,7 @@ func answer(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// ask sends requests: URL, --method=M, -H NAME:VALUE, --count=N.
+// ask sends requests, each on a new connection: URL, --method=M, -H NAME:VALUE, --count=N.
 func ask(args []string) error {
 	args = slices.DeleteFunc(args, func(a string) bool { return a == "client" })
 	count, method, header := 1, http.MethodGet, http.Header{}
@@ -117,7 +118,7 @@ func ask(args []string) error {
 	if err != nil {
 		return err
 	}
-	for range count { // each on a connection of its own, as with a client that has just begun
+	for range count {
 		if err := askOnce(to, method, header); err != nil {
 			return err
 		}
