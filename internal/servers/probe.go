@@ -29,7 +29,9 @@ func (b *Balancer) Run(ctx context.Context) error {
 			b.checkSilence(ctx, &probes, now)
 		}
 		b.mu.Lock()
-		due := b.order(func(s *server) bool { return s.state != up && !s.asked && !now.Before(s.next) })
+		due := b.order(func(s *server) bool {
+			return s.state != up && !s.asked && !now.Before(s.next) && (s.inUse() || !b.outage.IsZero())
+		})
 		for _, s := range due {
 			s.asked = true
 			probes.Go(func() { b.probe(ctx, s) })
@@ -91,7 +93,7 @@ func (b *Balancer) checkSilence(ctx context.Context, probes *sync.WaitGroup, now
 		if s.state != up || s.asked || len(s.conns) == 0 || now.Sub(s.heard()) < silence {
 			continue
 		}
-		others := b.order(func(o *server) bool { return o != s })
+		others := b.order(func(o *server) bool { return o != s && o.inUse() })
 		if len(others) == 0 {
 			continue
 		}
@@ -128,6 +130,10 @@ func (b *Balancer) leaveFor(ctx context.Context, s *server, others []*server) {
 		b.leave(s, errSilent)
 	}
 }
+
+// inUse reports whether the server is in the list or was given. The others are asked only while no server answers. It is called with mu
+// held.
+func (s *server) inUse() bool { return s.learned || s.given }
 
 // heard returns when something was last received of a server. It is called with mu held.
 func (s *server) heard() (last time.Time) {

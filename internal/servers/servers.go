@@ -57,8 +57,12 @@ const (
 	failFast = 2 * time.Second
 )
 
-// maxServers bounds how many addresses are learned.
-const maxServers = 16
+const (
+	// maxServers bounds how many addresses are learned, and how many are remembered that are no longer in the list.
+	maxServers = 16
+	// keepLeft is how long an address is remembered that is no longer in the list.
+	keepLeft = 24 * time.Hour
+)
 
 // Options configure a Balancer. Node, Config and Log are required.
 type Options struct {
@@ -94,7 +98,11 @@ type Balancer struct {
 type server struct {
 	at             string // host:port
 	given, learned bool
-	state          state
+	// left is when a list came without a server that was in the one before; else it is zero. Such a server is the last choice: one that
+	// was silent for some seconds leaves the list, and may be the only one that is up when the others have failed and nobody is left
+	// to tell that it is back.
+	left  time.Time
+	state state
 	// usable is when a server that is up is taken before others.
 	usable time.Time
 	// next is when to probe it while it is not up, pause the time between two probes.
@@ -208,12 +216,18 @@ func (b *Balancer) learn(list []string) {
 		}
 		b.add(at).learned = true
 	}
+	now := time.Now()
 	for at, s := range b.all {
+		was := s.learned
 		s.learned = slices.Contains(list, at)
-		if !s.learned && !s.given && len(s.conns) == 0 {
-			delete(b.all, at)
+		switch {
+		case s.learned:
+			s.left = time.Time{}
+		case was:
+			s.left = now
 		}
 	}
+	b.forget(now)
 	b.signal()
 	b.log.Info("servers", "addresses", list)
 	if b.file == "" {
@@ -225,6 +239,18 @@ func (b *Balancer) learn(list []string) {
 	}
 	if err != nil {
 		b.log.Warn("cannot record the servers; the next start begins with --server", "file", b.file, "err", err)
+	}
+}
+
+// forget removes the servers that have left the list long ago, and the ones that left first if there are many. It is called with
+// mu held.
+func (b *Balancer) forget(now time.Time) {
+	left := b.order(func(s *server) bool { return !s.learned && !s.given && len(s.conns) == 0 })
+	slices.SortStableFunc(left, func(a, c *server) int { return c.left.Compare(a.left) })
+	for i, s := range left {
+		if i >= maxServers || now.Sub(s.left) > keepLeft {
+			delete(b.all, s.at)
+		}
 	}
 }
 
@@ -248,12 +274,16 @@ func (b *Balancer) signal() {
 // rank returns the place of a server in this node's order (rendezvous hashing): nodes
 // spread evenly over the servers, and only the nodes of a server that leaves move. Servers
 // that are only given come after learned ones: a given address may be the address of all.
+// The last ones are servers that are no longer in the list.
 func (b *Balancer) rank(s *server) uint64 {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(b.node + "\x00" + s.at))
-	score := mix(h.Sum64()) >> 1
-	if s.learned {
+	score := mix(h.Sum64()) >> 2
+	switch {
+	case s.learned:
 		score |= 1 << 63
+	case s.given:
+		score |= 1 << 62
 	}
 	return score
 }

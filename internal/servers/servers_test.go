@@ -313,6 +313,71 @@ func TestWithoutAnyServer(t *testing.T) {
 	}
 }
 
+// A server that has left the list, as one that was silent for some seconds does, is used when it is back and all others have failed: none
+// of them can say that it is back. While others answer it is not asked.
+func TestServerThatLeftTheList(t *testing.T) {
+	given, paused, last := startServer(t, "127.0.0.1:0"), startServer(t, "127.0.0.1:0"), startServer(t, "127.0.0.1:0")
+	cert := given.TLS.Certificates
+	for _, s := range []*apiServer{paused, last} {
+		s.TLS.Certificates = cert
+	}
+	b, client := startBalancer(t, "", given)
+	b.learn([]string{given.at, paused.at, last.at})
+	paused.end()
+	b.learn([]string{given.at, last.at})
+	testbed.Until(t, "the server in the list to be used", func() error {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if s := b.all[last.at]; s.state != up {
+			return errors.New("it is not up")
+		}
+		return nil
+	})
+	back := startServer(t, paused.at)
+	back.TLS.Certificates = cert
+	b.mu.Lock()
+	if s := b.all[paused.at]; s == nil || s.inUse() || s.state == up && len(s.conns) == 0 && b.best(nil) == s {
+		t.Errorf("the server that has left is %+v", s)
+	}
+	b.mu.Unlock()
+	given.end()
+	last.end()
+	testbed.Until(t, "the server that is back", func() error {
+		at, body, err := get(t, client, "")
+		if err == nil {
+			body.Close()
+		}
+		if at != back.at {
+			return fmt.Errorf("%s answers, %w", at, err)
+		}
+		return nil
+	})
+}
+
+// What has left the list is remembered for a day, and not without bound.
+func TestServersAreForgotten(t *testing.T) {
+	b, err := New(Options{Node: "node", Config: &rest.Config{Host: "https://192.0.2.1"}, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 * maxServers {
+		b.learn([]string{fmt.Sprintf("192.0.2.2:%d", i)})
+	}
+	if n := len(b.all); n != maxServers+2 { // with the one of the list, and the one that was given
+		t.Errorf("%d servers are known", n)
+	}
+	if newest := fmt.Sprintf("192.0.2.2:%d", 3*maxServers-2); b.all[newest] == nil {
+		t.Errorf("%s has left last and is forgotten", newest)
+	}
+	for _, s := range b.all {
+		s.left = s.left.Add(-keepLeft - time.Minute)
+	}
+	b.learn([]string{"192.0.2.3:1"})
+	if n := len(b.all); n != 3 { // and the one that has just left
+		t.Errorf("%d servers are known after a day", n)
+	}
+}
+
 // Nodes spread over the servers, and one that is gone moves only its own nodes.
 func TestNodesSpread(t *testing.T) {
 	choose := func(node string, list ...string) string {
