@@ -41,7 +41,7 @@ func TestTakenFromAGateway(t *testing.T) {
 	if want := map[string]any{"team": "b", "tier": nil}; !reflect.DeepEqual(labels, want) {
 		t.Errorf("labels %v, want %v", labels, want)
 	}
-	want := map[string]any{addressesAnnotation: nil, "fairlead.dev/lb-drain-timeout": nil, svc.FrontKeysAnnotation: "label:team"}
+	want := map[string]any{dialect.LBAddresses: nil, "fairlead.dev/lb-drain-timeout": nil, svc.FrontKeysAnnotation: "label:team"}
 	if !reflect.DeepEqual(annotations, want) {
 		t.Errorf("annotations %v, want %v", annotations, want)
 	}
@@ -74,7 +74,7 @@ func TestFamiliesOfAddresses(t *testing.T) {
 			policy, families = corev1.IPFamilyPolicySingleStack, []corev1.IPFamily{c.only}
 		}
 		same := *s.Spec.IPFamilyPolicy == policy && reflect.DeepEqual(s.Spec.IPFamilies, families)
-		if s.Annotations[addressesAnnotation] != c.addresses || !same {
+		if s.Annotations[dialect.LBAddresses] != c.addresses || !same {
 			t.Errorf("%q: %v, %+v", c.asked, s.Annotations, s.Spec)
 		}
 	}
@@ -86,7 +86,7 @@ func TestFamiliesOfAddresses(t *testing.T) {
 		service("192.0.2.1", "2001:db8::1"): sameFamilies,
 	} {
 		if got := familiesOf(have, want); got != next {
-			t.Errorf("%s: %d, want %d", want.Annotations[addressesAnnotation], got, next)
+			t.Errorf("%s: %d, want %d", want.Annotations[dialect.LBAddresses], got, next)
 		}
 	}
 	if got := familiesOf(single, service()); got != otherPolicy {
