@@ -17,7 +17,7 @@ const (
 	lbProtocol = "protocol"
 	// LBIdleTimeout is how many seconds a connection may be idle.
 	LBIdleTimeout = lbPrefix + "idle-timeout"
-	// LBHealthCheck says whether the endpoints are checked.
+	// LBHealthCheck turns checks of endpoints on or off.
 	LBHealthCheck = lbPrefix + "health-check"
 )
 

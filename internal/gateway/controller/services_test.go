@@ -3,6 +3,8 @@ package controller
 import (
 	"fmt"
 	"reflect"
+	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -221,5 +223,38 @@ func TestServiceOfAGrant(t *testing.T) {
 	s.Labels[gateway.FrontLabel] = gateway.FrontSet
 	if c.ours(s) {
 		t.Error("a Service of another kind is ours")
+	}
+}
+
+// What is wrong with the Service of a Gateway is not hidden by its addresses, which it lacks therefore.
+func TestWhyUnprogrammed(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		asked, problem string
+		have           []string
+		reason         gwv1.GatewayConditionReason
+		says           string
+	}{
+		{"", "", []string{"192.0.2.7"}, gwv1.GatewayReasonProgrammed, ""},
+		{"", "", nil, gwv1.GatewayReasonAddressNotAssigned, "no address yet"},
+		{"", "no right", nil, gwv1.GatewayReasonAddressNotAssigned, "no right"},
+		{"192.0.2.7", "", []string{"192.0.2.7"}, gwv1.GatewayReasonProgrammed, ""},
+		{"192.0.2.7", "", nil, gwv1.GatewayReasonAddressNotUsable, "is of no pool"},
+		{"192.0.2.7", "no right", nil, gwv1.GatewayReasonAddressNotUsable, "no right"},
+		{"192.0.2.7", "no right", []string{"192.0.2.8"}, gwv1.GatewayReasonAddressNotUsable, "no right"},
+	} {
+		g := &gwv1.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}
+		g.Spec.Listeners = []gwv1.Listener{{Name: "l", Port: 80, Protocol: gwv1.HTTPProtocolType}}
+		if c.asked != "" {
+			g.Spec.Addresses = []gwv1.GatewaySpecAddress{{Value: c.asked}}
+		}
+		n := svc.NameOf(g)
+		f := gateway.BuildGateway(&gateway.Objects{Gateways: map[svc.Name]*gwv1.Gateway{n: g}}, n, nil)
+		status := f.Status(c.have, whyUnprogrammed(f, n, c.problem, c.have))
+		i := slices.IndexFunc(status.Conditions, func(c metav1.Condition) bool { return c.Type == string(gwv1.GatewayConditionProgrammed) })
+		got := status.Conditions[i]
+		if got.Reason != string(c.reason) || !strings.Contains(got.Message, c.says) || (got.Status == metav1.ConditionTrue) != (c.says == "") {
+			t.Errorf("%+v: %+v", c, got)
+		}
 	}
 }

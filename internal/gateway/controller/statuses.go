@@ -89,9 +89,9 @@ func (c *controller) writeGateway(ctx context.Context, g *gwv1.Gateway, want gwv
 }
 
 // writeRoute writes the parts of a route's status that are ours, if they differ.
-func (c *controller) writeRoute(ctx context.Context, r *gwv1.HTTPRoute, s *watch.State) error {
+func (c *controller) writeRoute(ctx context.Context, r *gwv1.HTTPRoute, s *watch.State, unserved string) error {
 	key := gateway.StreamKey{Kind: gateway.KindHTTPRoute, Name: svc.NameOf(r)}
-	want, differs := parentsOf(s, c.unserved, key, r.Spec.ParentRefs, r.Status.Parents)
+	want, differs := parentsOf(s, unserved, key, r.Spec.ParentRefs, r.Status.Parents)
 	if !differs {
 		return nil
 	}
@@ -103,7 +103,7 @@ func (c *controller) writeRoute(ctx context.Context, r *gwv1.HTTPRoute, s *watch
 
 // parentsOf returns the statuses that a route should have for its parents, and whether they differ from those that it has. The
 // ones of other controllers stay.
-func parentsOf(s *watch.State, nodes *unserved, route gateway.StreamKey, refs []gwv1.ParentReference, have []gwv1.RouteParentStatus) (
+func parentsOf(s *watch.State, unserved string, route gateway.StreamKey, refs []gwv1.ParentReference, have []gwv1.RouteParentStatus) (
 	want []gwv1.RouteParentStatus, differs bool,
 ) {
 	want = []gwv1.RouteParentStatus{}
@@ -116,7 +116,7 @@ func parentsOf(s *watch.State, nodes *unserved, route gateway.StreamKey, refs []
 		for _, p := range some {
 			p.Conditions = slices.Clone(p.Conditions) // the front's do not change
 			if gateway.ServiceParent(route.Namespace, &p.ParentRef) != (svc.Name{}) {
-				p.Conditions = nodes.add(p.Conditions)
+				p.Conditions = withUnserved(p.Conditions, unserved)
 			}
 			keepTimes(p.Conditions, conditionsOf(have, &p.ParentRef))
 			want = append(want, p)

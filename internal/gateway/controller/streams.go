@@ -16,9 +16,9 @@ import (
 )
 
 // writeStream writes the parts of the status of a route of connections or of datagrams that are ours, if they differ.
-func (c *controller) writeStream(ctx context.Context, r *gateway.Stream, s *watch.State) error {
+func (c *controller) writeStream(ctx context.Context, r *gateway.Stream, s *watch.State, unserved string) error {
 	key := r.Key()
-	want, differs := parentsOf(s, c.unserved, key, r.Parents, r.Status)
+	want, differs := parentsOf(s, unserved, key, r.Parents, r.Status)
 	if !differs {
 		return nil
 	}
@@ -41,9 +41,9 @@ func (c *controller) writeStream(ctx context.Context, r *gateway.Stream, s *watc
 }
 
 // writeCall writes the parts of the status of a GRPCRoute that are ours, if they differ.
-func (c *controller) writeCall(ctx context.Context, r *gwv1.GRPCRoute, s *watch.State) error {
+func (c *controller) writeCall(ctx context.Context, r *gwv1.GRPCRoute, s *watch.State, unserved string) error {
 	key := gateway.StreamKey{Kind: gateway.KindGRPCRoute, Name: svc.NameOf(r)}
-	want, differs := parentsOf(s, c.unserved, key, r.Spec.ParentRefs, r.Status.Parents)
+	want, differs := parentsOf(s, unserved, key, r.Spec.ParentRefs, r.Status.Parents)
 	if !differs {
 		return nil
 	}
