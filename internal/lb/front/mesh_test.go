@@ -116,7 +116,7 @@ func TestRoutesComeAndGo(t *testing.T) {
 	at := netip.AddrPortFrom(vips[0], 80)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	done := make(chan string)
+	done := make(chan string, 1)
 	asked := 0
 	go func() {
 		for ctx.Err() == nil {
