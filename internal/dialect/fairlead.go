@@ -8,10 +8,17 @@ import (
 // lbPrefix begins our own annotations.
 const lbPrefix = "fairlead.dev/lb-"
 
-// Our own annotations that errors name.
+// Our own annotations that errors name, or fronts of Gateways have.
 const (
 	// LBTLSSecrets names TLS Secrets.
 	LBTLSSecrets = lbPrefix + "tls-secrets"
+	// LBProtocol is the protocol of clients.
+	LBProtocol = lbPrefix + lbProtocol
+	lbProtocol = "protocol"
+	// LBIdleTimeout is how many seconds a connection may be idle.
+	LBIdleTimeout = lbPrefix + "idle-timeout"
+	// LBHealthCheck turns checks of endpoints on or off.
+	LBHealthCheck = lbPrefix + "health-check"
 )
 
 func fairleadDialect() Dialect {
@@ -28,7 +35,7 @@ func fairleadDialect() Dialect {
 			text(LBSharingKey, "any; Services of a namespace with the same one share an address", FieldSharingKey,
 				func(s *Spec, v string) { s.SharingKey = v }),
 			internal(LBInternal, "106", []string{"true"}, []string{"false"}),
-			fieldOf("protocol", func(r *rawListeners) *perPort { return &r.protocol }, FieldProtocol, protocol),
+			fieldOf(lbProtocol, func(r *rawListeners) *perPort { return &r.protocol }, FieldProtocol, protocol),
 			fieldOf("backend-protocol", func(r *rawListeners) *perPort { return &r.backend }, FieldBackend, backend),
 			certificates(LBTLSSecrets, "names of TLS Secrets of the namespace with commas between; the first is the default"),
 			acmeHosts(),
@@ -37,7 +44,7 @@ func fairleadDialect() Dialect {
 			word(lbPrefix+"proxy-protocol", map[string]int{"v1": 1, "v2": 2, "none": 0}, FieldProxyProtocol, 0,
 				func(s *Spec, v int) { s.ProxyProtocol = v }).of("173"),
 			prefixes(lbPrefix+"trusted-fronts", FieldTrustedFronts, setTrusted),
-			seconds(lbPrefix+"idle-timeout", 1, 86400, FieldIdleTimeout, setIdle),
+			seconds(LBIdleTimeout, 1, 86400, FieldIdleTimeout, setIdle),
 			seconds(lbPrefix+"request-timeout", 1, 86400, FieldRequestTimeout, setRequest),
 			flag(lbPrefix+"draining", FieldDraining, true, setDraining),
 			seconds(lbPrefix+"drain-timeout", 1, 3600, FieldDrainTimeout, setDrain),
@@ -60,7 +67,7 @@ func fairleadDialect() Dialect {
 			seconds(lbPrefix+"sticky-cookie-lifetime", 1, maxCookieLife, FieldStickyLifetime, setStickyLifetime),
 			word(lbPrefix+"all-unhealthy", map[string]bool{"open": false, "closed": true}, FieldAllUnhealthy, false,
 				func(s *Spec, closed bool) { s.Health.FailClosed = closed }),
-			flag(lbPrefix+"health-check", FieldHealthEnabled, true, setChecked),
+			flag(LBHealthCheck, FieldHealthEnabled, true, setChecked),
 			word(lbPrefix+"health-protocol", map[string]Protocol{"tcp": TCP, "http": HTTP, "https": HTTPS, "grpc": GRPC}, FieldHealthProtocol, TCP,
 				setHealth),
 			path(lbPrefix + "health-path"),

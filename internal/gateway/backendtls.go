@@ -50,7 +50,7 @@ func (f *Front) addPolicies(o *Objects, authorities *trust.Authorities) {
 			condition(gwv1.PolicyConditionAccepted, wrong == "", accepted, p.Generation, wrong),
 			condition(gwv1.BackendTLSPolicyConditionResolvedRefs, p.NotResolved == "", p.Resolved, p.Generation, p.NotResolved),
 		}
-		if p.Problem == "" {
+		if p.NotAccepted == "" {
 			f.Policies[n] = p
 		}
 	}
@@ -59,11 +59,8 @@ func (f *Front) addPolicies(o *Objects, authorities *trust.Authorities) {
 	})
 }
 
-// PolicyStatuses returns the conditions of the BackendTLSPolicies of Services that routes lead to.
+// PolicyStatuses returns the conditions of the BackendTLSPolicies of Services that routes lead to. The map is not the caller's.
 func (f *Front) PolicyStatuses() map[svc.Name][]metav1.Condition { return f.policyStatus }
-
-// PolicyStatus returns the conditions of a BackendTLSPolicy for the Gateway, nil if no route leads to what it targets.
-func (f *Front) PolicyStatus(policy svc.Name) []metav1.Condition { return f.policyStatus[policy] }
 
 // OpenedByPolicies returns the objects with authorities that nodes may read by the Services of policies: the ones of other namespaces
 // than the Gateway's.

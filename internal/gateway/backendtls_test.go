@@ -30,7 +30,7 @@ const (
 
 // verdicts returns the conditions of a policy, "Accepted, ResolvedRefs".
 func verdicts(f *Front, n svc.Name) string {
-	list := f.PolicyStatus(n)
+	list := f.PolicyStatuses()[n]
 	return conditionOf(list, "Accepted") + ", " + conditionOf(list, "ResolvedRefs")
 }
 
@@ -135,8 +135,8 @@ func TestAncestorsNeedAGrant(t *testing.T) {
 		strings.Replace(route("r", "", "web {}"), "name: web, port", "name: web, namespace: b, port", 1) +
 		policyFor("b/p", 1, toWeb, byMap) + strings.Replace(authority, "name: ca", "name: ca, namespace: b", 1)
 	p := svc.Name{Namespace: "b", Name: "p"}
-	if f := builtFrom(t, text); f.PolicyStatus(p) != nil || len(f.NamedAuthorities()) > 0 {
-		t.Errorf("without a grant: %v, %v", f.PolicyStatus(p), f.NamedAuthorities())
+	if f := builtFrom(t, text); f.PolicyStatuses()[p] != nil || len(f.NamedAuthorities()) > 0 {
+		t.Errorf("without a grant: %v, %v", f.PolicyStatuses()[p], f.NamedAuthorities())
 	}
 	f := builtFrom(t, text+"\n---\nkind: ReferenceGrant\nmetadata: {name: g, namespace: b}\nspec:\n"+
 		"  from: [{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: default}]\n  to: [{group: \"\", kind: Service}]")

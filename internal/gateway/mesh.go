@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/svc"
@@ -91,7 +92,7 @@ type meshBuilder struct {
 	seen    map[Target]bool
 }
 
-// listen makes a listener for each port of TCP. A TLS port has none: nothing of it could be read.
+// listen makes a listener for each port of TCP.
 func (b *meshBuilder) listen() {
 	for i := range b.service.Ports {
 		p := &b.service.Ports[i]
@@ -169,7 +170,7 @@ func (b *meshBuilder) attach(p *gwv1.ParentReference, route StreamKey, to map[*l
 		return gwv1.RouteReasonNoMatchingParent, fmt.Sprintf("there is no Service %s", b.name)
 	case route.Namespace != b.name.Namespace:
 		return gwv1.RouteReasonNotAllowedByListeners, "only routes of the Service's own namespace are served (consumer routes are not)"
-	case b.name == svc.Name{Namespace: "default", Name: "kubernetes"}:
+	case b.name == svc.Name{Namespace: corev1.NamespaceDefault, Name: svc.APIService}:
 		return gwv1.RouteReasonUnsupportedValue, fmt.Sprintf("Service %s is the API server's, which clients speak TLS to", b.name)
 	case len(b.service.ClusterIPs) == 0:
 		return gwv1.RouteReasonUnsupportedValue, fmt.Sprintf("Service %s has no ClusterIP", b.name)

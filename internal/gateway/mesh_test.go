@@ -158,7 +158,7 @@ func TestMeshTable(t *testing.T) {
 	}
 	if !m.Refers(svc.Name{Namespace: "default", Name: "cart"}) || !m.Refers(svc.Name{Namespace: "default", Name: "web"}) ||
 		m.Refers(svc.Name{Namespace: "default", Name: "headless"}) {
-		t.Error("it does not depend on its Services alone")
+		t.Error("it does not depend only on its Services")
 	}
 	again := BuildMesh(o, svc.Name{Namespace: "default", Name: "web"}, m)
 	if a, b := m.Table.Ports[80].Listeners[0], again.Table.Ports[80].Listeners[0]; a.hosts.Get("") != b.hosts.Get("") {

@@ -156,7 +156,8 @@ func (r *rig) acmeNode(ctx context.Context, running *sync.WaitGroup, o *corev1.S
 		Events: events.NewRecorder(r.client, corev1.EventSource{Component: "fairlead-lb-speaker"}, log),
 		Network: &front.Network{
 			SetVIPs: func([]netip.Addr) error { return nil }, SetClusterIPs: func(_, _ []netip.Addr) error { return nil },
-			Filter: noFilter{}, Rules: noRules{},
+			ClusterIPs: func() ([]netip.Addr, error) { return nil, nil },
+			Filter:     noFilter{}, Rules: noRules{},
 		},
 	})
 	f.SetClaim(vip, []svc.Name{{Namespace: "default", Name: "web"}})

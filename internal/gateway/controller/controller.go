@@ -136,8 +136,8 @@ func (c *controller) prepare(ctx context.Context, running *sync.WaitGroup) {
 		return
 	}
 	if c.untilDone(ctx, "cannot install the Gateway API", c.install) && c.untilDone(ctx, "cannot make the GatewayClass", c.makeClass) {
+		c.watch.FollowMesh(ctx, running) // first: once Gateways are followed, the Service of no Mesh is deleted
 		c.watch.FollowGateways(ctx, running)
-		c.watch.FollowMesh(ctx, running)
 	}
 }
 
@@ -226,7 +226,7 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 		}
 		step(func(ctx context.Context) error { return c.syncGateway(ctx, s, n, have, taken) })
 	}
-	c.writeRoutes(s, step)
+	c.writeRoutes(s, c.unserved.why(), step)
 	for _, set := range s.Orphans {
 		if want, differs := gateway.OrphanStatus(set); differs {
 			step(func(ctx context.Context) error { return c.writeSet(ctx, set, want) })
@@ -311,13 +311,20 @@ func (c *controller) syncGateway(
 		unprogrammed = "no listener can be served"
 	}
 	addresses := addressesOf(have)
-	if unprogrammed == "" && len(addresses) == 0 {
-		unprogrammed = "its Service " + gateway.ServiceOfGateway(svc.NameOf(g)).String() + " has no address yet"
-	}
-	unprogrammed = cmp.Or(f.Unusable(addresses), unprogrammed)
+	unprogrammed = whyUnprogrammed(f, n, unprogrammed, addresses)
 	errs := []error{err, c.writeGateway(ctx, g, f.Status(addresses, cmp.Or(unprogrammed, problemOf(f.GrantsOf(svc.Name{}), taken))))}
 	c.syncSets(ctx, s, f, unprogrammed, services, taken, &errs)
 	return errors.Join(errs...)
+}
+
+// whyUnprogrammed returns why a Gateway is not served at its addresses, "" if it is. What is wrong with its Service comes first: that
+// is why it lacks addresses.
+func whyUnprogrammed(f *gateway.Front, n svc.Name, problem string, addresses []string) string {
+	unassigned := ""
+	if len(addresses) == 0 {
+		unassigned = "its Service " + gateway.ServiceOfGateway(n).String() + " has no address yet"
+	}
+	return cmp.Or(problem, f.Unusable(addresses), unassigned)
 }
 
 // problemOf returns why the first of some ReferenceGrants cannot have its Service, "" if all have theirs.

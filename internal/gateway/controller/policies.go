@@ -78,7 +78,7 @@ func ancestorsOf(policy *gwv1.BackendTLSPolicy, gateways []svc.Name, s *watch.St
 		}
 	}
 	for _, g := range gateways[:min(len(gateways), max(0, maxAncestors-len(out)))] {
-		conditions := slices.Clone(s.Fronts[g].PolicyStatus(svc.NameOf(policy))) // the front's do not change
+		conditions := slices.Clone(s.Fronts[g].PolicyStatuses()[svc.NameOf(policy)]) // the front's do not change
 		if problem != "" && g.Namespace != policy.Namespace {
 			unread(conditions, problem)
 		}
@@ -92,7 +92,7 @@ func ancestorsOf(policy *gwv1.BackendTLSPolicy, gateways []svc.Name, s *watch.St
 	return out
 }
 
-// unread has the condition ResolvedRefs tell that nodes cannot read the authorities.
+// unread sets ResolvedRefs to False, with the reason that nodes cannot read the authorities.
 func unread(conditions []metav1.Condition, problem string) {
 	for i := range conditions {
 		if conditions[i].Type == string(gwv1.BackendTLSPolicyConditionResolvedRefs) {

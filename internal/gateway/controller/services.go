@@ -18,17 +18,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
-)
-
-// Annotations of load balancers that a front needs (docs/annotations.md).
-const (
-	protocolAnnotation  = "fairlead.dev/lb-protocol" // only the table knows which ports are of HTTPS
-	addressesAnnotation = "fairlead.dev/lb-addresses"
-	healthAnnotation    = "fairlead.dev/lb-health-check"
-	idleAnnotation      = "fairlead.dev/lb-idle-timeout"
 )
 
 // What svc.FrontKeysAnnotation names.
@@ -56,7 +49,8 @@ func front(n svc.Name, ports map[gateway.PortKey]string) *corev1.Service {
 		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: name, Port: int32(p.Number), Protocol: protocol})
 	}
 	// Whether endpoints are ready, Kubernetes knows: no node has to ask all backends of all routes.
-	s.Annotations = map[string]string{protocolAnnotation: "http", healthAnnotation: "false"}
+	// Only the table knows which ports are of HTTPS.
+	s.Annotations = map[string]string{dialect.LBProtocol: "http", dialect.LBHealthCheck: "false"}
 	return s
 }
 
@@ -82,12 +76,12 @@ func serviceOf(g *gwv1.Gateway, ports map[gateway.PortKey]string, opened []trust
 		s.Spec.IPFamilyPolicy, s.Spec.IPFamilies = new(corev1.IPFamilyPolicySingleStack), []corev1.IPFamily{family}
 	}
 	if len(addresses) > 0 {
-		s.Annotations[addressesAnnotation] = strings.Join(addresses, ",")
-		keys = append(keys, keyOfAnnotation+":"+addressesAnnotation)
+		s.Annotations[dialect.LBAddresses] = strings.Join(addresses, ",")
+		keys = append(keys, keyOfAnnotation+":"+dialect.LBAddresses)
 	}
-	if _, has := s.Annotations[idleAnnotation]; !has && !slices.ContainsFunc(slices.Collect(maps.Keys(ports)), isTCP) {
-		s.Annotations[idleAnnotation] = "3600" // the default; by it a front with datagrams only takes the proxied way
-		keys = append(keys, keyOfAnnotation+":"+idleAnnotation)
+	if _, has := s.Annotations[dialect.LBIdleTimeout]; !has && !slices.ContainsFunc(slices.Collect(maps.Keys(ports)), isTCP) {
+		s.Annotations[dialect.LBIdleTimeout] = "3600" // the default; by it a front with datagrams only takes the proxied way
+		keys = append(keys, keyOfAnnotation+":"+dialect.LBIdleTimeout)
 	}
 	slices.Sort(keys)
 	s.Annotations[svc.FrontKeysAnnotation] = strings.Join(slices.Compact(keys), ",")

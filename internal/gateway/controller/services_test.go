@@ -3,6 +3,8 @@ package controller
 import (
 	"fmt"
 	"reflect"
+	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -41,7 +43,7 @@ func TestTakenFromAGateway(t *testing.T) {
 	if want := map[string]any{"team": "b", "tier": nil}; !reflect.DeepEqual(labels, want) {
 		t.Errorf("labels %v, want %v", labels, want)
 	}
-	want := map[string]any{addressesAnnotation: nil, "fairlead.dev/lb-drain-timeout": nil, svc.FrontKeysAnnotation: "label:team"}
+	want := map[string]any{dialect.LBAddresses: nil, "fairlead.dev/lb-drain-timeout": nil, svc.FrontKeysAnnotation: "label:team"}
 	if !reflect.DeepEqual(annotations, want) {
 		t.Errorf("annotations %v, want %v", annotations, want)
 	}
@@ -74,7 +76,7 @@ func TestFamiliesOfAddresses(t *testing.T) {
 			policy, families = corev1.IPFamilyPolicySingleStack, []corev1.IPFamily{c.only}
 		}
 		same := *s.Spec.IPFamilyPolicy == policy && reflect.DeepEqual(s.Spec.IPFamilies, families)
-		if s.Annotations[addressesAnnotation] != c.addresses || !same {
+		if s.Annotations[dialect.LBAddresses] != c.addresses || !same {
 			t.Errorf("%q: %v, %+v", c.asked, s.Annotations, s.Spec)
 		}
 	}
@@ -86,7 +88,7 @@ func TestFamiliesOfAddresses(t *testing.T) {
 		service("192.0.2.1", "2001:db8::1"): sameFamilies,
 	} {
 		if got := familiesOf(have, want); got != next {
-			t.Errorf("%s: %d, want %d", want.Annotations[addressesAnnotation], got, next)
+			t.Errorf("%s: %d, want %d", want.Annotations[dialect.LBAddresses], got, next)
 		}
 	}
 	if got := familiesOf(single, service()); got != otherPolicy {
@@ -221,5 +223,38 @@ func TestServiceOfAGrant(t *testing.T) {
 	s.Labels[gateway.FrontLabel] = gateway.FrontSet
 	if c.ours(s) {
 		t.Error("a Service of another kind is ours")
+	}
+}
+
+// What is wrong with the Service of a Gateway is not hidden by its addresses, which it lacks therefore.
+func TestWhyUnprogrammed(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		asked, problem string
+		have           []string
+		reason         gwv1.GatewayConditionReason
+		says           string
+	}{
+		{"", "", []string{"192.0.2.7"}, gwv1.GatewayReasonProgrammed, ""},
+		{"", "", nil, gwv1.GatewayReasonAddressNotAssigned, "no address yet"},
+		{"", "no right", nil, gwv1.GatewayReasonAddressNotAssigned, "no right"},
+		{"192.0.2.7", "", []string{"192.0.2.7"}, gwv1.GatewayReasonProgrammed, ""},
+		{"192.0.2.7", "", nil, gwv1.GatewayReasonAddressNotUsable, "is of no pool"},
+		{"192.0.2.7", "no right", nil, gwv1.GatewayReasonAddressNotUsable, "no right"},
+		{"192.0.2.7", "no right", []string{"192.0.2.8"}, gwv1.GatewayReasonAddressNotUsable, "no right"},
+	} {
+		g := &gwv1.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}
+		g.Spec.Listeners = []gwv1.Listener{{Name: "l", Port: 80, Protocol: gwv1.HTTPProtocolType}}
+		if c.asked != "" {
+			g.Spec.Addresses = []gwv1.GatewaySpecAddress{{Value: c.asked}}
+		}
+		n := svc.NameOf(g)
+		f := gateway.BuildGateway(&gateway.Objects{Gateways: map[svc.Name]*gwv1.Gateway{n: g}}, n, nil)
+		status := f.Status(c.have, whyUnprogrammed(f, n, c.problem, c.have))
+		i := slices.IndexFunc(status.Conditions, func(c metav1.Condition) bool { return c.Type == string(gwv1.GatewayConditionProgrammed) })
+		got := status.Conditions[i]
+		if got.Reason != string(c.reason) || !strings.Contains(got.Message, c.says) || (got.Status == metav1.ConditionTrue) != (c.says == "") {
+			t.Errorf("%+v: %+v", c, got)
+		}
 	}
 }

@@ -104,10 +104,11 @@ type settled struct {
 	parents []*gwv1.RouteParentStatus // the first ones of what each front has of the route
 }
 
-// writeRoutes writes the parts of the statuses of routes that are ours, if they differ.
-func (c *controller) writeRoutes(s *watch.State, step func(func(context.Context) error)) {
+// writeRoutes writes the parts of the statuses of routes that are ours, if they differ. unserved is why nodes do not serve routes at
+// Services, "" if all do.
+func (c *controller) writeRoutes(s *watch.State, unserved string, step func(func(context.Context) error)) {
 	for n, r := range s.Routes {
-		c.writeRoute(s, step, &routed{
+		c.writeRoute(s, unserved, step, &routed{
 			gateway.StreamKey{Kind: gateway.KindHTTPRoute, Name: n}, r, r.Spec.ParentRefs, r.Status.Parents,
 			func(ctx context.Context, want []gwv1.RouteParentStatus) error {
 				next := r.DeepCopy()
@@ -118,7 +119,7 @@ func (c *controller) writeRoutes(s *watch.State, step func(func(context.Context)
 		})
 	}
 	for n, r := range s.Calls {
-		c.writeRoute(s, step, &routed{
+		c.writeRoute(s, unserved, step, &routed{
 			gateway.StreamKey{Kind: gateway.KindGRPCRoute, Name: n}, r, r.Spec.ParentRefs, r.Status.Parents,
 			func(ctx context.Context, want []gwv1.RouteParentStatus) error {
 				next := r.DeepCopy()
@@ -129,7 +130,7 @@ func (c *controller) writeRoutes(s *watch.State, step func(func(context.Context)
 		})
 	}
 	for key, r := range s.Streams {
-		c.writeRoute(s, step, &routed{
+		c.writeRoute(s, unserved, step, &routed{
 			key, r.Object, r.Parents, r.Status,
 			func(ctx context.Context, want []gwv1.RouteParentStatus) error { return c.writeStream(ctx, r, want) },
 		})
@@ -143,7 +144,7 @@ func (c *controller) writeRoutes(s *watch.State, step func(func(context.Context)
 
 // writeRoute has the status of a route written if it differs. One that was as it should be is not compared again before it, or what a
 // front has of it, changes.
-func (c *controller) writeRoute(s *watch.State, step func(func(context.Context) error), r *routed) {
+func (c *controller) writeRoute(s *watch.State, unserved string, step func(func(context.Context) error), r *routed) {
 	var all []gwv1.RouteParentStatus
 	now := settled{object: r.object}
 	seen := map[svc.Name]bool{}
@@ -164,7 +165,7 @@ func (c *controller) writeRoute(s *watch.State, step func(func(context.Context) 
 			all = append(all, m.Parents(r.key)...)
 		}
 	}
-	want, differs := parentsOf(all, c.unserved, r)
+	want, differs := parentsOf(all, unserved, r)
 	if !differs {
 		c.settled[r.key] = now
 		return
@@ -174,7 +175,7 @@ func (c *controller) writeRoute(s *watch.State, step func(func(context.Context) 
 
 // parentsOf returns the statuses that a route should have for its parents, and whether they differ from those that it has. all are
 // the ones that are ours; the ones of other controllers stay.
-func parentsOf(all []gwv1.RouteParentStatus, nodes *unserved, r *routed) (want []gwv1.RouteParentStatus, differs bool) {
+func parentsOf(all []gwv1.RouteParentStatus, unserved string, r *routed) (want []gwv1.RouteParentStatus, differs bool) {
 	want = []gwv1.RouteParentStatus{}
 	for _, p := range r.have {
 		if p.ControllerName != gateway.ControllerName {
@@ -184,7 +185,7 @@ func parentsOf(all []gwv1.RouteParentStatus, nodes *unserved, r *routed) (want [
 	for _, p := range all {
 		p.Conditions = slices.Clone(p.Conditions) // the front's do not change
 		if gateway.ServiceParent(r.key.Namespace, &p.ParentRef) != (svc.Name{}) {
-			p.Conditions = nodes.add(p.Conditions)
+			p.Conditions = withUnserved(p.Conditions, unserved)
 		}
 		keepTimes(p.Conditions, conditionsOf(r.have, &p.ParentRef))
 		want = append(want, p)

@@ -123,13 +123,12 @@ func (u *unserved) why() string {
 	return strings.Join(out, "; ")
 }
 
-// add appends ConditionUnserved to the conditions of a route for a Service, if the route is accepted and some nodes do not serve
-// it.
-func (u *unserved) add(conditions []metav1.Condition) []metav1.Condition {
+// withUnserved appends ConditionUnserved to the conditions of a route for a Service, if the route is accepted and some nodes do not
+// serve it (why).
+func withUnserved(conditions []metav1.Condition, why string) []metav1.Condition {
 	accepted := slices.IndexFunc(conditions, func(c metav1.Condition) bool {
 		return c.Type == string(gwv1.RouteConditionAccepted) && c.Status == metav1.ConditionTrue
 	})
-	why := u.why()
 	if accepted < 0 || why == "" {
 		return conditions
 	}

@@ -35,7 +35,7 @@ func TestUnserved(t *testing.T) {
 		{"the route is refused", &unserved{followed: true, nodes: few, speakers: map[string]string{"n1": "ipvs"}}, refused, ""},
 		{"many", &unserved{followed: true, nodes: many, speakers: map[string]string{"n1": ""}}, accepted, "m07: it has no Speaker; and 12 more"},
 	} {
-		got := c.of.add(c.to)
+		got := withUnserved(c.to, c.of.why())
 		if c.contains == "" {
 			if len(got) != len(c.to) {
 				t.Errorf("%s: %v", c.what, got)

@@ -31,7 +31,7 @@ func NewIndex[T any](oneLabel bool) *Index[T] {
 	return &Index[T]{exact: map[string]T{}, wildcard: map[string]T{}, oneLabel: oneLabel}
 }
 
-// Set has a pattern lead to v.
+// Set maps a pattern to v.
 func (x *Index[T]) Set(pattern string, v T) {
 	switch {
 	case pattern == "":

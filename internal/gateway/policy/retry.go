@@ -44,7 +44,7 @@ func ReadRetry(spec *gwv1.HTTPRouteRetry, within time.Duration) (r *Retry, wrong
 	if spec.Backoff != nil {
 		d, ok := duration(spec.Backoff)
 		if !ok {
-			return nil, "backoff: want a duration as 100ms or 1s"
+			return nil, "backoff: want a duration, for example 100ms or 1s"
 		}
 		r.Backoff = min(d, maxBackoff)
 	}

@@ -43,7 +43,7 @@ func ReadSession(spec *gwv1.SessionPersistence) (s *Session, wrong string) {
 	if spec.AbsoluteTimeout != nil {
 		d, ok := duration(spec.AbsoluteTimeout)
 		if !ok || d < time.Second {
-			return nil, "absoluteTimeout: want a duration of a second or more, as 1h"
+			return nil, "absoluteTimeout: want a duration of a second or more, for example 1h"
 		}
 		s.Absolute = d
 	}

@@ -12,7 +12,7 @@ const (
 	Secret    = "Secret"
 )
 
-// Entry of a ConfigMap or of a Secret has the certificates of authorities, in PEM.
+// Entry of a ConfigMap or of a Secret has the certificates of authorities, in PEM, as in those of cert-manager and of Kubernetes.
 const Entry = "ca.crt"
 
 // Ref names a ConfigMap or a Secret.
@@ -23,17 +23,6 @@ type Ref struct {
 
 // String returns the kind and the name.
 func (r Ref) String() string { return r.Kind + " " + r.Name.String() }
-
-// Compare orders references by kind, namespace and name.
-func (r Ref) Compare(o Ref) int {
-	if r.Kind != o.Kind {
-		if r.Kind < o.Kind {
-			return -1
-		}
-		return 1
-	}
-	return r.Name.Compare(o.Name)
-}
 
 // maxAuthorities bounds the objects of a namespace that are followed for a Gateway. Each is a watch on each node, and who
 // may write in a namespace must not use up what another namespace needs.

@@ -19,9 +19,8 @@ type Policy struct {
 	// System is true if the authorities of the node's operating system count, instead of Authorities.
 	System      bool
 	Authorities []Ref
-	// Problem is why no connection may be made, "" if nothing is wrong.
-	Problem string
 	// Accepted and Resolved are the verdicts of its status, with what is wrong, "" if nothing is. They do not depend on other policies.
+	// No connection may be made by a policy that is not accepted.
 	Accepted, Resolved       gwv1.PolicyConditionReason
 	NotAccepted, NotResolved string
 	Generation               int64
@@ -60,7 +59,6 @@ func (p *Policies) Read(n svc.Name, authorities *Authorities) *Policy {
 func (p *Policy) refuse(why gwv1.PolicyConditionReason, format string, args ...any) {
 	if p.NotAccepted == "" {
 		p.Accepted, p.NotAccepted = why, fmt.Sprintf(format, args...)
-		p.Problem = p.NotAccepted
 	}
 }
 

@@ -34,7 +34,9 @@ func (w *Watch) setPolicy(n svc.Name, p *gwv1.BackendTLSPolicy) {
 			w.dirty[g] = w.dirty[g] || f.Refers(service)
 		}
 		for s, m := range w.meshes {
-			w.dirtyMesh[s] = w.dirtyMesh[s] || m.Refers(service)
+			if m.Refers(service) {
+				w.dirtyMesh[s] = true
+			}
 		}
 	}
 }

@@ -42,6 +42,11 @@ func (w *Watch) FollowIngresses(ctx context.Context, running *sync.WaitGroup) {
 		func(n svc.Name, in *networkingv1.Ingress) { set(w.ingresses, n, in) })
 }
 
+// policyKind is the kind of BackendTLSPolicies, which take something away: while they may not be read, no Mesh is served. Clients
+// reach the Services' own endpoints then. Gateways go on, or an older ClusterRole would end them all: as before there were policies,
+// only ports whose appProtocol says TLS are closed.
+const policyKind = "backendtlspolicies"
+
 // followMore follows what our objects depend on. The caller holds mu.
 func (w *Watch) followMore(ctx context.Context, running *sync.WaitGroup) {
 	all := metav1.ListOptions{}
@@ -52,10 +57,10 @@ func (w *Watch) followMore(ctx context.Context, running *sync.WaitGroup) {
 	if len(w.objects.Gateways)+len(w.objects.Meshed) > 0 {
 		start(ctx, w, running, "referencegrants", reflector.From(w.o.Gateway.Grants(), all), func(n svc.Name, g *gwv1.ReferenceGrant) {
 			set(w.objects.Grants, n, g)
-			w.dirtyAll = true
+			w.dirtyAll, w.dirtyMeshes = true, true
 		})
 		// At a Service no policy counts, but a backend that has one must not be spoken to without TLS.
-		follow(ctx, w, running, "backendtlspolicies", reflector.From(w.o.Gateway.Policies(""), all), true, w.setPolicy)
+		follow(ctx, w, running, policyKind, reflector.From(w.o.Gateway.Policies(""), all), true, w.setPolicy)
 	}
 	if len(w.objects.Gateways) > 0 {
 		w.followStreams(ctx, running)
@@ -90,7 +95,8 @@ func start[T any, P interface {
 	follow[T, P](ctx, w, running, kind, from, false, change)
 }
 
-// follow is start. The others do not wait for an optional kind that is not served, or may not be read: then it has no objects.
+// follow is start. The others do not wait for an optional kind that is not served, or may not be read: then it has no objects, and
+// in the second case it is in unread.
 func follow[T any, P interface {
 	*T
 	metav1.Object
@@ -106,7 +112,7 @@ func follow[T any, P interface {
 		w.mu.Unlock()
 		w.o.Changed()
 	}
-	known, listed := map[svc.Name]bool{}, false
+	known, listed, read := map[svc.Name]bool{}, false, false
 	done := func() {
 		if !listed {
 			listed = true
@@ -114,13 +120,19 @@ func follow[T any, P interface {
 		}
 	}
 	if optional {
+		text := map[bool]string{
+			false: "a kind of the Gateway API is not served; going on without it",
+			true:  "cannot read a kind of the Gateway API without the rights get, list and watch; going on without it",
+		}
 		from = from.Observed(func(err error) {
-			if !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
+			forbidden := apierrors.IsForbidden(err)
+			if !forbidden && !apierrors.IsNotFound(err) {
 				return
 			}
 			locked(func() {
-				if !listed {
-					w.o.Log.Warn("cannot read a kind of the Gateway API; serving without it", "kind", kind, "err", err)
+				if first := !listed || w.unread[kind] != forbidden; first && !read {
+					w.o.Log.Warn(text[forbidden], "kind", kind, "err", err)
+					w.unread[kind] = forbidden
 				}
 				done()
 			})
@@ -140,6 +152,7 @@ func follow[T any, P interface {
 					}
 				}
 				known = next
+				read, w.unread[kind] = true, false
 				done()
 			})
 		},

@@ -34,7 +34,7 @@ func (w *Watch) setMeshed(n svc.Name, route gateway.StreamKey, does bool) {
 
 // buildMeshes builds what has changed. The caller holds mu.
 func (w *Watch) buildMeshes() {
-	if w.dirtyAll { // the ReferenceGrants have changed
+	if w.dirtyMeshes {
 		for n := range w.meshes {
 			w.dirtyMesh[n] = true
 		}

@@ -38,6 +38,7 @@ type Watch struct {
 	mu             sync.Mutex
 	started        map[string]bool // kinds that are followed
 	pending        int             // of them, not listed yet
+	unread         map[string]bool // kinds that may not be read, and have no objects therefore
 	objects        gateway.Objects
 	classes        map[string]*gwv1.GatewayClass // ours
 	gateways       map[svc.Name]*gwv1.Gateway    // of every class
@@ -51,18 +52,20 @@ type Watch struct {
 	ingress      *gateway.IngressFront
 	dirty        map[svc.Name]bool
 	changed      map[svc.Name]map[gateway.StreamKey]bool // HTTPRoutes and GRPCRoutes, by their Gateways
-	dirtyAll     bool
+	dirtyAll     bool                                    // all Gateways
 	dirtyIngress bool
-	// meshed is true if routes with Services as parents are looked for, and meshes and dirtyMesh are for these Services.
-	meshed    bool
-	meshes    map[svc.Name]*gateway.Mesh
-	dirtyMesh map[svc.Name]bool
+	// meshed is true if routes with Services as parents are looked for, and meshes, dirtyMesh and dirtyMeshes are for these Services.
+	meshed      bool
+	meshes      map[svc.Name]*gateway.Mesh
+	dirtyMesh   map[svc.Name]bool
+	dirtyMeshes bool // all
 }
 
 // New returns a Watch that follows nothing.
 func New(o Options) *Watch {
 	return &Watch{
-		o: o, started: map[string]bool{}, classes: map[string]*gwv1.GatewayClass{}, gateways: map[svc.Name]*gwv1.Gateway{},
+		o: o, started: map[string]bool{}, unread: map[string]bool{}, classes: map[string]*gwv1.GatewayClass{},
+		gateways:       map[svc.Name]*gwv1.Gateway{},
 		ingressClasses: map[string]*networkingv1.IngressClass{}, ingresses: map[svc.Name]*networkingv1.Ingress{},
 		secrets: map[svc.Name]*secret{}, authorities: map[trust.Ref]*authority{}, fronts: map[svc.Name]*gateway.Front{},
 		dirty: map[svc.Name]bool{}, changed: map[svc.Name]map[gateway.StreamKey]bool{}, meshes: map[svc.Name]*gateway.Mesh{},
@@ -134,7 +137,9 @@ func (w *Watch) Update(ctx context.Context, running *sync.WaitGroup) *State {
 		}
 	}
 	s.Ingresses, s.Ingress = maps.Clone(w.objects.Ingresses), w.ingress
-	s.Meshes = maps.Clone(w.meshes)
+	if !w.unread[policyKind] {
+		s.Meshes = maps.Clone(w.meshes)
+	}
 	for n, t := range w.secrets {
 		if t.cert != nil {
 			s.Certificates[n] = t.cert
@@ -205,7 +210,7 @@ func (w *Watch) build() {
 	w.buildMeshes()
 	clear(w.dirty)
 	clear(w.changed)
-	w.dirtyAll, w.dirtyIngress = false, false
+	w.dirtyAll, w.dirtyMeshes, w.dirtyIngress = false, false, false
 }
 
 // setRoute takes an HTTPRoute over, nil if it has gone.
@@ -272,7 +277,9 @@ func (w *Watch) setService(n svc.Name, s *corev1.Service) {
 		w.dirty[g] = w.dirty[g] || f.Refers(n)
 	}
 	for s, m := range w.meshes {
-		w.dirtyMesh[s] = w.dirtyMesh[s] || m.Refers(n)
+		if m.Refers(n) {
+			w.dirtyMesh[s] = true
+		}
 	}
 	w.dirtyIngress = w.dirtyIngress || w.ingress != nil && w.ingress.Refers(n)
 }

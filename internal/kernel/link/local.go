@@ -34,24 +34,33 @@ func EnsureLocal(a netip.Addr, sources []netip.Addr) error {
 }
 
 // Local returns the addresses of EnsureLocal.
-func Local() ([]netip.Addr, error) {
-	routes, err := local()
-	var out []netip.Addr
-	for _, r := range routes {
-		if a, ok := netip.AddrFromSlice(r.Dst.IP); ok {
-			out = append(out, a.Unmap())
-		}
-	}
-	return out, err
-}
+func Local() ([]netip.Addr, error) { return addrsOf(local()) }
 
 // RemoveLocal takes back what EnsureLocal did.
 func RemoveLocal() error {
 	routes, err := local()
-	errs := []error{err}
-	for _, r := range routes {
-		if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
-			errs = append(errs, fmt.Errorf("remove local route to %s: %w", r.Dst, err))
+	return errors.Join(err, removeLocal(routes))
+}
+
+// addrOf returns the address of a local route.
+func addrOf(r *netlink.Route) netip.Addr {
+	a, _ := netip.AddrFromSlice(r.Dst.IP)
+	return a.Unmap()
+}
+
+func addrsOf(routes []netlink.Route, err error) (out []netip.Addr, _ error) {
+	for i := range routes {
+		out = append(out, addrOf(&routes[i]))
+	}
+	return out, err
+}
+
+// removeLocal removes local routes. Some may be gone already.
+func removeLocal(routes []netlink.Route) error {
+	var errs []error
+	for i := range routes {
+		if err := netlink.RouteDel(&routes[i]); err != nil && !errors.Is(err, unix.ESRCH) {
+			errs = append(errs, fmt.Errorf("remove local route to %s: %w", routes[i].Dst, err))
 		}
 	}
 	return errors.Join(errs...)
@@ -99,6 +108,9 @@ func SetClusterIPs(addrs, sources []netip.Addr) error {
 	return setLocal(ClusterIPProtocol, addrs, sources)
 }
 
+// ClusterIPs returns the addresses of SetClusterIPs, also of an earlier process.
+func ClusterIPs() ([]netip.Addr, error) { return addrsOf(localOf(ClusterIPProtocol)) }
+
 // setLocal makes the local routes of a protocol.
 func setLocal(protocol netlink.RouteProtocol, addrs, sources []netip.Addr) error {
 	lo, err := netlink.LinkByName("lo")
@@ -107,13 +119,17 @@ func setLocal(protocol netlink.RouteProtocol, addrs, sources []netip.Addr) error
 	}
 	have, err := localOf(protocol)
 	errs := []error{err}
-	present := map[netip.Addr]bool{}
+	wanted, present := map[netip.Addr]bool{}, map[netip.Addr]bool{}
+	for _, a := range addrs {
+		wanted[a] = true
+	}
+	var old []netlink.Route
 	for _, r := range have {
-		a, _ := netip.AddrFromSlice(r.Dst.IP)
-		if a = a.Unmap(); slices.Contains(addrs, a) && (len(sources) == 0 || r.Src.Equal(sourceFor(a, sources))) {
+		switch a := addrOf(&r); {
+		case !wanted[a]:
+			old = append(old, r)
+		case len(sources) == 0 || r.Src.Equal(sourceFor(a, sources)):
 			present[a] = true
-		} else if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
-			errs = append(errs, fmt.Errorf("remove local route to %s: %w", r.Dst, err))
 		}
 	}
 	for _, a := range addrs {
@@ -131,5 +147,5 @@ func setLocal(protocol netlink.RouteProtocol, addrs, sources []netip.Addr) error
 			errs = append(errs, fmt.Errorf("make %s an address of this machine: %w", a, err))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, removeLocal(old))...)
 }

@@ -26,7 +26,7 @@ type Config struct {
 	Multiplier int
 }
 
-// Default returns the times of a session that has none of its own: a neighbor is given up after 0.9 s.
+// Default returns the times of a session without configured ones: a neighbor is given up after 0.9 s.
 func Default() Config {
 	return Config{Transmit: DefaultInterval, Receive: DefaultInterval, Multiplier: DefaultMultiplier}
 }
@@ -53,6 +53,7 @@ type machine struct {
 	mine, yours uint32 // discriminators; yours is 0 while it is not known
 	state       State
 	diag        uint8
+	failed      bool          // see Status
 	remote      packet        // the neighbor's last
 	transmit    time.Duration // what is announced now: slow while the session is not up
 	polling     bool          // until the neighbor confirms a new interval
@@ -66,7 +67,7 @@ func newMachine(cfg Config, discriminator uint32) *machine {
 // silent is what counts for a neighbor that has sent nothing.
 func silent() packet { return packet{state: Down, minRx: time.Microsecond} }
 
-// receive takes a packet of the neighbor and reports whether it is to be answered at once.
+// receive takes a packet of the neighbor and reports whether it must be answered at once.
 func (m *machine) receive(p packet, now time.Time) (answer bool) {
 	if m.state == AdminDown {
 		return false
@@ -93,6 +94,7 @@ func (m *machine) detection() time.Duration {
 }
 
 func (m *machine) turn(to State, diag uint8) {
+	m.failed = m.failed || m.state == Up && to == Down && m.remote.state != AdminDown
 	m.state, m.diag = to, diag
 	was := m.transmit
 	m.transmit = m.cfg.Transmit
@@ -131,7 +133,7 @@ func (m *machine) packet(final bool) packet {
 	}
 }
 
-// reason says why a session is not up.
+// reason returns why a session is not up.
 func (m *machine) reason() string {
 	switch {
 	case m.state == Up:

@@ -4,7 +4,11 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/testbed"
 )
+
+func TestMain(m *testing.M) { testbed.Main(m) }
 
 // pair are two machines that hear each other over paths that a test may cut.
 type pair struct {
@@ -103,6 +107,43 @@ func TestNeighborEnds(t *testing.T) {
 	}
 }
 
+// A session that was up has failed once it is not, however short that was, unless the neighbor has switched it off.
+func TestFailed(t *testing.T) {
+	t.Parallel()
+	down := packet{state: Down, mult: 3, mine: 3, minTx: time.Second, minRx: time.Second}
+	off, begun, up := down, down, down
+	off.state, begun.state, up.state = AdminDown, Init, Up
+	begun.yours, up.yours = 1, 1
+	at := time.Unix(1, 0)
+	for _, c := range []struct {
+		what   string
+		from   []packet
+		silent bool // after the packets
+		want   bool
+		state  State
+	}{
+		{"it was never up", []packet{down, down}, true, false, Down},
+		{"it is up", []packet{down, begun, up}, false, false, Up},
+		{"the neighbor hears nothing", []packet{down, begun, down}, false, true, Down},
+		{"the neighbor begins again", []packet{down, begun, down, down}, false, true, Init},
+		{"it came back", []packet{down, begun, down, down, begun}, false, true, Up},
+		{"it is silent", []packet{down, begun, up}, true, true, Down},
+		{"it was switched off", []packet{down, begun, off}, false, false, Down},
+		{"it was switched off and is silent", []packet{down, begun, off}, true, false, Down},
+	} {
+		m := newMachine(Default(), 1)
+		for _, p := range c.from {
+			m.receive(p, at)
+		}
+		if c.silent {
+			m.expire(at.Add(time.Hour))
+		}
+		if m.failed != c.want || m.state != c.state {
+			t.Errorf("%s: failed %t, %s; want %t, %s", c.what, m.failed, m.state, c.want, c.state)
+		}
+	}
+}
+
 // A neighbor that wants silence gets it.
 func TestDemandAndZeroInterval(t *testing.T) {
 	t.Parallel()
@@ -140,9 +181,12 @@ func FuzzDecode(f *testing.F) {
 // A packet that came over more than one hop is not one of the neighbor, and one of another address is not for its session.
 func TestForeignPackets(t *testing.T) {
 	t.Parallel()
-	peer, other := netip.MustParseAddr("127.0.0.2"), netip.MustParseAddr("127.0.0.3")
+	network := testbed.NewNetwork(t)
+	host, peer, other := network.Host("node"), network.Host("router").Addr4(), network.Host("other").Addr4()
 	all := New()
-	x, err := all.Open(Options{Config: Default(), Local: netip.MustParseAddr("127.0.0.1"), Peer: peer})
+	var x *Session
+	var err error
+	host.Do(func() { x, err = all.Open(Options{Config: Default(), Local: host.Addr4(), Peer: peer}) })
 	if err != nil {
 		t.Fatal(err)
 	}

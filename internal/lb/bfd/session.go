@@ -197,10 +197,7 @@ func jitter(d time.Duration) time.Duration {
 // show brings the status up to date.
 func (x *Session) show() {
 	x.mu.Lock()
-	s := Status{State: x.m.state, Reason: x.m.reason(), Failed: x.last.Failed}
-	if x.last.State == Up && s.State == Down && x.m.remote.state != AdminDown {
-		s.Failed = true
-	}
+	s := Status{State: x.m.state, Reason: x.m.reason(), Failed: x.m.failed}
 	changed := s != x.last
 	x.last = s
 	x.mu.Unlock()

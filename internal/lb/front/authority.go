@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -27,9 +28,6 @@ type authority struct {
 }
 
 func (a *authority) end() { a.stop() }
-
-// authorityEntry has the certificates, as in Secrets and ConfigMaps of cert-manager and of Kubernetes.
-const authorityEntry = corev1.ServiceAccountRootCAKey
 
 // followAuthorities follows the objects that Services name, and no others.
 func (f *Front) followAuthorities(ctx context.Context, running *sync.WaitGroup) {
@@ -53,7 +51,7 @@ func (f *Front) followAuthority(ctx context.Context, running *sync.WaitGroup, n 
 	change := func(text []byte, problem string) {
 		pool := x509.NewCertPool()
 		if problem == "" && !pool.AppendCertsFromPEM(text) {
-			problem = "its entry " + authorityEntry + " has no certificate"
+			problem = "its entry " + trust.Entry + " has no certificate"
 		}
 		f.changed(func() {
 			a.problem = problem
@@ -71,11 +69,11 @@ func (f *Front) followAuthority(ctx context.Context, running *sync.WaitGroup, n 
 	core := f.client.CoreV1()
 	if kind == "configmap" {
 		followObject(ctx, running, "lb-speaker/authority", reflector.From(core.ConfigMaps(n.namespace), byName(name)),
-			authorityObject(f, a, n, change, func(o *corev1.ConfigMap) []byte { return []byte(o.Data[authorityEntry]) }))
+			authorityObject(f, a, n, change, func(o *corev1.ConfigMap) []byte { return []byte(o.Data[trust.Entry]) }))
 		return a
 	}
 	followObject(ctx, running, "lb-speaker/authority", reflector.From(core.Secrets(n.namespace), byName(name)),
-		authorityObject(f, a, n, change, func(o *corev1.Secret) []byte { return o.Data[authorityEntry] }))
+		authorityObject(f, a, n, change, func(o *corev1.Secret) []byte { return o.Data[trust.Entry] }))
 	return a
 }
 

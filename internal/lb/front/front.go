@@ -54,9 +54,10 @@ type Recorder interface {
 // Network is what a Front changes of its node's network.
 type Network struct {
 	// SetVIPs makes addresses local, and no others (link.SetVIPs). SetClusterIPs is the same for ClusterIPs, which are called
-	// from the given addresses of the node (link.SetClusterIPs).
+	// from the given addresses of the node (link.SetClusterIPs). ClusterIPs returns the ones that are local (link.ClusterIPs).
 	SetVIPs       func([]netip.Addr) error
 	SetClusterIPs func(addrs, from []netip.Addr) error
+	ClusterIPs    func() ([]netip.Addr, error)
 	Filter        interface { // filter.Filter
 		Redirects() bool
 		Firsts() bool
@@ -150,7 +151,8 @@ func New(o Options) *Front {
 	network := o.Network
 	if network == nil {
 		network = &Network{
-			SetVIPs: link.SetVIPs, SetClusterIPs: link.SetClusterIPs, Filter: filter.New(f.wake.Set), Rules: filter.NewGroups(f.rules.changed),
+			SetVIPs: link.SetVIPs, SetClusterIPs: link.SetClusterIPs, ClusterIPs: link.ClusterIPs,
+			Filter: filter.New(f.wake.Set), Rules: filter.NewGroups(f.rules.changed),
 		}
 	}
 	f.meshing.firsts = network.Filter.Firsts

@@ -54,7 +54,9 @@ func newInsideRigAt(
 	f := filter.New(func() {})
 	r := &insideRig{T: t, node: node, client: n.Outside("client"), store: &store{kept: map[string]*os.File{}}}
 	r.server = proxied.New(proxied.Options{Log: log, Store: r.store})
-	r.local = newLocalAddresses(log, &Network{SetVIPs: link.SetVIPs, SetClusterIPs: link.SetClusterIPs, Filter: f})
+	r.local = newLocalAddresses(log, &Network{
+		SetVIPs: link.SetVIPs, SetClusterIPs: link.SetClusterIPs, ClusterIPs: link.ClusterIPs, Filter: f,
+	})
 	t.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
@@ -376,7 +378,9 @@ func TestInsideIsHandedOver(t *testing.T) {
 	t.Cleanup(func() { _ = f.Close() })
 	log := slog.New(slog.DiscardHandler)
 	r.server = proxied.New(proxied.Options{Log: log, Store: r.store})
-	r.local = newLocalAddresses(log, &Network{SetVIPs: link.SetVIPs, SetClusterIPs: link.SetClusterIPs, Filter: f})
+	r.local = newLocalAddresses(log, &Network{
+		SetVIPs: link.SetVIPs, SetClusterIPs: link.SetClusterIPs, ClusterIPs: link.ClusterIPs, Filter: f,
+	})
 	t.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()

@@ -73,7 +73,7 @@ func (l *Listening) Run(ctx context.Context) error {
 	self := reflector.From(core.Nodes(), byName(l.node))
 	running.Go(func() { reflector.Run(quiet, "lb-speaker/claims", claims, each(l.listed, l.setClaim, l.dropClaim)) })
 	running.Go(func() {
-		reflector.Run(quiet, "lb-speaker/services", services, each(l.listed, l.setService, l.dropService))
+		reflector.Run(quiet, "lb-speaker/services", services, each(l.listed, l.setService, l.front.DropService))
 	})
 	running.Go(func() { reflector.Run(quiet, "lb-speaker/node", self, each(func() {}, l.front.SetNode, l.dropNode)) })
 	l.front.Run(ctx)
@@ -100,20 +100,13 @@ func (l *Listening) dropClaim(n svc.Name) {
 
 func (l *Listening) setService(o *corev1.Service) {
 	if svc.NameOf(o) == gateway.MeshService() {
-		l.front.SetMesh(true)
+		l.front.SetMesh()
 	}
 	if o.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		l.front.DropService(svc.NameOf(o))
 		return
 	}
 	l.front.SetService(o)
-}
-
-func (l *Listening) dropService(n svc.Name) {
-	if n == gateway.MeshService() {
-		l.front.SetMesh(false)
-	}
-	l.front.DropService(n)
 }
 
 func (l *Listening) dropNode(svc.Name) { l.front.SetNode(nil) }

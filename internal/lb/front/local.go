@@ -19,6 +19,8 @@ type localAddresses struct {
 	network *Network
 	// vips are the addresses that were made local.
 	vips []netip.Addr
+	// begun is true after the first set.
+	begun bool
 	// clusterIPs are the same for ClusterIPs, and from are the addresses of the node that it calls them from. Those in leaving
 	// have no listener any more: connections end until the time comes.
 	clusterIPs, from []netip.Addr
@@ -69,16 +71,29 @@ func (l *localAddresses) close(doors []proxied.Door, services []*proxied.Service
 // known returns the addresses that were made local.
 func (l *localAddresses) known() []netip.Addr { return slices.Concat(l.vips, l.clusterIPs) }
 
+// begin takes over the ClusterIPs that an earlier process has made local: their connections come here from the first filter on.
+func (l *localAddresses) begin() {
+	if l.begun {
+		return
+	}
+	l.begun = true
+	var err error
+	if l.clusterIPs, err = l.network.ClusterIPs(); err != nil {
+		l.log.Warn("cannot list the ClusterIPs of an earlier process; for a moment connections pass their routes by", "err", err)
+	}
+}
+
 // set makes the addresses of doors, and no others, local. An address is filtered before it becomes local and until it no
 // longer is. A ClusterIP is local before its connections come here, and for some time after: the open ones end then.
 func (l *localAddresses) set(doors []proxied.Door) error {
+	l.begin()
 	listeners := listenersOf(doors)
 	vips, clusterIPs := addressesOf(listeners)
 	clusterIPs = l.linger(clusterIPs)
 	had := l.known()
-	early := slices.Clone(listeners)
+	local, early := setOf(had), slices.Clone(listeners)
 	for i := range early {
-		early[i].First = early[i].First && slices.Contains(had, early[i].At.Addr())
+		early[i].First = early[i].First && local[early[i].At.Addr()]
 	}
 	all := slices.Concat(vips, clusterIPs)
 	err := l.setFilter(append(had, all...), early)
@@ -123,9 +138,9 @@ const lingerTime = 5 * time.Minute
 
 // linger returns the ClusterIPs that must be local beside wanted ones: the ones that had a listener until now.
 func (l *localAddresses) linger(wanted []netip.Addr) []netip.Addr {
-	now := time.Now()
+	now, served := time.Now(), setOf(wanted)
 	for _, a := range l.clusterIPs {
-		if _, known := l.leaving[a]; !known && !slices.Contains(wanted, a) {
+		if _, known := l.leaving[a]; !known && !served[a] {
 			l.leaving[a] = now.Add(lingerTime)
 		}
 	}
@@ -175,6 +190,14 @@ func (l *localAddresses) release(kept []proxied.Door) {
 	if err := errors.Join(l.network.Filter.SetBound(append(vips, clusterIPs...), listeners), l.network.Filter.Close()); err != nil {
 		l.log.Error("cannot remove the packet filter of load balancers", "err", err)
 	}
+}
+
+func setOf(addrs []netip.Addr) map[netip.Addr]bool {
+	out := make(map[netip.Addr]bool, len(addrs))
+	for _, a := range addrs {
+		out[a] = true
+	}
+	return out
 }
 
 // listenersOf returns doors as the filter knows them.

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/lb/filter"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
@@ -17,6 +19,7 @@ type writes struct {
 	vips, clusterIPs []string // one for each call
 	states           []string // as "ADDRESSES first FIRST"
 	fail             error    // of SetVIPs
+	earlier          []netip.Addr
 }
 
 func (w *writes) Redirects() bool { return true }
@@ -52,7 +55,8 @@ func newWrites() (*writes, *localAddresses) {
 			w.clusterIPs = append(w.clusterIPs, fmt.Sprint(a))
 			return nil
 		},
-		Filter: w,
+		ClusterIPs: func() ([]netip.Addr, error) { return w.earlier, nil },
+		Filter:     w,
 	})
 }
 
@@ -142,4 +146,49 @@ func TestRoutesLingerAfterRepair(t *testing.T) {
 	if got := fmt.Sprint(w.clusterIPs); got != "[[10.96.0.7]]" {
 		t.Errorf("local became %s", got)
 	}
+}
+
+// After a restart the ClusterIPs that are still local come here from the first state of the filter on, and those without routes are
+// kept for open connections.
+func TestRoutesAfterRestart(t *testing.T) {
+	t.Parallel()
+	w, l := newWrites()
+	w.earlier = []netip.Addr{netip.MustParseAddr("10.96.0.7"), netip.MustParseAddr("10.96.0.8")}
+	for range 2 {
+		if err := l.set(localDoors()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := []string{"[10.96.0.7 10.96.0.8 192.0.2.1] first [10.96.0.7]"}; !slices.Equal(w.states, want) {
+		t.Errorf("the filter had the states %q, want %q", w.states, want)
+	}
+	if got := fmt.Sprint(w.clusterIPs); got != "[[10.96.0.7 10.96.0.8]]" {
+		t.Errorf("local became %s", got)
+	}
+}
+
+// Five minutes after a ClusterIP has lost its routes it is no longer local, and not before.
+func TestLingeringEnds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w, l := newWrites()
+		for _, doors := range [][]proxied.Door{localDoors(), nil} {
+			if err := l.set(doors); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, step := range []struct {
+			after time.Duration
+			want  string
+		}{{lingerTime, "[]"}, {time.Nanosecond, "[[]]"}, {lingerTime, "[]"}} {
+			w.reset()
+			time.Sleep(step.after)
+			if err := l.set(nil); err != nil {
+				t.Fatal(err)
+			}
+			if got := fmt.Sprint(w.clusterIPs); got != step.want {
+				t.Errorf("%v later local became %s, want %s", step.after, got, step.want)
+			}
+		}
+	})
 }

@@ -26,9 +26,6 @@ func meshName(n svc.Name) svc.Name {
 	return svc.Name{Namespace: n.Namespace, Name: n.Name + meshSuffix}
 }
 
-// healthAnnotation turns checks of endpoints off (docs/annotations.md).
-const healthAnnotation = "fairlead.dev/lb-health-check"
-
 // meshing leads connections to ClusterIPs here, if routes name their Services as parents. The Front's mu guards it.
 type meshing struct {
 	mu     *sync.Mutex
@@ -41,7 +38,7 @@ type meshing struct {
 	no     string
 	firsts func() bool // nil after that
 
-	on    bool // gateway.MeshService exists
+	on    bool // gateway.MeshService has existed
 	all   map[svc.Name]*meshed
 	addrs map[netip.Addr]bool // all ClusterIPs that lead here
 }
@@ -62,12 +59,12 @@ func newMeshing(f *Front, o Options) *meshing {
 	}
 }
 
-// SetMesh records whether routes name Services as their parents (gateway.MeshService exists).
-func (m *meshing) SetMesh(on bool) {
+// SetMesh records that routes name Services as their parents (gateway.MeshService exists). They are followed from now on.
+func (m *meshing) SetMesh() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.on != on {
-		m.on = on
+	if !m.on {
+		m.on = true
 		m.wake()
 	}
 }
@@ -95,9 +92,9 @@ func (m *meshing) probe() {
 	}
 }
 
-// take takes over what routes have become, and adds the Services that rules lead to. It reports whether other ClusterIPs lead here now,
-// which concerns fronts, too (without).
-func (m *meshing) take(next map[svc.Name]*gateway.Mesh, named map[svc.Name]bool) (moved bool) {
+// take takes over what routes have become, and adds the Services that rules lead to. It returns the ClusterIPs that lead here now and
+// did not before, and the other way round: they concern what has endpoints there (without).
+func (m *meshing) take(next map[svc.Name]*gateway.Mesh, named map[svc.Name]bool) (moved map[netip.Addr]bool) {
 	addrs := map[netip.Addr]bool{}
 	for n, mesh := range next {
 		if !mesh.Serves() {
@@ -120,24 +117,22 @@ func (m *meshing) take(next map[svc.Name]*gateway.Mesh, named map[svc.Name]bool)
 		}
 	}
 	maps.DeleteFunc(m.all, func(n svc.Name, _ *meshed) bool { return next[n] == nil })
-	if moved = !maps.Equal(addrs, m.addrs); moved {
-		m.addrs = addrs
-		m.rebuild()
+	moved = map[netip.Addr]bool{}
+	for a := range addrs {
+		moved[a] = !m.addrs[a]
 	}
+	for a := range m.addrs {
+		moved[a] = !addrs[a]
+	}
+	maps.DeleteFunc(moved, func(_ netip.Addr, is bool) bool { return !is })
+	m.addrs = addrs
 	return moved
 }
 
-// rebuild has all built again.
-func (m *meshing) rebuild() {
+// rebuild has built again what leads to targets of which one is concerned.
+func (m *meshing) rebuild(concerned func(gateway.Target) bool) {
 	for _, s := range m.all {
-		s.built = nil
-	}
-}
-
-// changed has what leads to a Service built again: its endpoints have changed.
-func (m *meshing) changed(n svc.Name) {
-	for _, s := range m.all {
-		if slices.ContainsFunc(s.mesh.Targets, func(t gateway.Target) bool { return t.Name == n }) {
+		if slices.ContainsFunc(s.mesh.Targets, concerned) {
 			s.built = nil
 		}
 	}
@@ -206,7 +201,7 @@ func (m *meshing) fail(n svc.Name, s *meshed, why string) {
 
 // mesh returns the Service that serves the ClusterIPs of a Service, nil while something has not been read yet.
 func (in *inputs) mesh(n svc.Name, m *gateway.Mesh) *proxied.Service {
-	asked := dialect.Service{Annotations: map[string]string{healthAnnotation: "false"}} // whether endpoints are ready, Kubernetes knows
+	asked := dialect.Service{Annotations: map[string]string{dialect.LBHealthCheck: "false"}} // whether endpoints are ready, Kubernetes knows
 	for number := range m.Table.Ports {
 		asked.Ports = append(asked.Ports, dialect.Port{Number: number, Protocol: string(corev1.ProtocolTCP)})
 	}
@@ -226,14 +221,4 @@ func (in *inputs) mesh(n svc.Name, m *gateway.Mesh) *proxied.Service {
 		v.Routes.Targets[to] = in.routing.meshing.without(back.endpoints(to.Backend, in.node, in.zone), in.claims)
 	}
 	return v
-}
-
-// internalIPs returns the addresses of a Node that others reach it at.
-func internalIPs(o *corev1.Node) (out []netip.Addr) {
-	for _, a := range o.Status.Addresses {
-		if addr, err := netip.ParseAddr(a.Address); err == nil && a.Type == corev1.NodeInternalIP {
-			out = append(out, addr.Unmap())
-		}
-	}
-	return out
 }

@@ -116,7 +116,7 @@ func TestRoutesComeAndGo(t *testing.T) {
 	at := netip.AddrPortFrom(vips[0], 80)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	done := make(chan string)
+	done := make(chan string, 1)
 	asked := 0
 	go func() {
 		for ctx.Err() == nil {
@@ -323,7 +323,19 @@ func TestNoCirclesLater(t *testing.T) {
 	}
 	const all = "[10.244.0.1:80 192.0.2.9:80 10.96.0.8:80]"
 	check("at first", all, all)
-	f.SetClaim(lb, []svc.Name{n})
+	stay := func(when string, inRoutes bool) {
+		t.Helper()
+		if f.services[n].built == nil || (f.meshing.all[web].built != nil) != inRoutes {
+			t.Errorf("%s: built are %v and %v", when, f.services[n].built, f.meshing.all[web].built)
+		}
+	}
+	f.SetClaim(netip.MustParseAddr("192.0.2.10"), []svc.Name{{Namespace: "default", Name: "lb"}})
+	stay("with a load balancer at no endpoint", true)
+	elsewhere := map[svc.Name]*gateway.Mesh{web: mesh, shop: {Table: mesh.Table, Addrs: []netip.Addr{netip.MustParseAddr("10.96.0.9")}}}
+	f.routing.takeMeshes(elsewhere, map[svc.Name]bool{})
+	stay("with routes at no endpoint", true)
+	f.SetClaim(lb, []svc.Name{{Namespace: "default", Name: "lb"}})
+	stay("with a load balancer at an endpoint", false)
 	check("with a load balancer", "[10.244.0.1:80 10.96.0.8:80]", all)
 	other := *mesh
 	other.Addrs = []netip.Addr{netip.MustParseAddr("10.96.0.8")}

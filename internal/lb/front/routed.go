@@ -132,30 +132,50 @@ func (r *routing) follow(ctx context.Context, running *sync.WaitGroup) {
 
 // takeMeshes takes over what routes at Services have become, and adds the Services that rules lead to.
 func (r *routing) takeMeshes(next map[svc.Name]*gateway.Mesh, named map[svc.Name]bool) {
-	if r.meshing.take(next, named) {
-		r.rebuild()
+	if moved := r.meshing.take(next, named); len(moved) > 0 {
+		r.rebuild(r.leadsTo(moved))
+		r.meshing.rebuild(r.leadsTo(moved))
 	}
 }
 
-// rebuild has all fronts built again.
-func (r *routing) rebuild() {
+// leadsTo returns a function that reports whether a target has an endpoint at one of some addresses.
+func (r *routing) leadsTo(addrs map[netip.Addr]bool) func(gateway.Target) bool {
+	return func(t gateway.Target) bool {
+		back := r.backends[t.Name]
+		return back != nil && slices.ContainsFunc(back.addrs[t.Backend], func(a netip.AddrPort) bool { return addrs[a.Addr()] })
+	}
+}
+
+// rebuild has the fronts built again that lead to targets of which one is concerned.
+func (r *routing) rebuild(concerned func(gateway.Target) bool) {
 	for _, s := range r.services {
 		if isRouted(s.object) {
-			s.built = nil
+			if f, ok := r.frontOf(s.object); ok && slices.ContainsFunc(f.targets, concerned) {
+				s.built = nil
+			}
 		}
 	}
+}
+
+// setZone has everything built again: other endpoints are near.
+func (r *routing) setZone() {
+	for _, t := range r.backends {
+		t.addrs = nil
+	}
+	r.meshing.rebuild(func(gateway.Target) bool { return true })
 }
 
 // followTarget follows the EndpointSlices of a Service that rules lead to.
 func (r *routing) followTarget(ctx context.Context, running *sync.WaitGroup, n svc.Name) *target {
 	t := &target{slices: map[string]*discoveryv1.EndpointSlice{}}
 	ctx, t.stop = context.WithCancel(reflector.Quiet(ctx))
+	of := func(t gateway.Target) bool { return t.Name == n }
 	change := func(do func()) {
 		r.changed(func() {
 			do()
 			t.addrs = nil
-			r.rebuild()
-			r.meshing.changed(n)
+			r.rebuild(of)
+			r.meshing.rebuild(of)
 		})
 	}
 	sink := reflector.Sink[*discoveryv1.EndpointSlice]{

@@ -70,3 +70,25 @@ func TestTargetsOfRoutes(t *testing.T) {
 		}
 	}
 }
+
+// A node that comes to another zone leads to the endpoints that are for that.
+func TestZoneOfRoutes(t *testing.T) {
+	t.Parallel()
+	f := newMesh(Options{NodeName: "node1"})
+	web := svc.Name{Namespace: "default", Name: "web"}
+	to := f.meshing.all[web].mesh.Targets[0]
+	all := &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4,
+		Ports: []discoveryv1.EndpointPort{{Name: new(""), Port: new(int32(80)), Protocol: new(corev1.ProtocolTCP)}}}
+	for i, zone := range []string{"a", "b"} {
+		all.Endpoints = append(all.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprint("10.244.0.", i+1)},
+			Hints: &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}}})
+	}
+	f.routing.backends[to.Name] = &target{listed: true, slices: map[string]*discoveryv1.EndpointSlice{"s": all}}
+	for zone, want := range map[string]string{"": "[10.244.0.1:80 10.244.0.2:80]", "a": "[10.244.0.1:80]", "b": "[10.244.0.2:80]"} {
+		f.SetNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{corev1.LabelTopologyZone: zone}}})
+		built := f.build()
+		if len(built) != 1 || fmt.Sprint(built[0].Routes.Targets[to]) != want {
+			t.Errorf("in zone %q: %+v, want %s", zone, built, want)
+		}
+	}
+}

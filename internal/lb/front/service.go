@@ -109,7 +109,7 @@ func (f *Front) SetClaim(a netip.Addr, services []svc.Name) {
 		}
 	}
 	if len(f.meshing.all) > 0 && (len(services) > 0) != (len(f.claims[a]) > 0) { // endpoints at claimed addresses do not count
-		f.meshing.rebuild()
+		f.meshing.rebuild(f.routing.leadsTo(map[netip.Addr]bool{a: true}))
 		f.wake.Set()
 	}
 	f.claims[a] = services
@@ -130,7 +130,7 @@ func (f *Front) SetNode(o *corev1.Node) {
 	zone, addrs := "", []netip.Addr(nil)
 	if o != nil {
 		zone = o.Labels[corev1.LabelTopologyZone]
-		addrs = internalIPs(o)
+		addrs = readNode(o).addrs
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -141,7 +141,7 @@ func (f *Front) SetNode(o *corev1.Node) {
 	if zone == f.zone {
 		return
 	}
-	f.routing.meshing.rebuild()
+	f.routing.setZone()
 	f.zone = zone
 	for _, s := range f.services {
 		s.built = nil

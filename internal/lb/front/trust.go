@@ -77,7 +77,7 @@ func verification(f *gateway.Front, from *watch.State, had, next pools) map[svc.
 	return out
 }
 
-// clients returns how clients are verified at the ports that ask for it. A port without an authority verifies none of them.
+// clientsOf returns how clients are verified at the ports that ask for it. A port without an authority verifies none of them.
 func clientsOf(t *gateway.Table, from *watch.State, had, next pools) map[uint16]proxied.Clients {
 	out := map[uint16]proxied.Clients{}
 	for number, p := range t.Ports {

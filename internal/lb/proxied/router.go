@@ -109,7 +109,7 @@ func (o *router) pick(rule *gateway.Rule, r *http1.Request) (*gateway.Weighted, 
 		fields := head{r: r}
 		token, _ = fields.Header(strings.ToLower(name))
 	} else {
-		token = pods.CookieIn(cookiesOf(r), name)
+		token = pods.CookieIn(http1.ValuesOf(r.Fields, http1.Cookie), name)
 	}
 	session, at := all.Read(token, time.Now())
 	if at < 0 || !rule.Backends[at].Valid {
@@ -137,16 +137,6 @@ func (o *router) sessionsOf(rule *gateway.Rule) *pods.Sessions {
 	scope := fmt.Sprintf("%s %s %d", rule.Route.Kind, rule.Route.Name, rule.Index)
 	all, _ := o.sessions.LoadOrStore(rule, pods.NewSessions(rule.Session, o.key, scope, backends))
 	return all.(*pods.Sessions)
-}
-
-// cookiesOf returns the fields Cookie of a request.
-func cookiesOf(r *http1.Request) (out []string) {
-	for i := range r.Fields {
-		if f := &r.Fields[i]; f.Kind == http1.Cookie {
-			out = append(out, string(f.Value))
-		}
-	}
-	return out
 }
 
 // mirrors returns what gets copies of a request.

@@ -17,8 +17,8 @@ type Front interface {
 	SetService(*corev1.Service)
 	// DropService records that a Service is deleted, or is no load balancer.
 	DropService(svc.Name)
-	// SetMesh records whether routes name Services as their parents.
-	SetMesh(bool)
+	// SetMesh records that routes name Services as their parents.
+	SetMesh()
 	// NoMesh returns why this node does not serve these, "" if it does.
 	NoMesh() string
 	// SetClaim records which Services have an address, none if it is not claimed.

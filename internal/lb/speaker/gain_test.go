@@ -28,7 +28,7 @@ type noFront struct{}
 
 func (noFront) SetService(*corev1.Service)      {}
 func (noFront) DropService(svc.Name)            {}
-func (noFront) SetMesh(bool)                    {}
+func (noFront) SetMesh()                        {}
 func (noFront) NoMesh() string                  { return "" }
 func (noFront) SetClaim(netip.Addr, []svc.Name) {}
 func (noFront) SetNode(*corev1.Node)            {}

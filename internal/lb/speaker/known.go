@@ -245,7 +245,7 @@ func (k *Known) setNode(o *corev1.Node) {
 func (k *Known) setService(o *corev1.Service) {
 	n := svc.NameOf(o)
 	if n == gateway.MeshService() {
-		k.front.SetMesh(true)
+		k.front.SetMesh()
 	}
 	k.touch(n)
 	if o.Spec.Type != corev1.ServiceTypeLoadBalancer {
@@ -274,9 +274,6 @@ func (k *Known) setService(o *corev1.Service) {
 // dropService records that a Service is deleted. The caller holds mu.
 func (k *Known) dropService(n svc.Name) {
 	k.touch(n)
-	if n == gateway.MeshService() {
-		k.front.SetMesh(false)
-	}
 	k.front.DropService(n)
 	delete(k.services, n)
 }

@@ -63,7 +63,7 @@ func (b *Budget) Take(now time.Time) bool {
 	return true
 }
 
-// Warns reports whether it is reported that the budget is spent.
+// Warns reports whether a warning about the spent budget is due: one a minute at most.
 func (b *Budget) Warns(now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -49,6 +49,16 @@ type Field struct {
 	Kind        Kind
 }
 
+// ValuesOf returns the values of the fields of one kind.
+func ValuesOf(fields []Field, k Kind) (out []string) {
+	for i := range fields {
+		if fields[i].Kind == k {
+			out = append(out, string(fields[i].Value))
+		}
+	}
+	return out
+}
+
 // kinds are the names, in lower case, by their lengths.
 var kinds = [...][]struct {
 	name string

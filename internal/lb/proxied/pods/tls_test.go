@@ -67,8 +67,8 @@ func shakes(t *testing.T, with TLS, cert tls.Certificate) (asked string, err err
 	return <-done, err
 }
 
-// A Pod is asked for the hostname of its policy, and shows a certificate for it; with other names for one of these, and not for the
-// hostname alone (BackendTLSPolicyValidation of the Gateway API).
+// A Pod is asked for the hostname of its policy, and shows a certificate for it. If the policy has other names, the certificate is for
+// one of these: only the hostname is not enough (BackendTLSPolicyValidation of the Gateway API).
 func TestNamesOfPods(t *testing.T) {
 	const spiffe = "spiffe://cluster.local/ns/a/sa/web"
 	host := func(v string) trust.Name { return trust.Name{Value: v} }

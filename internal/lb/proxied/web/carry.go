@@ -71,7 +71,7 @@ func (x *exchange) carry() bool {
 	x.to, x.edit, x.held = route.To, route.Edit, route.Session
 	markRequest(x)
 	if x.to.Sticky.Cookies() {
-		x.cookies = cookies(x.req)
+		x.cookies = http1.ValuesOf(x.req.Fields, http1.Cookie)
 	}
 	if len(route.Mirrors) > 0 {
 		x.copied = copyOf(x, route.Mirrors)

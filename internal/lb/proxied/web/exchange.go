@@ -276,7 +276,7 @@ func choose(x *exchange, tried []*pods.Member) (*pods.Member, error) {
 // session.
 func keep(x *exchange, m *pods.Member) (cookie string) {
 	if x.to.Sticky.Cookies() {
-		return x.to.Sticky.Keep(x.to.Pool, m, x.cookies, setCookies(&x.res), x.conn.secure)
+		return x.to.Sticky.Keep(x.to.Pool, m, x.cookies, http1.ValuesOf(x.res.Fields, http1.SetCookie), x.conn.secure)
 	}
 	if x.held == nil {
 		return ""

@@ -284,20 +284,6 @@ func now() string {
 	return d.text
 }
 
-// cookies returns the fields Cookie of a request, and setCookies the fields Set-Cookie of an answer.
-func cookies(r *http1.Request) []string { return valuesOf(r.Fields, http1.Cookie) }
-
-func setCookies(r *http1.Response) []string { return valuesOf(r.Fields, http1.SetCookie) }
-
-func valuesOf(fields []http1.Field, k http1.Kind) (out []string) {
-	for _, f := range fields {
-		if f.Kind == k {
-			out = append(out, string(f.Value))
-		}
-	}
-	return out
-}
-
 // requestLine is what the access log has of a request.
 type requestLine struct {
 	method, host, uri, proto, agent string

@@ -105,8 +105,7 @@ func repeats(x *exchange, err error) bool {
 	case errors.Is(err, errRepeat): // see takes
 		return true
 	}
-	var undialed *dialError
-	unsent := errors.As(err, &undialed) && x.upload == nil
+	unsent := isUndialed(err) && x.upload == nil
 	return (unsent || r.repeatable()) && r.allow()
 }
 

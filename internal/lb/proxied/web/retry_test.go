@@ -193,21 +193,26 @@ func TestRetryForConnections(t *testing.T) {
 				t.Errorf("%q: %s: %s, want %s", app, c.method, got, c.want)
 			}
 		}
+		if app != "" {
+			continue
+		}
 		closed := r.Free()
 		r.retried("retry: {attempts: 9, backoff: 200ms}, timeouts: {request: 1h}", closed)
-		var l net.Listener
-		began := time.AfterFunc(300*time.Millisecond, func() { // it comes between two attempts
-			l, _ = net.Listen("tcp", closed.String())
+		began := make(chan struct{})
+		time.AfterFunc(300*time.Millisecond, func() { // it comes between two attempts
+			defer close(began)
+			l, err := net.Listen("tcp", closed.String())
+			if err != nil {
+				t.Error(err)
+				return
+			}
 			testbed.Serve(t, l, func(c net.Conn) {
 				_, _ = c.Read(make([]byte, 1000))
 				_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
 			})
 		})
-		if app != "" {
-			began.Stop()
-			continue
-		}
 		answer, err := client.Post("http://"+r.At.String()+"/", "", strings.NewReader("body"))
+		<-began
 		r.Must(err)
 		if _ = answer.Body.Close(); answer.StatusCode != 200 {
 			t.Errorf("a Pod that comes later: %s", answer.Status)
