@@ -52,7 +52,8 @@ func (b *bench) runStress(ctx context.Context) ([]figure, error) {
 	}
 	return []figure{
 		beside("load of "+size.String()+", process start to last answer", seconds, r.load, kernel, "the kernel alone", expectation{share: 2.5}),
-		unpaired(fmt.Sprintf("%d changes a second, p50 of %d %s", churnRate, size.churn, at), milliseconds, percentile(r.churn, 0.5), expectation{}),
+		unpaired(fmt.Sprintf("%d changes a second, p50 of %d %s", churnRate, size.churn, at), milliseconds, percentile(r.churn, 0.5),
+			expectation{}),
 		unpaired(fmt.Sprintf("%d changes a second, p99 of %d %s", churnRate, size.churn, at), milliseconds, percentile(r.churn, 0.99),
 			expectation{below: 50}),
 		unpaired(fmt.Sprintf("%d changes in %.1f s, last answer after the last write", size.burst, r.burstWrites), milliseconds, r.burst,

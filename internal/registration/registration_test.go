@@ -47,7 +47,7 @@ weight: 3
 	}
 	for want, text := range map[string]string{
 		"a.yaml:2: port: no such field; want one of address, labels, name": "name: a\nport: 1",
-		"a.yaml:3: ports: \"x=0\": want [NAME=]PORT":                       "name: a\nlabels: {}\nports: [x=0]",
+		"a.yaml:3: ports: \"x=0\": the port 0 is not one of 1 to 65535":    "name: a\nlabels: {}\nports: [x=0]",
 		"a.yaml:1: ports: want a list":                                     "ports: 80",
 		"a.yaml:1: ports: on which port does it listen?":                   "name: a",
 		"a.yaml:2: name: it is in line 1 as well":                          "name: a\nname: b\nports: [1]",

@@ -121,9 +121,9 @@ func (r *report) close(took time.Duration) int {
 	return 0
 }
 
-// complaint is the first lines a failed test printed itself, and the last ones that its own
-// file printed: who sees only the end of a long log still reads what went wrong, though the
-// logs of the test's processes follow it.
+// complaint is the first lines that a failed test printed, and the last ones that its own file
+// printed or that tell of a process that did not end: a reader of only the end of a long log still
+// reads what went wrong, though the logs of the test's processes follow it.
 func complaint(lines []string) string {
 	const first, last = 4, 6
 	var all, own []string
@@ -148,8 +148,8 @@ func complaint(lines []string) string {
 	return out.String()
 }
 
-// ofTest matches what t.Error and t.Log print of a test's own file.
-var ofTest = regexp.MustCompile(`^\w+_test\.go:\d+: `)
+// ofTest matches what t.Error and t.Log print of a test's own file, and what the end of a test says of its processes.
+var ofTest = regexp.MustCompile(`^(\w+_test\.go:\d+: |\w+\.go:\d+: .* (did not end within|ended with) )`)
 
 // reason is the last line a skipped test printed itself.
 func reason(lines []string) string {

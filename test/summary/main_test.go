@@ -45,6 +45,15 @@ func TestLastWordsOfATest(t *testing.T) {
 	}
 }
 
+// A process that did not end is named, though a file of helpers says so.
+func TestProcessThatDoesNotEnd(t *testing.T) {
+	const why = "process.go:41: ip netns exec a fairlead server did not end within 2m0s"
+	lines := []string{"    x_test.go:1: a\n", "    x_test.go:2: b\n", "    x_test.go:3: c\n", "    x_test.go:4: d\n", "    " + why + "\n"}
+	if got := complaint(lines); !strings.HasSuffix(got, why) {
+		t.Errorf("it prints%s", got)
+	}
+}
+
 // A test that runs when its package ends, as at the time-out, is named with its output.
 func TestUnfinishedTestsAreNamed(t *testing.T) {
 	var out bytes.Buffer
