@@ -32,7 +32,7 @@ func NewFilter(whitelist, blacklist []*flow.FlowFilter) (*Filter, error) {
 		for i, f := range list.filters {
 			match, n, err := compile(f)
 			if err != nil {
-				return nil, fmt.Errorf("%s[%d].%w", list.name, i, err)
+				return nil, fmt.Errorf("%s[%d]%w", list.name, i, err)
 			}
 			if values += n; values > maxFilterValues {
 				return nil, fmt.Errorf("%s[%d]: the filters have more than %d values", list.name, i, maxFilterValues)
@@ -50,10 +50,10 @@ func (f *Filter) Has(m *flow.Flow) bool {
 }
 
 // compile returns a function that reports whether a flow has what each field of f asks for, and the number of values in f. The
-// error begins with the field.
+// error goes on the name of the list.
 func compile(f *flow.FlowFilter) (func(*flow.Flow) bool, int, error) {
 	if len(f.ProtoReflect().GetUnknown()) > 0 {
-		return nil, 0, fmt.Errorf("%w: it has a field that this server does not know", errFilter)
+		return nil, 0, fmt.Errorf(": it has a field that this server does not know")
 	}
 	var all []func(*flow.Flow) bool
 	var err error
@@ -62,12 +62,12 @@ func compile(f *flow.FlowFilter) (func(*flow.Flow) bool, int, error) {
 		name := string(d.Name())
 		make, known := fields()[name]
 		if !known {
-			err = fmt.Errorf("%s: flows of this server do not have that; they have %s", name, strings.Join(fieldNames(), ", "))
+			err = fmt.Errorf(".%s: flows of this server do not have that; they have %s", name, strings.Join(fieldNames(), ", "))
 			return false
 		}
 		match, e := make(f)
 		if e != nil {
-			err = fmt.Errorf("%s: %w", name, e)
+			err = fmt.Errorf(".%s: %w", name, e)
 			return false
 		}
 		values += v.List().Len()
@@ -81,8 +81,6 @@ func compile(f *flow.FlowFilter) (func(*flow.Flow) bool, int, error) {
 		return !slices.ContainsFunc(all, func(one func(*flow.Flow) bool) bool { return !one(m) })
 	}, values, nil
 }
-
-var errFilter = fmt.Errorf("filter") //nolint:gochecknoglobals // constant
 
 // matcher makes the function for one field of a filter.
 type matcher func(*flow.FlowFilter) (func(*flow.Flow) bool, error)

@@ -35,10 +35,15 @@ type Flow struct {
 	Summary string
 	// SYN reports that the packet has the flags of a first TCP segment.
 	SYN bool
-	// Missed is set in a Flow that is none: it stands for about as many that were not recorded.
+	// Missed is about how many flows were not recorded. A Flow with it is no connection.
 	Missed uint64
 
 	number uint64 // in its Ring
+}
+
+// MissedFlow stands for about n flows that were not recorded.
+func MissedFlow(at time.Time, n uint64) Flow {
+	return Flow{Time: at, From: World, To: World, Missed: n}
 }
 
 // The kinds of events in Cilium's numbers (pkg/monitor/api of Cilium), and of where a connection was seen.

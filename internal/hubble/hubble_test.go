@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
@@ -149,7 +150,7 @@ func TestFiltersThatNothingHas(t *testing.T) {
 		{&f{SourcePod: []string{""}}, "source_pod: a name is empty"},
 		{&f{NodeName: []string{"[", "x"}}, "node_name: "},
 		{&f{NodeName: []string{"elsewhere/*"}}, "node_name: "},
-		{unknown, "a field that this server does not know"},
+		{unknown, "[0]: it has a field that this server does not know"},
 		{many, "more than 1000 values"},
 	} {
 		if _, err := NewFilter([]*f{c.f}, nil); err == nil || !strings.Contains(err.Error(), c.want) {
@@ -163,6 +164,12 @@ func TestFiltersThatNothingHas(t *testing.T) {
 
 // dial returns a client of an Observer at a real socket.
 func dial(t *testing.T, o *Observer) observer.ObserverClient {
+	t.Helper()
+	c, _ := dialed(t, o)
+	return c
+}
+
+func dialed(t *testing.T, o *Observer) (observer.ObserverClient, *grpc.ClientConn) {
 	t.Helper()
 	at := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", at)
@@ -184,7 +191,7 @@ func dial(t *testing.T, o *Observer) observer.ObserverClient {
 		s.Stop()
 		<-done
 	})
-	return observer.NewObserverClient(c)
+	return observer.NewObserverClient(c), c
 }
 
 // ports are the source ports of the flows of an answer.
@@ -242,7 +249,7 @@ func TestGetFlows(t *testing.T) {
 		{"first", &r{Number: 3, First: true}, "4 5 6"},
 		{"first refused", &r{Number: 2, First: true, Whitelist: refused}, "5 7"},
 		{"since", &r{Since: at(9)}, "9 10 lost 99"},
-		{"since and until", &r{Since: at(6), Until: at(8), Number: 20}, "6 7 8 lost 99"},
+		{"since and until", &r{Since: at(6), Until: at(8), Number: 20}, "6 7 8"},
 		{"first and follow", &r{Number: 1, First: true, Follow: true}, "first and follow exclude each other"},
 		{"no filter", &r{Whitelist: []*flow.FlowFilter{{HttpMethod: []string{"x"}}}}, "whitelist[0].http_method: "},
 		{"no time", &r{Since: &timestamppb.Timestamp{Nanos: -1}}, "since: "},
@@ -304,6 +311,32 @@ func TestStreamsAreBounded(t *testing.T) {
 	}
 	if got := ports(t, c, &observer.GetFlowsRequest{}); got != "16 questions for flows are being answered; try again later" {
 		t.Error(got)
+	}
+}
+
+// Clients that watch the health have their own bound.
+func TestHealthWatchesAreBounded(t *testing.T) {
+	_, conn := dialed(t, filled(8, 1))
+	c := healthpb.NewHealthClient(conn)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	watch := func() error {
+		s, err := c.Watch(ctx, &healthpb.HealthCheckRequest{Service: checkedName})
+		if err == nil {
+			_, err = s.Recv()
+		}
+		return err
+	}
+	for range maxStreams {
+		if err := watch(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := watch(); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("one too many: %v", err)
+	}
+	if _, err := c.Check(ctx, &healthpb.HealthCheckRequest{Service: checkedName}); err != nil {
+		t.Errorf("a check beside them: %v", err)
 	}
 }
 

@@ -34,23 +34,14 @@ type Observer struct {
 	ring          *Ring
 	boot          uint64
 	start         time.Time
-	streams       chan struct{}
+	streams       *Places
 }
 
 // NewObserver returns an Observer of a node for what ring has. release is the version that it reports.
 func NewObserver(node, release string, ring *Ring) *Observer {
 	return &Observer{
-		node: node, release: release, ring: ring, boot: rand.Uint64(), start: time.Now(), streams: make(chan struct{}, maxStreams),
-	}
-}
-
-// serving takes a place among the streams that are answered at a time, until the function that it returns is called.
-func serving(streams chan struct{}) (func(), error) {
-	select {
-	case streams <- struct{}{}:
-		return func() { <-streams }, nil
-	default:
-		return nil, status.Errorf(codes.ResourceExhausted, "%d questions for flows are being answered; try again later", cap(streams))
+		node: node, release: release, ring: ring, boot: rand.Uint64(), start: time.Now(),
+		streams: NewPlaces(maxStreams, "questions for flows are being answered"),
 	}
 }
 
@@ -93,11 +84,15 @@ func NewQuery(r *observer.GetFlowsRequest) (*Query, error) {
 	return q, nil
 }
 
-// has reports whether a flow is asked for.
-func (q *Query) has(m *flow.Flow) bool {
-	at := m.GetTime().AsTime()
-	return (q.since.IsZero() || !at.Before(q.since)) && (q.until.IsZero() || !at.After(q.until)) && q.filter.Has(m)
+// Has reports whether a flow is asked for.
+func (q *Query) Has(m *flow.Flow) bool { return q.within(m.GetTime().AsTime()) && q.filter.Has(m) }
+
+func (q *Query) within(at time.Time) bool {
+	return (q.since.IsZero() || !at.Before(q.since)) && (q.until.IsZero() || !at.After(q.until))
 }
+
+// Mask clears the fields of a flow that are not asked for.
+func (q *Query) Mask(m *flow.Flow) { q.mask.apply(m) }
 
 // last reports whether only the youngest flows are asked for. A client that follows gets so many of before, and all that come.
 func (q *Query) last() bool { return q.number > 0 && !q.first && (q.since.IsZero() || q.follow) }
@@ -113,7 +108,7 @@ func (o *Observer) Flows(ctx context.Context, r *observer.GetFlowsRequest, send 
 	if err != nil {
 		return err
 	}
-	done, err := serving(o.streams)
+	done, err := o.streams.Take()
 	if err != nil {
 		return err
 	}
@@ -153,7 +148,7 @@ func (o *Observer) beginOfLast(q *Query, oldest, end uint64) uint64 {
 		if n, next, _ := o.ring.Read(at-1, one[:]); n != 1 || next != at {
 			return at // it was overwritten in the meantime
 		}
-		if one[0].Missed == 0 && q.has(one[0].message(o.node, o.boot)) {
+		if one[0].Missed == 0 && q.Has(one[0].message(o.node, o.boot)) {
 			if left--; left == 0 {
 				return at - 1
 			}
@@ -192,15 +187,18 @@ func (s *stream) copy(from, end uint64) (uint64, error) {
 
 func (s *stream) sendFlow(f *Flow) error {
 	if f.Missed > 0 {
+		if !s.query.within(f.Time) {
+			return nil
+		}
 		return s.sendLost(flow.LostEventSource_OBSERVER_EVENTS_QUEUE, f.Missed, f.Time)
 	}
 	m := f.message(s.observer.node, s.observer.boot)
-	if !s.query.has(m) {
+	if !s.query.Has(m) {
 		return nil
 	}
 	s.left--
 	at := m.GetTime()
-	s.query.mask.apply(m)
+	s.query.Mask(m)
 	return s.send(&observer.GetFlowsResponse{
 		NodeName: s.observer.node, Time: at, ResponseTypes: &observer.GetFlowsResponse_Flow{Flow: m},
 	})
@@ -279,12 +277,6 @@ func (o *Observer) status() *observer.ServerStatusResponse {
 		FlowsRate: float64(recent) / 60,
 	}
 }
-
-// Has reports whether a flow is asked for.
-func (q *Query) Has(m *flow.Flow) bool { return q.has(m) }
-
-// Mask clears the fields of a flow that are not asked for.
-func (q *Query) Mask(m *flow.Flow) { q.mask.apply(m) }
 
 // Limit returns the flows of a node that are asked for by their number, the oldest first, and the others. Of a question that does not
 // follow.

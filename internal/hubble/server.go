@@ -21,17 +21,34 @@ const (
 // checkedName is what the hubble command asks the health check for.
 const checkedName = "hubble.server.Observer"
 
-// NewServer returns a gRPC server for an Observer, which is also an http.Handler for HTTP/2. Who may ask the caller decides.
+// NewServer returns a gRPC server for an Observer, which is also an http.Handler for HTTP/2. The caller decides who may ask.
 func NewServer(o observer.ObserverServer, more ...grpc.ServerOption) *grpc.Server {
 	s := grpc.NewServer(append(more,
 		grpc.MaxRecvMsgSize(maxRequest), grpc.MaxConcurrentStreams(2*maxStreams), grpc.ConnectionTimeout(10*time.Second),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),
 	)...)
 	observer.RegisterObserverServer(s, o)
-	alive := health.NewServer()
+	alive := &aliveServer{health.NewServer(), NewPlaces(maxStreams, "clients watch the health")}
 	alive.SetServingStatus(checkedName, healthpb.HealthCheckResponse_SERVING)
 	healthpb.RegisterHealthServer(s, alive)
 	return s
+}
+
+// aliveServer bounds the streams of a health.Server.
+type aliveServer struct {
+	*health.Server
+
+	watches *Places
+}
+
+// Watch is part of healthpb.HealthServer.
+func (a *aliveServer) Watch(r *healthpb.HealthCheckRequest, to healthpb.Health_WatchServer) error {
+	done, err := a.watches.Take()
+	if err != nil {
+		return err
+	}
+	defer done()
+	return a.Server.Watch(r, to)
 }
 
 var _ http.Handler = (*grpc.Server)(nil)

@@ -35,7 +35,7 @@ func Handler(o *Observer) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodPost {
 			w.Header().Set("Allow", http.MethodPost)
-			http.Error(w, "flows are asked for by POST", http.StatusMethodNotAllowed)
+			http.Error(w, "use POST", http.StatusMethodNotAllowed)
 			return
 		}
 		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxRequest))
@@ -58,7 +58,7 @@ func answer(ctx context.Context, o *Observer, method string, body []byte, out *f
 		if err := proto.Unmarshal(body, r); err != nil {
 			return status.Error(codes.InvalidArgument, err.Error())
 		}
-		// The relay shall know at once that the node answers.
+		// So the relay knows at once that the node answers.
 		if err := out.flush(); err != nil {
 			return err
 		}

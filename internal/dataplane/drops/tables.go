@@ -8,6 +8,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dataplane/tables"
+	"github.com/fairlead/fairlead/internal/kernel/nflog"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -20,7 +21,6 @@ var setNames = [...]string{Rejected: "refused", Dropped: "discarded"}
 const (
 	LogGroup = 4244
 	logRate  = 100
-	logBytes = 128
 )
 
 // Sets are the sets that a table needs for packets with header h.
@@ -41,14 +41,18 @@ func Rules(h *nftables.Header, how Fate, logged bool) []nftables.Rule {
 		"meta l4proto != %d update @%s { %s timeout 1d counter }", h.ICMP, set, h.FrontendText())
 	rules := []nftables.Rule{count}
 	if logged {
-		rules = append(rules, nftables.NewRule(
-			nftables.Log(nftables.Limit(new(nftables.Program), logRate, logRate), LogGroup, setNames[how], logBytes),
-			"limit rate %d/second burst %[1]d packets log group %d prefix %q snaplen %d", logRate, LogGroup, setNames[how], logBytes))
+		rules = append(rules, Log(new(nftables.Program), "", how))
 	}
 	if how == Rejected {
 		return append(rules, h.Refusal()...)
 	}
 	return append(rules, nftables.NewRule(new(nftables.Program).Drop(), "drop"))
+}
+
+// Log is a rule that hands some of the packets that p, in words text, matches to LogGroup.
+func Log(p *nftables.Program, text string, how Fate) nftables.Rule {
+	return nftables.NewRule(nftables.Log(nftables.Limit(p, logRate, logRate), LogGroup, setNames[how], nflog.HeadBytes),
+		"%slimit rate %d/second burst %[2]d packets log group %d prefix %q snaplen %d", text, logRate, LogGroup, setNames[how], nflog.HeadBytes)
 }
 
 // Tables reads the counts in tables of nf_tables. It has a connection of its

@@ -230,6 +230,9 @@ func (l *layout) unserved(services []netip.Prefix) []nftables.Rule {
 		nftables.NewRule(other, "%s daddr @cluster-ips goto refuse", l.Word),
 	}
 	for _, p := range services {
+		if l.cfg.LogLost {
+			rules = append(rules, drops.Log(l.InPrefix(l.Destination, p), fmt.Sprintf("%s daddr %s ", l.Word, p), drops.Dropped))
+		}
 		rules = append(rules, nftables.NewRule(l.InPrefix(l.Destination, p).Drop(), "%s daddr %s drop", l.Word, p))
 	}
 	return rules

@@ -33,7 +33,7 @@ func (b *budget) take(now time.Time) bool {
 // empty reports whether a pause is due.
 func (b *budget) empty() bool { return b.tokens < 1 }
 
-// missed counts connections that were reported to nobody.
+// missed counts connections that no one received.
 func (b *budget) missed(n uint64) {
 	b.reported += n
 	b.over += n
@@ -44,7 +44,7 @@ func (b *budget) missed(n uint64) {
 func (b *budget) skipped(pausedAt, now time.Time) uint64 {
 	out := max(b.over, 1)
 	if active := pausedAt.Sub(b.began).Seconds(); active > 0 {
-		// In the first moments more are there than come: a window is no shorter than a millisecond.
+		// At the start, earlier reports are already queued: a window is no shorter than a millisecond.
 		out += uint64(float64(b.reported) / max(active, 0.001) * now.Sub(pausedAt).Seconds())
 	}
 	b.began, b.reported, b.over = now, 0, 0

@@ -66,6 +66,9 @@ func (r *Recorder) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("cannot watch connections: %w", err)
 	}
+	if conntrack.EventsOff() {
+		r.o.Log.Warn("the kernel reports no connections, so that no flows of them are shown: set net.netfilter.nf_conntrack_events to 2")
+	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer context.AfterFunc(ctx, func() { _ = events.Close() })()
@@ -119,7 +122,7 @@ func (r *Recorder) rest(ctx context.Context, events *conntrack.Events, bucket *b
 	case <-timer.C:
 	}
 	now := time.Now()
-	r.o.Ring.Add(hubble.Flow{Time: now, From: hubble.World, To: hubble.World, Missed: bucket.skipped(began, now)})
+	r.o.Ring.Add(hubble.MissedFlow(now, bucket.skipped(began, now)))
 	if err := events.Resume(); err != nil {
 		if !errors.Is(err, os.ErrClosed) {
 			r.o.Log.Error("cannot watch connections any more; no flows are recorded", "err", err)
@@ -203,7 +206,7 @@ func (r *Recorder) lost() {
 		case errors.Is(err, os.ErrClosed):
 			return
 		case errors.Is(err, nflog.ErrMissed):
-			r.o.Ring.Add(hubble.Flow{Time: time.Now(), From: hubble.World, To: hubble.World, Missed: 1})
+			r.o.Ring.Add(hubble.MissedFlow(time.Now(), 1))
 		case err != nil:
 			r.o.Log.Error("cannot receive the packets that reach no endpoint; they are not shown as flows", "err", err)
 			return

@@ -2,6 +2,7 @@ package capture
 
 import (
 	"net/netip"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,10 +23,10 @@ type Peers struct {
 	byAddr map[netip.Addr]*knownPod
 	byName map[svc.Name]*knownPod
 	nodes  map[string][]netip.Addr
-	hosts  map[netip.Addr]string
 	slices map[svc.Name][]netip.AddrPort
-	// endpoints are the endpoints of slices, with the last one that named an endpoint.
-	endpoints map[netip.AddrPort]endpoint
+	// hosts and endpoints have all nodes and slices that name an address, in the order in which they came. The last one counts.
+	hosts     map[netip.Addr][]string
+	endpoints map[netip.AddrPort][]endpoint
 }
 
 type knownPod struct {
@@ -50,10 +51,14 @@ func (e endpoint) peer() *hubble.Peer {
 // NewPeers returns the Peers of a node, without any.
 func NewPeers(node string) *Peers {
 	p := &Peers{node: node}
-	p.nodes, p.hosts = map[string][]netip.Addr{}, map[netip.Addr]string{}
+	p.forgetNodes()
 	p.forgetPods()
 	p.forgetSlices()
 	return p
+}
+
+func (p *Peers) forgetNodes() {
+	p.nodes, p.hosts = map[string][]netip.Addr{}, map[netip.Addr][]string{}
 }
 
 func (p *Peers) forgetPods() {
@@ -61,18 +66,18 @@ func (p *Peers) forgetPods() {
 }
 
 func (p *Peers) forgetSlices() {
-	p.slices, p.endpoints = map[svc.Name][]netip.AddrPort{}, map[netip.AddrPort]endpoint{}
+	p.slices, p.endpoints = map[svc.Name][]netip.AddrPort{}, map[netip.AddrPort][]endpoint{}
 }
 
 // Of returns who is at an address. local reports whether that is on this node.
 func (p *Peers) Of(at netip.AddrPort) (peer *hubble.Peer, local bool) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	host, isNode := p.hosts[at.Addr()]
+	host, isNode := last(p.hosts[at.Addr()])
 	if pod := p.byAddr[at.Addr()]; pod != nil && !isNode {
 		return pod.peer, pod.local
 	}
-	if e, ok := p.endpoints[at]; ok {
+	if e, ok := last(p.endpoints[at]); ok {
 		if pod := p.byName[e.pod]; pod != nil {
 			return pod.peer, pod.local
 		}
@@ -85,6 +90,22 @@ func (p *Peers) Of(at netip.AddrPort) (peer *hubble.Peer, local bool) {
 		return hubble.RemoteNode, false
 	}
 	return hubble.World, false
+}
+
+func last[T any](all []T) (one T, ok bool) {
+	if len(all) == 0 {
+		return one, false
+	}
+	return all[len(all)-1], true
+}
+
+// drop removes from a list of m what is gone.
+func drop[K comparable, T any](m map[K][]T, at K, gone func(T) bool) {
+	if left := slices.DeleteFunc(m[at], gone); len(left) > 0 {
+		m[at] = left
+	} else {
+		delete(m, at)
+	}
 }
 
 // Pods returns a Sink for Pods.
@@ -159,18 +180,19 @@ func (p *Peers) unsetPod(uid types.UID) {
 func (p *Peers) Nodes() reflector.Sink[*corev1.Node] {
 	set := func(n *corev1.Node) {
 		p.unsetNode(n.Name)
+		add := func(a netip.Addr) {
+			p.nodes[n.Name] = append(p.nodes[n.Name], a)
+			p.hosts[a] = append(p.hosts[a], n.Name)
+		}
 		for _, at := range n.Status.Addresses {
 			if a, err := netip.ParseAddr(at.Address); err == nil {
-				p.nodes[n.Name] = append(p.nodes[n.Name], a)
-				p.hosts[a] = n.Name
+				add(a)
 			}
 		}
 		// The first address of the Pods' range is the node's own, from which its connections to Pods come.
 		for _, text := range n.Spec.PodCIDRs {
 			if r, err := netip.ParsePrefix(text); err == nil {
-				a := r.Masked().Addr().Next()
-				p.nodes[n.Name] = append(p.nodes[n.Name], a)
-				p.hosts[a] = n.Name
+				add(r.Masked().Addr().Next())
 			}
 		}
 	}
@@ -178,7 +200,7 @@ func (p *Peers) Nodes() reflector.Sink[*corev1.Node] {
 		Replace: func(all []*corev1.Node) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			p.nodes, p.hosts = map[string][]netip.Addr{}, map[netip.Addr]string{}
+			p.forgetNodes()
 			for _, n := range all {
 				set(n)
 			}
@@ -198,9 +220,7 @@ func (p *Peers) Nodes() reflector.Sink[*corev1.Node] {
 
 func (p *Peers) unsetNode(name string) {
 	for _, a := range p.nodes[name] {
-		if p.hosts[a] == name {
-			delete(p.hosts, a)
-		}
+		drop(p.hosts, a, func(host string) bool { return host == name })
 	}
 	delete(p.nodes, name)
 }
@@ -258,7 +278,7 @@ func (p *Peers) setSlice(s *discoveryv1.EndpointSlice) {
 				}
 				at := netip.AddrPortFrom(a, uint16(*port.Port))
 				p.slices[name] = append(p.slices[name], at)
-				p.endpoints[at] = endpoint{slice: name, pod: pod, local: local}
+				p.endpoints[at] = append(p.endpoints[at], endpoint{slice: name, pod: pod, local: local})
 			}
 		}
 	}
@@ -266,9 +286,7 @@ func (p *Peers) setSlice(s *discoveryv1.EndpointSlice) {
 
 func (p *Peers) unsetSlice(name svc.Name) {
 	for _, at := range p.slices[name] {
-		if p.endpoints[at].slice == name {
-			delete(p.endpoints, at)
-		}
+		drop(p.endpoints, at, func(e endpoint) bool { return e.slice == name })
 	}
 	delete(p.slices, name)
 }

@@ -30,6 +30,33 @@ func slice(name, manager, pod, on, addr string, port int32) *discoveryv1.Endpoin
 	}
 }
 
+// What two slices, or two nodes, name stays until both are gone.
+func TestPeersNamedTwice(t *testing.T) {
+	p := NewPeers("node")
+	none := func(*discoveryv1.EndpointSlice) {}
+	slices := p.Slices(reflector.Sink[*discoveryv1.EndpointSlice]{Set: none, Delete: none})
+	for range 2 { // the second time in place of the first
+		slices.Set(slice("one", svc.ManagedBySelector, "remote", "far", "10.244.1.9", 80))
+		slices.Set(slice("two", svc.ManagedBySelector, "remote", "far", "10.244.1.9", 80))
+	}
+	nodes := p.Nodes()
+	nodes.Set(node("far", "192.0.2.2"))
+	nodes.Set(node("renamed", "192.0.2.2"))
+	slices.Delete(slice("two", svc.ManagedBySelector, "remote", "far", "10.244.1.9", 80))
+	nodes.Delete(node("renamed"))
+	if got, _ := p.Of(ap("10.244.1.9:80")); got.Pod != "remote" {
+		t.Errorf("an endpoint of a slice that is left is %+v", got)
+	}
+	if got, _ := p.Of(ap("192.0.2.2:1")); got != hubble.RemoteNode {
+		t.Errorf("an address of a node that is left is %+v", got)
+	}
+	slices.Delete(slice("one", svc.ManagedBySelector, "remote", "far", "10.244.1.9", 80))
+	nodes.Delete(node("far"))
+	if len(p.endpoints)+len(p.slices)+len(p.hosts)+len(p.nodes) > 0 {
+		t.Errorf("after all are gone %v, %v, %v and %v are left", p.endpoints, p.slices, p.hosts, p.nodes)
+	}
+}
+
 func TestPeers(t *testing.T) {
 	p := NewPeers("node")
 	passed := 0

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/fairlead/fairlead/internal/hubble"
 	"github.com/fairlead/fairlead/internal/hubble/api/flow"
@@ -16,9 +17,11 @@ import (
 )
 
 const (
-	// maxFlows and maxBytes bound one answer that does not follow: it is sorted by time. A flow has about 1 kB.
+	// maxFlows and maxBytes bound one answer that does not follow: it is sorted by time. A flow has about 1 kB. maxKept bounds the
+	// bytes of all answers at a time.
 	maxFlows = 50_000
 	maxBytes = 64 << 20
+	maxKept  = 128 << 20
 	// retryPeriod is how long a node that a client follows is not asked again after it did not answer.
 	retryPeriod = 5 * time.Second
 	// nodesPeriod is how often a client that follows gets the flows of new nodes.
@@ -31,17 +34,18 @@ func (r *Relay) GetFlows(q *observer.GetFlowsRequest, to observer.Observer_GetFl
 	if err != nil {
 		return err
 	}
-	for _, p := range []*places{r.questions, r.follows} {
+	for _, p := range []*hubble.Places{r.questions, r.follows} {
 		if p == r.follows && !q.GetFollow() {
 			continue
 		}
-		done, err := p.take()
+		done, err := p.Take()
 		if err != nil {
 			return err
 		}
 		defer done()
 	}
 	s := &session{relay: r, query: query, asked: forNodes(q), to: to, pods: newPods(r.client)}
+	defer s.release()
 	if q.GetFollow() {
 		return s.follow(to.Context())
 	}
@@ -61,20 +65,28 @@ type session struct {
 	failed  int
 	kept    int // how many messages of all nodes are in memory, and their bytes
 	bytes   int
-	full    bool
+	full    error // why nothing more is kept
 }
 
 // keep counts a message, and returns an error if there are too many.
 func (s *session) keep(m *observer.GetFlowsResponse) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	n := proto.Size(m)
 	s.kept++
-	s.bytes += proto.Size(m)
-	if s.full = s.full || s.kept > maxFlows || s.bytes > maxBytes; s.full {
-		return errTooMany()
+	s.bytes += n
+	switch all := s.relay.kept.Add(int64(n)); {
+	case s.full != nil:
+	case s.kept > maxFlows || s.bytes > maxBytes:
+		s.full = errTooMany()
+	case all > maxKept:
+		s.full = status.Errorf(codes.ResourceExhausted, "the answers to all clients have more than %d MiB; try again later", maxKept>>20)
 	}
-	return nil
+	return s.full
 }
+
+// release gives back the memory that is left when the session ends.
+func (s *session) release() { s.relay.kept.Add(-int64(s.bytes)) }
 
 // forget takes messages from what is kept.
 func (s *session) forget(all []*observer.GetFlowsResponse) {
@@ -82,17 +94,20 @@ func (s *session) forget(all []*observer.GetFlowsResponse) {
 	defer s.mu.Unlock()
 	for _, m := range all {
 		s.kept--
-		s.bytes -= proto.Size(m)
+		n := proto.Size(m)
+		s.bytes -= n
+		s.relay.kept.Add(-int64(n))
 	}
 	clear(all)
 }
 
 // forNodes is the question for nodes: they answer with all fields, and do not know the labels and workloads of other nodes' Pods. So
-// they are not asked to select by them; the relay does. Of the last or first flows it then needs all to select from.
+// they are not asked to select by them; the relay does. Of the last or first flows it then needs all to select from. A client that
+// follows gets those of the last ones that it has asked for.
 func forNodes(q *observer.GetFlowsRequest) *observer.GetFlowsRequest {
 	out := proto.CloneOf(q)
 	out.FieldMask = nil
-	if hubble.StripPodFilters(out) && out.GetNumber() > 0 {
+	if hubble.StripPodFilters(out) && out.GetNumber() > 0 && !out.GetFollow() {
 		out.Number = ^uint64(0)
 	}
 	return out
@@ -123,13 +138,13 @@ func (s *session) collect(ctx context.Context) error {
 			}
 		}
 		s.answers = append(s.answers, got...)
-		if s.full {
+		if s.full != nil {
 			cancel()
 		}
 	})
 	switch {
-	case s.full:
-		return errTooMany()
+	case s.full != nil:
+		return s.full
 	case len(nodes) > 0 && s.failed == len(nodes):
 		return first
 	}
@@ -171,7 +186,7 @@ func (s *session) of(ctx context.Context, node string) (flows []*observer.GetFlo
 	return flows, err
 }
 
-// addLost adds what m tells of lost flows to sum, which may be nil.
+// addLost adds the lost flows of m to sum, which may be nil.
 func addLost(sum, m *observer.GetFlowsResponse) *observer.GetFlowsResponse {
 	e := m.GetLostEvents()
 	return &observer.GetFlowsResponse{
@@ -242,6 +257,7 @@ func (s *session) followNode(ctx context.Context, cancel context.CancelCauseFunc
 		return err
 	}
 	asked, told := s.asked, false
+	var last time.Time // of the flows that came, by the node's clock
 	for {
 		err := s.relay.ask(ctx, node, flowsMethod, asked, func(text []byte) error {
 			told = false
@@ -249,6 +265,7 @@ func (s *session) followNode(ctx context.Context, cancel context.CancelCauseFunc
 			if err != nil || m == nil {
 				return err
 			}
+			last = m.GetTime().AsTime()
 			return send(m)
 		})
 		if err == nil || ctx.Err() != nil {
@@ -260,10 +277,12 @@ func (s *session) followNode(ctx context.Context, cancel context.CancelCauseFunc
 				return
 			}
 		}
-		// The flows that it had before were sent.
-		asked = proto.CloneOf(s.asked)
-		asked.Number, asked.Since = 0, nil
-		if !sleep(ctx, retryPeriod) {
+		if !last.IsZero() {
+			// Those up to last were sent. The node still has the others, unless it has ended.
+			asked = proto.CloneOf(s.asked)
+			asked.Number, asked.Since = 0, timestamppb.New(last.Add(time.Nanosecond))
+		}
+		if !sleep(ctx, s.relay.retry) {
 			return
 		}
 	}

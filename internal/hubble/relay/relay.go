@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -49,11 +50,14 @@ type Relay struct {
 	release string
 	log     *slog.Logger
 
-	questions, follows, others *places
+	questions, follows, others *hubble.Places
+	// kept bounds the memory of all questions: the bytes that are kept now.
+	kept  atomic.Int64
+	retry time.Duration // retryPeriod, unless a test wants another
 }
 
-// New returns a Relay that asks nodes with the rights of cfg, which may use nodes/proxy and read Pods. Who may ask the Relay the
-// caller decides.
+// New returns a Relay that asks nodes with the rights of cfg, which may use nodes/proxy and read Pods. The caller decides who may
+// ask the Relay.
 func New(cfg *rest.Config, release string, log *slog.Logger) (*Relay, error) {
 	cfg = rest.CopyConfig(cfg)
 	cfg.QPS = -1 // one question asks every node; atOnce bounds them
@@ -62,29 +66,11 @@ func New(cfg *rest.Config, release string, log *slog.Logger) (*Relay, error) {
 		return nil, err
 	}
 	return &Relay{
-		client: client, release: release, log: log,
-		questions: newPlaces(maxQuestions, "questions for flows are being answered"),
-		follows:   newPlaces(maxFollows, "clients follow the flows"),
-		others:    newPlaces(maxQuestions, "questions for nodes and namespaces are being answered"),
+		client: client, release: release, log: log, retry: retryPeriod,
+		questions: hubble.NewPlaces(maxQuestions, "questions for flows are being answered"),
+		follows:   hubble.NewPlaces(maxFollows, "clients follow the flows"),
+		others:    hubble.NewPlaces(maxQuestions, "questions for nodes and namespaces are being answered"),
 	}, nil
-}
-
-// places bound what happens at a time.
-type places struct {
-	taken chan struct{}
-	what  string
-}
-
-func newPlaces(n int, what string) *places { return &places{taken: make(chan struct{}, n), what: what} }
-
-// take takes a place until the function that it returns is called.
-func (p *places) take() (done func(), err error) {
-	select {
-	case p.taken <- struct{}{}:
-		return func() { <-p.taken }, nil
-	default:
-		return nil, status.Errorf(codes.ResourceExhausted, "%d %s; try again later", cap(p.taken), p.what)
-	}
 }
 
 // nodes are the names of all nodes, sorted.
@@ -125,7 +111,7 @@ func (r *Relay) ask(ctx context.Context, node, method string, request proto.Mess
 	return hubble.ReadAnswer(answer, limit, f)
 }
 
-// reply is what one node answers about itself.
+// reply is the answer of one node about itself.
 type reply[M proto.Message] struct {
 	node    string
 	message M
@@ -134,7 +120,7 @@ type reply[M proto.Message] struct {
 
 // askAll calls a method that has one message as its answer on all nodes.
 func askAll[M proto.Message](ctx context.Context, r *Relay, method string, request proto.Message, empty func() M) ([]reply[M], error) {
-	done, err := r.others.take()
+	done, err := r.others.Take()
 	if err != nil {
 		return nil, err
 	}
@@ -236,7 +222,7 @@ func errTooMany() error {
 		"the nodes have more than %d such flows, or %d MiB; ask for fewer by --last, --since or a filter", maxFlows, maxBytes>>20)
 }
 
-// unavailable is the answer that tells of a node without flows.
+// unavailable is the answer for a node without flows.
 func unavailable(node string, err error) *observer.GetFlowsResponse {
 	return &observer.GetFlowsResponse{NodeName: node, ResponseTypes: &observer.GetFlowsResponse_NodeStatus{NodeStatus: &pb.NodeStatusEvent{
 		StateChange: pb.NodeState_NODE_UNAVAILABLE, NodeNames: []string{node}, Message: status.Convert(err).Message(),

@@ -6,7 +6,9 @@ import (
 	"crypto/x509"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -33,10 +35,13 @@ import (
 	"github.com/fairlead/fairlead/internal/hubble/api/observer"
 )
 
-// cluster returns a Relay of an API server that leads to the given nodes.
-func cluster(t *testing.T, nodes map[string]http.Handler) *Relay {
+// cluster returns a Relay of an API server that leads to the given nodes, and answers for Pods as pods does.
+func cluster(t *testing.T, nodes map[string]http.Handler, pods ...http.Handler) *Relay {
 	t.Helper()
 	mux := http.NewServeMux()
+	for _, h := range pods {
+		mux.Handle("/api/v1/namespaces/", h)
+	}
 	list := &corev1.NodeList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}}
 	for name, h := range nodes {
 		list.Items = append(list.Items, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
@@ -163,11 +168,114 @@ func TestLostOnes(t *testing.T) {
 		{"last", &observer.GetFlowsRequest{Number: 2}, "a 7s,a 8s,a lost 10,b 0s,b lost 5"},
 		{"last with labels", &observer.GetFlowsRequest{Number: 2, Whitelist: labelled}, "a 7s,a 8s,a lost 45,b 0s,b lost 5"},
 		{"first with labels", &observer.GetFlowsRequest{Number: 1, First: true, Whitelist: labelled}, "a 0s,a lost 45,b 0s,b lost 5"},
-		{"all", &observer.GetFlowsRequest{Number: 9, First: true, Since: timestamppb.New(noon.Add(8 * time.Second))}, "a 8s,a lost 45,b lost 5"},
+		{"all", &observer.GetFlowsRequest{Number: 9, First: true, Since: timestamppb.New(noon.Add(8 * time.Second))}, "a 8s,a lost 5"},
 	} {
 		if got, err := answer(t, r, c.q); err != nil || strings.Join(got, ",") != c.want {
 			t.Errorf("%s: %v, %v; want %s", c.name, got, err, c.want)
 		}
+	}
+}
+
+// A client that follows gets the last flows that it asks for, not all that nodes have.
+func TestFollowersAskForTheLastOnes(t *testing.T) {
+	labelled := []*flow.FlowFilter{{SourceLabel: []string{"reserved:world"}}}
+	for _, c := range []struct {
+		follow bool
+		want   uint64
+	}{{false, ^uint64(0)}, {true, 2}} {
+		if got := forNodes(&observer.GetFlowsRequest{Number: 2, Follow: c.follow, Whitelist: labelled}); got.GetNumber() != c.want {
+			t.Errorf("follow %t: nodes are asked for %d, want %d", c.follow, got.GetNumber(), c.want)
+		}
+	}
+}
+
+// A node whose answer broke off is asked for what came since.
+func TestFollowGoesOn(t *testing.T) {
+	var asked []*observer.GetFlowsRequest
+	first := &observer.GetFlowsResponse{ResponseTypes: &observer.GetFlowsResponse_Flow{Flow: &flow.Flow{Time: timestamppb.New(noon)}}}
+	r := cluster(t, map[string]http.Handler{"a": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		q := &observer.GetFlowsRequest{}
+		if err = errors.Join(err, proto.Unmarshal(body, q)); err != nil {
+			t.Error(err)
+		}
+		switch asked = append(asked, q); len(asked) {
+		case 1: // no flow yet
+		case 2:
+			text, _ := proto.Marshal(&observer.GetFlowsResponse{Time: first.GetFlow().GetTime(), ResponseTypes: first.GetResponseTypes()})
+			_, _ = w.Write(append(binary.AppendUvarint(nil, uint64(len(text))), text...))
+		default:
+			_, _ = w.Write([]byte{0, 0})
+		}
+	})})
+	r.retry = time.Millisecond
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	q := &observer.GetFlowsRequest{Follow: true, Number: 7}
+	query, err := hubble.NewQuery(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &session{relay: r, query: query, asked: q, to: &client{ctx: ctx}, pods: newPods(r.client)}
+	s.followNode(ctx, func(error) {}, "a")
+	if len(asked) != 3 {
+		t.Fatalf("asked %d times, want 3", len(asked))
+	}
+	for i, want := range []struct {
+		number uint64
+		since  *timestamppb.Timestamp
+	}{{7, nil}, {7, nil}, {0, timestamppb.New(noon.Add(time.Nanosecond))}} {
+		if q := asked[i]; q.GetNumber() != want.number || !proto.Equal(q.GetSince(), want.since) {
+			t.Errorf("question %d: %v, want %+v", i, q, want)
+		}
+	}
+}
+
+// All questions share the memory for answers, and give it back.
+func TestMemoryIsShared(t *testing.T) {
+	r := cluster(t, map[string]http.Handler{"a": node("a", 9)})
+	r.kept.Add(maxKept - 100)
+	if _, err := answer(t, r, &observer.GetFlowsRequest{}); status.Code(err) != codes.ResourceExhausted ||
+		!strings.Contains(err.Error(), "the answers to all clients") {
+		t.Errorf("beside others: %v", err)
+	}
+	if got := r.kept.Load(); got != maxKept-100 {
+		t.Errorf("%d bytes are kept after it, want those of the others", got)
+	}
+	r.kept.Store(0)
+	if _, err := answer(t, r, &observer.GetFlowsRequest{}); err != nil || r.kept.Load() != 0 {
+		t.Errorf("%v, and %d bytes are kept after it", err, r.kept.Load())
+	}
+}
+
+// The relay adds the labels and workload that a node does not know, unless the Pod is younger than the flow.
+func TestCompletes(t *testing.T) {
+	ring := hubble.NewRing(2)
+	for i := range 2 {
+		ring.Add(hubble.Flow{
+			Time: noon.Add(time.Duration(i) * time.Hour), Source: netip.MustParseAddrPort("[::1]:1"), Destination: netip.MustParseAddrPort("[::1]:80"),
+			From: &hubble.Peer{Namespace: "shop", Pod: "web-1", Partial: true, Labels: hubble.NamespaceLabels("shop")}, To: hubble.World,
+		})
+	}
+	pod := &corev1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}, ObjectMeta: metav1.ObjectMeta{
+		Namespace: "shop", Name: "web-1", Labels: map[string]string{"app": "web"}, CreationTimestamp: metav1.NewTime(noon.Add(time.Minute)),
+	}}
+	var asked atomic.Int32
+	r := cluster(t, map[string]http.Handler{"a": hubble.Handler(hubble.NewObserver("a", "1.2.3", ring))}, http.HandlerFunc(
+		func(w http.ResponseWriter, r *http.Request) {
+			asked.Add(1)
+			if r.URL.Path != "/api/v1/namespaces/shop/pods/web-1" {
+				t.Error(r.URL.Path)
+			}
+			w.Header().Set("Content-Type", "application/json")
+			if err := json.NewEncoder(w).Encode(pod); err != nil {
+				t.Error(err)
+			}
+		}))
+	labelled := []*flow.FlowFilter{{SourceLabel: []string{"app=web"}}}
+	got, err := answer(t, r, &observer.GetFlowsRequest{Whitelist: labelled})
+	if err != nil || strings.Join(got, ",") != "a 1h0m0s" || asked.Load() != 1 {
+		t.Errorf("%v, %v, and %d Pods read; want the later flow and one", got, err, asked.Load())
 	}
 }
 
@@ -244,7 +352,7 @@ func TestPlaces(t *testing.T) {
 	}
 	for err := error(nil); err == nil; {
 		var done func()
-		if done, err = r.questions.take(); err == nil {
+		if done, err = r.questions.Take(); err == nil {
 			defer done()
 		}
 	}

@@ -3,6 +3,8 @@ package conntrack
 import (
 	"errors"
 	"net/netip"
+	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -35,6 +37,12 @@ func Watch() (*Events, error) {
 		return nil, err
 	}
 	return &Events{sub}, nil
+}
+
+// EventsOff reports whether the calling thread's network namespace has reports turned off (net.netfilter.nf_conntrack_events).
+func EventsOff() bool {
+	text, err := os.ReadFile("/proc/sys/" + parameters + "events")
+	return err == nil && strings.TrimSpace(string(text)) == "0"
 }
 
 // Receive waits for reports and calls f with each. After Close its error wraps os.ErrClosed.

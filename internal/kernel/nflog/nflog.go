@@ -16,8 +16,6 @@ import (
 
 // Packet is the head of a logged packet.
 type Packet struct {
-	// Prefix is the rule's.
-	Prefix              string
 	Protocol            svc.Protocol
 	Source, Destination netip.AddrPort
 	// SYN reports that it is a TCP segment with the flag SYN and without ACK.
@@ -38,12 +36,12 @@ const (
 	copyPacket  = 2
 
 	attrPayload = 9
-	attrPrefix  = 10
 )
 
+// HeadBytes is how much of a packet is copied: both headers.
+const HeadBytes = 128
+
 const (
-	// headBytes is how much of a packet is copied: both headers.
-	headBytes = 128
 	// flushTime, in hundredths of a second, and flushCount are when the kernel sends what it has gathered.
 	flushTime  = 10
 	flushCount = 20
@@ -74,7 +72,7 @@ func (l *Log) bind(group uint16) error {
 	for _, set := range []func(*netlink.Encoder){
 		func(e *netlink.Encoder) { e.Uint8(cfgCommand, commandBind) },
 		func(e *netlink.Encoder) {
-			e.Bytes(cfgMode, append(binary.BigEndian.AppendUint32(nil, headBytes), copyPacket, 0))
+			e.Bytes(cfgMode, append(binary.BigEndian.AppendUint32(nil, HeadBytes), copyPacket, 0))
 			e.Uint32(cfgTimeout, flushTime)
 			e.Uint32(cfgThreshold, flushCount)
 		},
@@ -110,11 +108,8 @@ func (l *Log) Receive(f func(*Packet)) error {
 		var p Packet
 		var head []byte
 		netlink.Attrs(body[genLen:], func(typ uint16, v []byte) {
-			switch typ {
-			case attrPayload:
+			if typ == attrPayload {
 				head = v
-			case attrPrefix:
-				p.Prefix = netlink.CString(v)
 			}
 		})
 		if p.parse(head) {
