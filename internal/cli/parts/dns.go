@@ -176,7 +176,7 @@ func parseResolver(s string, port uint16) (netip.AddrPort, error) {
 	}
 	at, err := netip.ParseAddrPort(s)
 	if err == nil && at.Port() == 0 {
-		return at, errors.New("port 0 is nobody's")
+		return at, errors.New("port 0 is not valid")
 	}
 	return at, err
 }

@@ -1,6 +1,6 @@
 // Package annotation knows which kinds read which annotations of the domain fairlead.dev, and warns of one that has no
-// effect: unknown, on a kind that does not read it, or with a value that means nothing. It warns of labels that are
-// annotations, or nearly a label that is read.
+// effect: unknown, on a kind that does not read it, or with a value that means nothing. It warns of
+// labels whose key is an annotation's, or nearly that of a label that is read.
 package annotation
 
 import (
