@@ -184,6 +184,9 @@ func notOf(kind string, kinds []string) string {
 	if kinds[0] == "Pod" && (kind == "Deployment" || kind == "DaemonSet" || kind == "ReplicaSet") {
 		return "it has no effect on a " + kind + "; write it to spec.template.metadata.annotations, where its Pods have it from"
 	}
+	if kind == "Gateway" && slices.Contains(kinds, "Service") {
+		return "it has no effect on a Gateway; write it to spec.infrastructure.annotations, where its Service has it from"
+	}
 	return fmt.Sprintf("it has no effect on kind %s; it is for kind %s", kind, where)
 }
 
