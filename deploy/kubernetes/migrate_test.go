@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -405,16 +404,16 @@ const placeholderImage = "quay.io/metallb/placeholder"
 
 // placeholder is a Deployment or a DaemonSet of placeholderImage. spec has more of the Pods' spec.
 func placeholder(kind, namespace, name, labels, spec string) string {
-	return fmt.Sprintf(`
+	return strings.NewReplacer("KIND", kind, "NAMESPACE", namespace, "NAME", name, "LABELS", labels, "SPEC", spec).Replace(`
 apiVersion: apps/v1
-kind: %s
-metadata: {name: %s, namespace: %s, labels: {%s}}
+kind: KIND
+metadata: {name: NAME, namespace: NAMESPACE, labels: {LABELS}}
 spec:
-  selector: {matchLabels: {%[4]s}}
+  selector: {matchLabels: {LABELS}}
   template:
-    metadata: {labels: {%[4]s}}
-    spec: {%s, containers: [{name: %[2]s, image: %s, args: [infinity]}]}
-`, kind, name, namespace, labels, spec, placeholderImage)
+    metadata: {labels: {LABELS}}
+    spec: {SPEC, containers: [{name: NAME, image: ` + placeholderImage + `, args: [infinity]}]}
+`)
 }
 
 // migrateCommands returns the commands of a section of docs/kubernetes.md, without the program and the kubeconfig.
