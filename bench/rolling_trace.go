@@ -20,7 +20,7 @@ import (
 // removal is when the removal of a Pod from its Service had come how far, as watches show it.
 type removal struct {
 	deleted  time.Time
-	slice    time.Time // an EndpointSlice says that it terminates
+	slice    time.Time // an EndpointSlice has it as terminating
 	awaited  time.Time // nodes are asked to report that
 	reported time.Time // all have
 	drained  time.Time // the Pod's condition says so

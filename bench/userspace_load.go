@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The first byte of a connection says what it is for.
+// The first byte of a connection is its purpose.
 const (
 	wantStream = 'S' // bytes without end
 	wantEcho   = 'E' // every message comes back

@@ -1,7 +1,6 @@
 package kubernetes
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -313,8 +312,21 @@ kind: L2Advertisement
 metadata: {name: default, namespace: metallb-system}
 `
 
-// applyConverted applies what 'fairlead lb convert' makes of a configuration of MetalLB, when the definitions are
-// installed.
+// apply applies manifests, as soon as the kinds are served.
+func (r *rig) apply(text string, flags ...string) {
+	r.Helper()
+	testbed.Until(r.T, "the kinds of the manifests", func() error {
+		cmd := r.kubectlCommand(append([]string{"apply", "-f", "-"}, flags...)...)
+		cmd.Stdin = strings.NewReader(text)
+		out, err := process.Try(cmd)
+		if err != nil {
+			return fmt.Errorf("%w: %s\n%s", err, out, text)
+		}
+		return nil
+	})
+}
+
+// applyConverted applies what 'fairlead lb convert' makes of a configuration of MetalLB.
 func (r *rig) applyConverted(file string, flags ...string) {
 	r.Helper()
 	convert := exec.Command(process.Program("fairlead"), "lb", "convert", "-f", file)
@@ -322,15 +334,7 @@ func (r *rig) applyConverted(file string, flags ...string) {
 	if err != nil {
 		r.Fatalf("fairlead lb convert -f %s: %v", file, err)
 	}
-	testbed.Until(r.T, "the objects of "+file, func() error {
-		apply := r.kubectlCommand(append([]string{"apply", "-f", "-"}, flags...)...)
-		apply.Stdin = bytes.NewReader(text)
-		out, err := process.Try(apply)
-		if err != nil {
-			return fmt.Errorf("%w: %s\n%s", err, out, text)
-		}
-		return nil
-	})
+	r.apply(string(text), flags...)
 }
 
 func (r *rig) checkEndpoints() {
@@ -395,14 +399,7 @@ spec: {parentRefs: [{name: shop}], rules: [{backendRefs: [{name: web, port: 80}]
 
 func (r *rig) checkFronts() {
 	r.Helper()
-	file := filepath.Join(r.TempDir(), "fronts.yaml")
-	if err := os.WriteFile(file, []byte(fronts), 0o600); err != nil {
-		r.Fatal(err)
-	}
-	testbed.Until(r.T, "the definitions of the Gateway API", func() error {
-		_, err := process.Try(r.kubectlCommand("apply", "-f", file))
-		return err
-	})
+	r.apply(fronts)
 	for _, field := range []string{
 		"ingress/shop {.status.loadBalancer.ingress[0].ip}", "gateway/shop {.status.addresses[0].value}",
 		"httproute/shop {.status.parents[0].controllerName}",

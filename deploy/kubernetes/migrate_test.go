@@ -25,9 +25,10 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
-// peer is a program that 'make kube-proxy' and 'make -C bench bin/coredns' build: kube-proxy v1.37.2, or CoreDNS. It is named by
-// FAIRLEAD_KUBE_PROXY or FAIRLEAD_COREDNS, or in bench/bin. peer returns "" if it is not there.
-func peer(name string) string {
+// peer is a program that 'make kube-proxy' builds: kube-proxy v1.37.2, or CoreDNS. It is named by FAIRLEAD_KUBE_PROXY or
+// FAIRLEAD_COREDNS, or in bench/bin. Without it the test is skipped.
+func peer(t *testing.T, name string) string {
+	t.Helper()
 	variable := "FAIRLEAD_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
 	for _, program := range []string{os.Getenv(variable), filepath.Join("../../bench/bin", name)} {
 		if _, err := os.Stat(program); err == nil {
@@ -36,17 +37,8 @@ func peer(name string) string {
 			}
 		}
 	}
+	t.Skipf("no %s in bench/bin ('make migrate-test' builds it and runs this test) and none named by %s", name, variable)
 	return ""
-}
-
-// kubeProxyProgram is the real kube-proxy.
-func kubeProxyProgram(t *testing.T) string {
-	t.Helper()
-	program := peer("kube-proxy")
-	if program == "" {
-		t.Skip("no kube-proxy in bench/bin ('make migrate-test' builds it and runs this test) and none named by FAIRLEAD_KUBE_PROXY")
-	}
-	return program
 }
 
 // kubeconfigOfPods is what kube-proxy and CoreDNS read in their ConfigMaps: the API server by the Pod's own token.
@@ -123,7 +115,7 @@ type migration struct {
 
 func newMigration(t *testing.T) *migration {
 	t.Helper()
-	kubeProxy := kubeProxyProgram(t)
+	kubeProxy, coreDNS := peer(t, "kube-proxy"), peer(t, "coredns")
 	n := testbed.NewNetwork(t)
 	m := &migration{rig: &rig{T: t, node: n.Host("node1")}, outside: n.Outside("outside")}
 	m.connect()
@@ -131,7 +123,7 @@ func newMigration(t *testing.T) *migration {
 	process.Start(t, exec.Command(fairlead, "controllers", "--kubeconfig", m.api.Kubeconfig, "--controllers",
 		"daemonset,scheduler,garbage,deployment,replicaset,endpointslice"))
 	startKubelet(m.rig, map[string]string{
-		"registry.k8s.io/kube-proxy:v1.37.2": kubeProxy, "fairlead/fairlead:0.1.0": fairlead, corednsImage: peer("coredns"),
+		"registry.k8s.io/kube-proxy:v1.37.2": kubeProxy, "fairlead/fairlead:0.1.0": fairlead, corednsImage: coreDNS,
 		placeholderImage: "/usr/bin/sleep",
 	})
 	m.register(m.node)
@@ -167,15 +159,11 @@ func (m *migration) serve() {
 	m.port = netip.AddrPortFrom(m.node.Addr4(), uint16(s.Spec.Ports[0].NodePort))
 }
 
-// kubeProxy starts kube-proxy in a mode, and waits until it leads to the Service.
+// kubeProxy starts kube-proxy in a mode, and waits until the Service answers through it.
 func (m *migration) kubeProxy(mode string) {
 	m.Helper()
 	text := strings.NewReplacer("MODE", mode, "PODS", m.node.PodCIDR(svc.IPv4).String(), "SERVER", m.gateway.URL).Replace(kubeProxyObjects)
-	file := filepath.Join(m.TempDir(), "kube-proxy.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		m.Fatal(err)
-	}
-	m.kubectl("apply", "-f", file)
+	m.apply(text)
 	m.kubectl("rollout", "status", "daemonset/kube-proxy", "-n", "kube-system", "--timeout=2m")
 	testbed.Until(m.T, "the rules of kube-proxy in mode "+mode, func() error {
 		chains := process.Output(m.T, m.node.Command(m.Context(), "iptables-save"))
@@ -350,12 +338,7 @@ func TestMigrate(t *testing.T) {
 		}
 		end()
 	}
-	if peer("coredns") == "" {
-		t.Error("DNS is left out: no coredns in bench/bin ('make migrate-test' builds it) and none named by FAIRLEAD_COREDNS")
-	} else {
-		m.dns()
-		m.nodeLocal()
-	}
+	m.nodeLocal(m.dns())
 	m.metallb()
 	left := m.kubectl("get", "daemonsets,deployments,serviceaccounts,clusterroles,clusterrolebindings", "-A", "-o", "name")
 	if strings.Contains(left, "fairlead-proxy") || strings.Contains(left, "fairlead-dns") {
@@ -400,19 +383,44 @@ func (m *migration) broken() {
 	m.must("rollback", "--image", "fairlead/fairlead:0.1.0")
 }
 
-// migrateCommands returns the commands of a section of docs/kubernetes.md, without the program and the kubeconfig.
-func migrateCommands(t *testing.T, title string) (out []string) {
+// section returns a section of a document.
+func section(t *testing.T, document, title string) string {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/kubernetes.md")
+	text, err := os.ReadFile("../../docs/" + document)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, ok := strings.Cut(string(text), "\n## "+title+"\n")
+	_, after, ok := strings.Cut(string(text), "\n## "+title+"\n")
 	if !ok {
-		t.Fatalf("docs/kubernetes.md has no section %q", title)
+		t.Fatalf("docs/%s has no section %q", document, title)
 	}
-	section, _, _ = strings.Cut(section, "\n## ")
-	for _, c := range regexp.MustCompile(`(?m)^ +(?:\$ )?fairlead migrate ([^#\n]+)`).FindAllStringSubmatch(section, -1) {
+	after, _, _ = strings.Cut(after, "\n## ")
+	return after
+}
+
+// placeholderImage is in the place of images whose programs are not run here. The Pods are there for the commands that stop them
+// and wait for their end.
+const placeholderImage = "quay.io/metallb/placeholder"
+
+// placeholder is a Deployment or a DaemonSet of placeholderImage. spec has more of the Pods' spec.
+func placeholder(kind, namespace, name, labels, spec string) string {
+	return strings.NewReplacer("KIND", kind, "NAMESPACE", namespace, "NAME", name, "LABELS", labels, "SPEC", spec).Replace(`
+apiVersion: apps/v1
+kind: KIND
+metadata: {name: NAME, namespace: NAMESPACE, labels: {LABELS}}
+spec:
+  selector: {matchLabels: {LABELS}}
+  template:
+    metadata: {labels: {LABELS}}
+    spec: {SPEC, containers: [{name: NAME, image: ` + placeholderImage + `, args: [infinity]}]}
+`)
+}
+
+// migrateCommands returns the commands of a section of docs/kubernetes.md, without the program and the kubeconfig.
+func migrateCommands(t *testing.T, title string) (out []string) {
+	t.Helper()
+	text := section(t, "kubernetes.md", title)
+	for _, c := range regexp.MustCompile(`(?m)^ +(?:\$ )?fairlead migrate ([^#\n]+)`).FindAllStringSubmatch(text, -1) {
 		out = append(out, strings.TrimSpace(c[1]))
 	}
 	if len(out) < 5 {

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -96,11 +95,7 @@ func (m *migration) startCoreDNS() netip.AddrPort {
 		"/etc/resolv.conf", "192.0.2.1", "    loop\n", "").Replace(string(corefile))
 	text = "    " + strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n    ")
 	text = strings.NewReplacer("COREFILE", text, "SERVER", m.gateway.URL).Replace(corednsObjects)
-	file := filepath.Join(m.TempDir(), "coredns.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		m.Fatal(err)
-	}
-	m.kubectl("apply", "-f", file)
+	m.apply(text)
 	m.kubectl("rollout", "status", "deployment/coredns", "-n", "kube-system", "--timeout=2m")
 	address := netip.AddrPortFrom(netip.MustParseAddr(
 		m.kubectl("get", "service", "kube-dns", "-n", "kube-system", "-o", "jsonpath={.spec.clusterIP}")), 53)
@@ -177,10 +172,10 @@ func (m *migration) questions(server netip.AddrPort) (end func()) {
 }
 
 // dns changes the cluster from the real CoreDNS to fairlead dns and back with the commands of docs/kubernetes.md, behind
-// kube-proxy. No question is lost, and CoreDNS's Deployment is the same afterwards.
-func (m *migration) dns() {
+// kube-proxy. No question is lost, and CoreDNS's Deployment is the same afterwards. It returns the server's address.
+func (m *migration) dns() (server netip.AddrPort) {
 	m.Helper()
-	server := m.startCoreDNS()
+	server = m.startCoreDNS()
 	deployment := func() string {
 		return m.kubectl("get", "deployment", "coredns", "-n", "kube-system", "-o", "jsonpath={.spec} {.metadata.annotations}") +
 			m.kubectl("get", "service", "kube-dns", "-n", "kube-system", "-o", "jsonpath={.spec}")
@@ -219,6 +214,7 @@ func (m *migration) dns() {
 	if after := deployment(); after != before {
 		m.Errorf("CoreDNS's Deployment is\n%s\nand was\n%s", after, before)
 	}
+	return server
 }
 
 // dnsByHand refuses to change what was installed by hand.

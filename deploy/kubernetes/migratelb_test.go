@@ -2,7 +2,6 @@ package kubernetes
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -10,12 +9,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
-	"github.com/fairlead/fairlead/internal/testbed/process"
 )
-
-// placeholderImage is in the place of MetalLB's image: its programs are not run here. The Pods are there for the commands that
-// stop them and wait for their end.
-const placeholderImage = "quay.io/metallb/placeholder"
 
 // metallbDefinition defines one of MetalLB's kinds, without a schema.
 const metallbDefinition = `
@@ -33,8 +27,7 @@ spec:
     schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
 ---`
 
-// metallbPrograms have the names and labels of MetalLB's manifest.
-const metallbPrograms = `
+const metallbAccount = `
 apiVersion: v1
 kind: Namespace
 metadata: {name: metallb-system}
@@ -42,29 +35,15 @@ metadata: {name: metallb-system}
 apiVersion: v1
 kind: ServiceAccount
 metadata: {name: metallb, namespace: metallb-system}
----
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: controller, namespace: metallb-system, labels: {app: metallb, component: controller}}
-spec:
-  selector: {matchLabels: {app: metallb, component: controller}}
-  template:
-    metadata: {labels: {app: metallb, component: controller}}
-    spec: {serviceAccountName: metallb, containers: [{name: controller, image: ` + placeholderImage + `, args: [infinity]}]}
----
-apiVersion: apps/v1
-kind: DaemonSet
-metadata: {name: speaker, namespace: metallb-system, labels: {app: metallb, component: speaker}}
-spec:
-  selector: {matchLabels: {app: metallb, component: speaker}}
-  template:
-    metadata: {labels: {app: metallb, component: speaker}}
-    spec:
-      serviceAccountName: metallb
-      hostNetwork: true
-      nodeSelector: {kubernetes.io/os: linux}
-      containers: [{name: speaker, image: ` + placeholderImage + `, args: [infinity]}]
-`
+---`
+
+// metallbPrograms have the names and labels of MetalLB's manifest.
+func metallbPrograms() string {
+	const namespace, labels = "metallb-system", "app: metallb, component: "
+	return metallbAccount + placeholder("Deployment", namespace, "controller", labels+"controller", "serviceAccountName: metallb") + "---" +
+		placeholder("DaemonSet", namespace, "speaker", labels+"speaker",
+			"serviceAccountName: metallb, hostNetwork: true, nodeSelector: {kubernetes.io/os: linux}")
+}
 
 // metallb changes the cluster from MetalLB to fairlead lb with the commands of docs/loadbalancer.md. MetalLB's objects and the
 // address that its controller has given are real; its speaker, which would announce it until then, does not run here.
@@ -72,18 +51,19 @@ func (m *migration) metallb() {
 	m.Helper()
 	m.startMetalLB()
 	plan, err := m.migrate("plan", "--component", "lb")
-	if err != nil || !strings.Contains(plan, "DaemonSet metallb-system/speaker") || !strings.Contains(plan, "1 addresses of Services") {
+	if err != nil || !strings.Contains(plan, "DaemonSet metallb-system/speaker") ||
+		!strings.Contains(plan, "addresses of Services that are taken over: 1") {
 		m.Errorf("the plan is %v\n%s", err, plan)
 	}
 	out, err := m.migrate("apply", "--component", "lb")
 	if err == nil || !strings.Contains(err.Error()+out, "docs/loadbalancer.md has the steps") {
 		m.Errorf("apply: %v\n%s", err, out)
 	}
-	blocks := m.blocks("../../docs/loadbalancer.md", "From MetalLB")
-	if len(blocks) != 2 {
-		m.Fatalf("the section has the commands %q", blocks)
+	steps := blocks(section(m.T, "loadbalancer.md", "From MetalLB"))
+	if len(steps) != 2 {
+		m.Fatalf("the section has the commands %q", steps)
 	}
-	m.shell(blocks...)
+	m.shell(steps...)
 	if left := m.kubectl("get", "pods", "-n", "metallb-system", "-o", "name"); left != "" {
 		m.Errorf("left of MetalLB: %s", left)
 	}
@@ -110,15 +90,6 @@ func (m *migration) loadBalancer() string {
 // startMetalLB makes MetalLB's objects, and a Service with an address of its pool.
 func (m *migration) startMetalLB() {
 	m.Helper()
-	apply := func(text string) error {
-		cmd := m.kubectlCommand("apply", "-f", "-")
-		cmd.Stdin = strings.NewReader(text)
-		out, err := process.Try(cmd)
-		if err != nil {
-			return fmt.Errorf("%w: %s", err, out)
-		}
-		return nil
-	}
 	var definitions strings.Builder
 	for plural, kind := range map[string]string{
 		"ipaddresspools": "v1beta1 IPAddressPool", "l2advertisements": "v1beta1 L2Advertisement", "bgpadvertisements": "v1beta1 BGPAdvertisement",
@@ -127,10 +98,9 @@ func (m *migration) startMetalLB() {
 		version, kind, _ := strings.Cut(kind, " ")
 		definitions.WriteString(strings.NewReplacer("PLURAL", plural, "KIND", kind, "VERSION", version).Replace(metallbDefinition))
 	}
-	if err := errors.Join(apply(definitions.String()), apply(metallbPrograms)); err != nil {
-		m.Fatal(err)
-	}
-	testbed.Until(m.T, "the objects of MetalLB", func() error { return apply(metallb) })
+	m.apply(definitions.String())
+	m.apply(metallbPrograms())
+	m.apply(metallb)
 	m.kubectl("patch", "service", "web", "-p", `{"spec":{"type":"LoadBalancer"}}`)
 	m.kubectl("patch", "service", "web", "--subresource=status", "-p", `{"status":{"loadBalancer":{"ingress":[{"ip":"192.168.77.200"}]}}}`)
 	m.kubectl("rollout", "status", "daemonset/speaker", "-n", "metallb-system", "--timeout=2m")

@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// told are the conditions whose changes are Events of the Node, with the condition's reason and message. The rooms of the
-// others send their own.
+// told are the conditions whose changes are Events of the Node, with the condition's reason and message. Other packages send
+// the Events of other conditions.
 var told = []corev1.NodeConditionType{svc.UpstreamsAnswer, svc.PacketsForwarded} //nolint:gochecknoglobals // constant in all but name
 
 // tell sends an Event for each told condition that a written status turned from or to False.

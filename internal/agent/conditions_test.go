@@ -7,21 +7,26 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// Dead upstreams are an Event when they end to answer and one when they answer again, and none in between.
+// Each condition that is told is an Event when it turns False and one when it is True again, and none in between: upstreams when
+// they stop answering, and packets when they are not forwarded.
 func TestConditionsAreEvents(t *testing.T) {
-	var dead atomic.Bool
-	opts := Options{}
-	upstreams := func() corev1.NodeCondition {
-		if dead.Load() {
-			return corev1.NodeCondition{Type: svc.UpstreamsAnswer, Status: corev1.ConditionFalse, Reason: "AllDead", Message: "none answers"}
-		}
-		return corev1.NodeCondition{Type: svc.UpstreamsAnswer, Status: corev1.ConditionTrue, Reason: "Answering", Message: "all answer"}
+	for _, kind := range told {
+		t.Run(string(kind), func(t *testing.T) { conditionIsEvent(t, kind) })
 	}
-	inBubble(t, opts, func(w *world) {
+}
+
+func conditionIsEvent(t *testing.T, kind corev1.NodeConditionType) {
+	t.Helper()
+	var failed atomic.Bool
+	state := func() corev1.NodeCondition {
+		if failed.Load() {
+			return corev1.NodeCondition{Type: kind, Status: corev1.ConditionFalse, Reason: "Failed", Message: "it fails"}
+		}
+		return corev1.NodeCondition{Type: kind, Status: corev1.ConditionTrue, Reason: "Works", Message: "it works"}
+	}
+	inBubble(t, Options{}, func(w *world) {
 		want := func(what string, reasons ...string) {
 			t.Helper()
 			list, err := w.client.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{})
@@ -35,12 +40,12 @@ func TestConditionsAreEvents(t *testing.T) {
 			}
 		}
 		w.settle(time.Minute)
-		want("while all answer")
-		dead.Store(true)
+		want("while it works")
+		failed.Store(true)
 		w.settle(5 * time.Minute)
-		want("after the last one is dead", "AllDead")
-		dead.Store(false)
+		want("after it failed", "Failed")
+		failed.Store(false)
 		w.settle(5 * time.Minute)
-		want("after they answer again", "AllDead", "Answering")
-	}, upstreams)
+		want("after it works again", "Failed", "Works")
+	}, state)
 }

@@ -188,6 +188,11 @@ func (a *assembly) configureAdmission(context.Context) error {
 	if a.store.Space != nil {
 		plugins = append(plugins, store.NewAdmission(a.store.Space, admit.ExemptFromShare(a.shared.Core().V1().ResourceQuotas().Lister())))
 	}
+	custom, err := admit.NewCustomWarnings(a.config.LoopbackClientConfig)
+	if err != nil {
+		return err
+	}
+	plugins = append(plugins, custom)
 	security, err := admit.NewPodSecurity(a.opts.PodSecurity, a.client, a.shared.Core().V1().Namespaces().Lister(), a.guard.Authorizer)
 	if err != nil {
 		return err

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/testbed"
 )
@@ -39,6 +40,10 @@ func TestDefinitionsOfProjects(t *testing.T) {
 	if n < 12 {
 		t.Fatalf("only %d definitions", n)
 	}
+	c.install("../lb/v1/crds/ipaddresspools.yaml")
+	cfg, warned := rest.CopyConfig(c.cfg), &warnings{}
+	cfg.WarningHandler = warned
+	c.objs = dynamic.NewForConfigOrDie(cfg)
 	create := func(group, version, resource, text string) error {
 		gvr := schema.GroupVersionResource{Group: group, Version: version, Resource: resource}
 		_, err := c.objs.Resource(gvr).Namespace("default").Create(c.ctx, object(t, text), metav1.CreateOptions{FieldValidation: "Strict"})
@@ -48,6 +53,15 @@ func TestDefinitionsOfProjects(t *testing.T) {
 	if err := create(gw, "v1", "gateways", `{apiVersion: gateway.networking.k8s.io/v1, kind: Gateway, metadata: {name: web},
 		spec: {gatewayClassName: any, listeners: [{name: http, port: 80, protocol: HTTP}]}}`); err != nil {
 		t.Error(err)
+	}
+	if got := warned.take(); !strings.HasPrefix(got, `spec.gatewayClassName: there is no GatewayClass "any"`) || strings.Contains(got, "\n") {
+		t.Errorf("a Gateway without a class: %q", got)
+	}
+	_, err := c.objs.Resource(schema.GroupVersionResource{Group: "fairlead.dev", Version: "v1", Resource: "ipaddresspools"}).Create(c.ctx,
+		object(t, `{apiVersion: fairlead.dev/v1, kind: IPAddressPool, metadata: {name: a, annotations: {fairlead.dev/colour: red}},
+			spec: {addresses: [192.0.2.0/24]}}`), metav1.CreateOptions{})
+	if got := warned.take(); err != nil || got != "metadata.annotations[fairlead.dev/colour]: unknown annotation" {
+		t.Errorf("a pool with an unknown annotation: %v, %q", err, got)
 	}
 	invalidAt(t, create(gw, "v1", "gateways", `{apiVersion: gateway.networking.k8s.io/v1, kind: Gateway, metadata: {name: duplicate},
 		spec: {gatewayClassName: any, listeners: [{name: a, port: 80, protocol: HTTP}, {name: b, port: 80, protocol: HTTP}]}}`), "spec.listeners")

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -100,9 +101,10 @@ func cluster() *coredns.Cluster {
 		HTTPGet: &corev1.HTTPGetAction{Path: "/ready", Port: intstr.FromInt32(8181)},
 	}}
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "rke2-coredns", Namespace: "kube-system", Labels: labels}}
-	service.Spec = corev1.ServiceSpec{ClusterIP: "10.43.0.10", Selector: labels, Ports: []corev1.ServicePort{
+	service.Spec = corev1.ServiceSpec{ClusterIP: "10.43.0.10", ClusterIPs: []string{"10.43.0.10", "fd00::a"}, Selector: labels}
+	service.Spec.Ports = []corev1.ServicePort{
 		{Name: "udp-53", Port: 53, Protocol: corev1.ProtocolUDP, TargetPort: intstr.FromString("udp-53")},
-	}}
+	}
 	external := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "external", Namespace: "default"}}
 	external.Spec.Type = corev1.ServiceTypeExternalName
 	return &coredns.Cluster{
@@ -196,6 +198,7 @@ func TestQuestions(t *testing.T) {
 	for _, want := range []string{
 		"rke2-coredns.kube-system.svc.cluster.local./A", "rke2-coredns.kube-system.svc.cluster.local./AAAA", "10.0.43.10.in-addr.arpa./PTR",
 		"_udp-53._udp.rke2-coredns.kube-system.svc.cluster.local./SRV", "fairlead-no-such-name.default.svc.cluster.local./A",
+		"a.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa./PTR",
 	} {
 		if !slices.Contains(got, want) {
 			t.Errorf("%s is not among %v", want, got)
@@ -209,7 +212,7 @@ func TestQuestions(t *testing.T) {
 	}
 	in.Services = append(in.Services, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes", Namespace: "default"}})
 	got = coredns.Decide(in).Questions()
-	if len(got) > 4*31+2 || !slices.Contains(got, "kubernetes.default.svc.cluster.local./A") {
+	if len(got) > 5*31+2 || !slices.Contains(got, "kubernetes.default.svc.cluster.local./A") {
 		t.Errorf("%d questions: %v", len(got), got)
 	}
 }
@@ -243,7 +246,10 @@ func TestOurs(t *testing.T) {
 	if c.ReadinessProbe.HTTPGet.Path != "/ready" || c.LivenessProbe.HTTPGet.Port.IntValue() != 8080 || c.Ports[0].ContainerPort != 1053 {
 		t.Errorf("the probes are %+v and %+v, the ports %v", c.ReadinessProbe, c.LivenessProbe, c.Ports)
 	}
-	pod := coredns.PodFor(beside, []string{"10.0.0.1:53"}, "10.0.0.2:53", p.Questions())
+	pod := coredns.PodFor(beside, []string{"10.0.0.1:53"}, "10.0.0.2:53", p.Questions(), 10*time.Second)
+	if !slices.Contains(pod.Spec.Containers[0].Args, "--within=10s") {
+		t.Errorf("answers may differ for longer than the timeout: %v", pod.Spec.Containers[0].Args)
+	}
 	if len(pod.Spec.Volumes) > 0 || *pod.Spec.AutomountServiceAccountToken || pod.Labels["k8s-app"] != "" {
 		t.Errorf("the Pod that compares is %+v", pod)
 	}

@@ -6,6 +6,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -147,12 +148,12 @@ func Budget(b *policyv1.PodDisruptionBudget) *policyv1.PodDisruptionBudget {
 // podDeadline bounds the Pod that compares, in seconds.
 const podDeadline = 300
 
-// Within is how long answers may differ while the Pod compares them, in seconds: the servers learn of a change one after the other.
-const Within = 60
+// settles is how long answers may differ while the Pod compares them: the servers learn of a change one after the other.
+const settles = time.Minute
 
 // PodFor returns the Pod that asks servers the questions, and compares their answers with those of like. It runs once, and has the
-// place and the image of Ours.
-func PodFor(ours *appsv1.Deployment, servers []string, like string, questions []string) *corev1.Pod {
+// place and the image of Ours. Answers may differ for a minute, and no longer than timeout.
+func PodFor(ours *appsv1.Deployment, servers []string, like string, questions []string, timeout time.Duration) *corev1.Pod {
 	deadline, no := int64(podDeadline), false
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -166,7 +167,7 @@ func PodFor(ours *appsv1.Deployment, servers []string, like string, questions []
 	c := &pod.Spec.Containers[0]
 	c.ReadinessProbe, c.LivenessProbe, c.StartupProbe, c.Lifecycle, c.Ports, c.VolumeMounts = nil, nil, nil, nil, nil, nil
 	c.TerminationMessagePolicy = corev1.TerminationMessageFallbackToLogsOnError
-	c.Args = []string{"migrate", "compare-dns", fmt.Sprintf("--within=%ds", Within), "--servers=" + strings.Join(servers, ","),
+	c.Args = []string{"migrate", "compare-dns", "--within=" + min(settles, timeout).String(), "--servers=" + strings.Join(servers, ","),
 		"--like=" + like}
 	c.Args = append(c.Args, questions...)
 	return pod

@@ -10,6 +10,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -90,7 +91,7 @@ func (p *Plan) find(c *Cluster) (err error) {
 		switch {
 		case d.Name == Name:
 			fairlead = d
-		case selects(p.Selected(), d.Spec.Template.Labels):
+		case selects(p.Selected(), d):
 			found = append(found, d)
 		}
 	}
@@ -103,7 +104,7 @@ func (p *Plan) find(c *Cluster) (err error) {
 		return fmt.Errorf("on the Deployment %s: %w", p.theirs.Name, err)
 	}
 	p.Failure = p.theirs.Annotations[Failure]
-	if fairlead != nil && (p.Phase == Before || !selects(Selector(), fairlead.Spec.Template.Labels)) {
+	if fairlead != nil && (p.Phase == Before || !selects(Selector(), fairlead)) {
 		return fmt.Errorf("the Deployment %s was not installed by 'fairlead migrate'; docs/kubernetes.md, CoreDNS by hand, "+
 			"has the way back", Name)
 	}
@@ -149,14 +150,9 @@ func (p *Plan) Selected() map[string]string {
 	return out
 }
 
-// selects reports whether a selector selects labels.
-func selects(selector, labels map[string]string) bool {
-	for k, v := range selector {
-		if got, ok := labels[k]; !ok || got != v {
-			return false
-		}
-	}
-	return true
+// selects reports whether a selector selects the Pods of a Deployment.
+func selects(selector map[string]string, d *appsv1.Deployment) bool {
+	return labels.SelectorFromSet(selector).Matches(labels.Set(d.Spec.Template.Labels))
 }
 
 func names(all []*appsv1.Deployment) string {

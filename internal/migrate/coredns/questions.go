@@ -1,7 +1,6 @@
 package coredns
 
 import (
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -27,8 +26,8 @@ func questions(s *settings, services []*corev1.Service) (out []string) {
 					break
 				}
 			}
-			if a, err := netip.ParseAddr(service.Spec.ClusterIP); err == nil && s.reverse {
-				if reverse, err := dns.ReverseAddr(a.String()); err == nil {
+			for _, ip := range service.Spec.ClusterIPs {
+				if reverse, err := dns.ReverseAddr(ip); err == nil && s.reverse { // "None" has no such name
 					out = append(out, reverse+"/PTR")
 				}
 			}

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/fairlead/fairlead/internal/lb/metallb"
+	"github.com/fairlead/fairlead/internal/lb/pool"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -147,13 +148,8 @@ func some(names []string) string {
 // holds reports whether an address is in a range of a pool.
 func holds(p *v1.IPAddressPool, a netip.Addr) bool {
 	return slices.ContainsFunc(p.Spec.Addresses, func(text string) bool {
-		if prefix, err := netip.ParsePrefix(text); err == nil {
-			return prefix.Contains(a)
-		}
-		from, to, _ := strings.Cut(text, "-")
-		first, err1 := netip.ParseAddr(strings.TrimSpace(from))
-		last, err2 := netip.ParseAddr(strings.TrimSpace(to))
-		return err1 == nil && err2 == nil && a.Is4() == first.Is4() && first.Compare(a) <= 0 && a.Compare(last) <= 0
+		r, err := pool.Parse(text)
+		return err == nil && r.Contains(a)
 	})
 }
 

@@ -1,6 +1,6 @@
 // Package annotation knows which kinds read which annotations of the domain fairlead.dev, and warns of one that has no
-// effect: unknown, on a kind that does not read it, or with a value that means nothing. It warns of labels that are
-// annotations, or nearly a label that is read.
+// effect: unknown, on a kind that does not read it, or with a value that means nothing. It warns of
+// labels whose key is an annotation's, or nearly that of a label that is read.
 package annotation
 
 import (
@@ -183,6 +183,9 @@ func notOf(kind string, kinds []string) string {
 	where := strings.Join(kinds, " or ")
 	if kinds[0] == "Pod" && (kind == "Deployment" || kind == "DaemonSet" || kind == "ReplicaSet") {
 		return "it has no effect on a " + kind + "; write it to spec.template.metadata.annotations, where its Pods have it from"
+	}
+	if kind == "Gateway" && slices.Contains(kinds, "Service") {
+		return "it has no effect on a Gateway; write it to spec.infrastructure.annotations, where its Service has it from"
 	}
 	return fmt.Sprintf("it has no effect on kind %s; it is for kind %s", kind, where)
 }

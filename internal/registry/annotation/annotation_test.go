@@ -39,6 +39,7 @@ func TestWarnings(t *testing.T) {
 		{"Service", "fairlead.dev/lb-pol", "a", ""}, // package service names it
 		{"Namespace", "fairlead.dev/default-quota", "no", "want one of none"},
 		{"Node", "fairlead.dev/node-adresses", "192.0.2.1", "did you mean fairlead.dev/node-addresses?"},
+		{"Gateway", "fairlead.dev/lb-internal", "true", "write it to spec.infrastructure.annotations"},
 		{"ConfigMap", "fairlead.dev/weight", "1", "it has no effect on kind ConfigMap"},
 	} {
 		got := Warnings(c.kind, field.NewPath("metadata", "annotations"), map[string]string{c.key: c.value}, nil)

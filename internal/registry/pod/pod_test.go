@@ -54,6 +54,22 @@ func drawPod(t *rapid.T) *corev1.Pod {
 	return p
 }
 
+// A template of Pods has warnings about its annotations and its labels, with their places.
+func TestTemplateWarnings(t *testing.T) {
+	template := &corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{
+		Annotations: map[string]string{svc.Domain + "/nothing": ""}, Labels: map[string]string{svc.WeightAnnotation: "2", "app": "a"},
+	}}
+	got := strings.Join(TemplateWarnings(template, field.NewPath("spec", "template")), "\n")
+	for _, want := range []string{
+		"spec.template.metadata.annotations[fairlead.dev/nothing]: ",
+		"spec.template.metadata.labels[fairlead.dev/weight]: it is an annotation, and has no effect as a label",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no warning %q in\n%s", want, got)
+		}
+	}
+}
+
 func TestPullPolicy(t *testing.T) {
 	for image, want := range map[string]corev1.PullPolicy{
 		"host": corev1.PullAlways, "a:latest": corev1.PullAlways, "a:1": corev1.PullIfNotPresent, "r:5000/a": corev1.PullAlways,

@@ -2,6 +2,7 @@ package pod
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -48,8 +49,9 @@ func SpecWarnings(s *corev1.PodSpec, spec *field.Path) (out []string) {
 
 // TemplateWarnings warns of what is accepted in a template of Pods, and probably not meant.
 func TemplateWarnings(t *corev1.PodTemplateSpec, at *field.Path) []string {
-	return append(annotation.Warnings("Pod", at.Child("metadata", "annotations"), t.Annotations, nil),
-		SpecWarnings(&t.Spec, at.Child("spec"))...)
+	metadata := at.Child("metadata")
+	return slices.Concat(annotation.Warnings("Pod", metadata.Child("annotations"), t.Annotations, nil),
+		annotation.LabelWarnings(metadata.Child("labels"), t.Labels, nil), SpecWarnings(&t.Spec, at.Child("spec")))
 }
 
 // imageWarnings warns of the first container whose image no node runs: the others say the same.

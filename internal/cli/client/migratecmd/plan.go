@@ -48,32 +48,38 @@ func (w *walks) plans(component string) (p plans, refused int) {
 	return p, refused
 }
 
+// shows gives a sub-command its flags, and what it shows of the cluster. of is the default of --component.
+func (c *command) shows(cmd *cobra.Command, of string, show func(walks) error) *cobra.Command {
+	cmd.PreRunE = func(*cobra.Command, []string) error { return c.output.Check() }
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		w, err := c.look(cmd.Context())
+		if err != nil {
+			return err
+		}
+		return show(w)
+	}
+	c.output.Add(cmd)
+	return c.add(cmd, of)
+}
+
 func (c *command) plan() *cobra.Command {
-	cmd := c.add(&cobra.Command{
+	return c.shows(&cobra.Command{
 		Use: "plan", Short: "Show what will behave differently, and what is refused",
 		Long: `Show what runs on the cluster, what will behave differently, and what keeps 'apply' from
 working. It changes nothing. It exits with 1 if the component is refused, the proxy if none
 is named. With --component lb it reads the objects of MetalLB; docs/loadbalancer.md has the steps of that change.`,
 		Example: "  fairlead migrate plan --kubeconfig ~/.kube/config -o json\n  fairlead migrate plan --component dns",
-		PreRunE: func(*cobra.Command, []string) error { return c.output.Check() },
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			w, err := c.look(cmd.Context())
-			if err != nil {
-				return err
-			}
-			component := cmp.Or(c.component, proxyComponent)
-			p, refused := w.plans(component)
-			if err := c.output.Write(c.Out, p, func(out io.Writer) error { return printPlans(out, p) }); err != nil {
-				return err
-			}
-			if refused > 0 {
-				return fmt.Errorf("a change of --component %s is refused for %d reasons", component, refused)
-			}
-			return nil
-		},
-	}, "")
-	c.output.Add(cmd)
-	return cmd
+	}, "", func(w walks) error {
+		component := cmp.Or(c.component, proxyComponent)
+		p, refused := w.plans(component)
+		if err := c.output.Write(c.Out, p, func(out io.Writer) error { return printPlans(out, p) }); err != nil {
+			return err
+		}
+		if refused > 0 {
+			return fmt.Errorf("a change of --component %s is refused for %d reasons", component, refused)
+		}
+		return nil
+	})
 }
 
 // printer writes lines.
@@ -101,7 +107,7 @@ func printPlans(out io.Writer, p plans) error {
 		if lb.MetalLB == "" {
 			fmt.Fprintln(&b, "MetalLB: none")
 		} else {
-			fmt.Fprintf(&b, "MetalLB: %s; %d addresses of Services are taken over\n", lb.MetalLB, lb.Addresses)
+			fmt.Fprintf(&b, "MetalLB: %s; addresses of Services that are taken over: %d\n", lb.MetalLB, lb.Addresses)
 		}
 		b.list("refused of load balancers", lb.Refused)
 		b.list("differs of load balancers", lb.Differs)
@@ -136,7 +142,7 @@ type dnsStatus struct {
 }
 
 func (c *command) status() *cobra.Command {
-	cmd := c.add(&cobra.Command{
+	return c.shows(&cobra.Command{
 		Use: "status", Short: "Show the phase of each node, or of DNS",
 		Long: `Show the phase of each node: kube-proxy (not changed), beside (both run), switched (only
 fairlead proxy runs, and kube-proxy's rules are not removed yet), fairlead (done), or
@@ -146,28 +152,23 @@ With --component dns: coredns (not changed), beside (fairlead dns runs, the Serv
 select it), both (it selects both), switched (it selects only fairlead dns, CoreDNS still
 runs), fairlead (done), or returning (it selects only CoreDNS, fairlead dns ends).`,
 		Example: "  fairlead migrate status -o json\n  fairlead migrate status --component dns",
-		PreRunE: func(*cobra.Command, []string) error { return c.output.Check() },
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			w, err := c.look(cmd.Context())
-			if err != nil {
-				return err
-			}
-			if w.dns != nil {
-				return c.dnsStatus(w.dns.Plan())
-			}
-			nodes := w.proxy.Plan().Nodes
-			return c.output.Write(c.Out, nodes, func(out io.Writer) error {
-				tw := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-				fmt.Fprintln(tw, "NODE\tPHASE\tLAST FAILURE")
-				for _, n := range nodes {
-					fmt.Fprintf(tw, "%s\t%s\t%s\n", n.Name, n.Phase, base.PlainLine(n.Failure))
-				}
-				return tw.Flush()
-			})
-		},
-	}, proxyComponent)
-	c.output.Add(cmd)
-	return cmd
+	}, proxyComponent, func(w walks) error {
+		if w.dns != nil {
+			return c.dnsStatus(w.dns.Plan())
+		}
+		return c.proxyStatus(w.proxy.Plan().Nodes)
+	})
+}
+
+func (c *command) proxyStatus(nodes []migrate.NodePlan) error {
+	return c.output.Write(c.Out, nodes, func(out io.Writer) error {
+		tw := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+		fmt.Fprintln(tw, "NODE\tPHASE\tLAST FAILURE")
+		for _, n := range nodes {
+			fmt.Fprintf(tw, "%s\t%s\t%s\n", n.Name, n.Phase, base.PlainLine(n.Failure))
+		}
+		return tw.Flush()
+	})
 }
 
 func (c *command) dnsStatus(p *coredns.Plan) error {

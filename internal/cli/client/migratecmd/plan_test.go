@@ -2,10 +2,23 @@ package migratecmd
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/migrate/metallb"
 )
+
+// Addresses have a line that is right for one, too.
+func TestPrintPlans(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	p := plans{LoadBalancers: &metallb.Plan{MetalLB: "DaemonSet a/b", Addresses: 1, Differs: []string{"a field"}}}
+	err := printPlans(&out, p)
+	const want = "MetalLB: DaemonSet a/b; addresses of Services that are taken over: 1\ndiffers of load balancers:\n  - a field\n"
+	if err != nil || out.String() != want {
+		t.Errorf("%v\n%s\nwant\n%s", err, out.String(), want)
+	}
+}
 
 // What 'apply' does not change keeps 'plan' from success only if it is named.
 func TestPlanCountsItsComponent(t *testing.T) {

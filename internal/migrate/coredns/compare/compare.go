@@ -47,7 +47,7 @@ const (
 	attempts = time.Second
 	// requestTimeout bounds one question.
 	requestTimeout = 3 * time.Second
-	// maxDifferences bounds how many an error names.
+	// maxDifferences bounds how many an error names, and for how many the servers are asked.
 	maxDifferences = 3
 )
 
@@ -76,21 +76,27 @@ func Run(ctx context.Context, o Options) error {
 	}
 }
 
-// once asks every server every question. All servers are asked, since each may have its faults.
+// once asks every server every question, until there are enough differences. A server that does not answer is one, and is not
+// asked again.
 func once(ctx context.Context, o Options) error {
 	var differences []string
+	silent := map[netip.AddrPort]bool{}
 	for _, q := range o.Questions {
 		want, err := ask(ctx, "udp", o.Like, q)
 		if err != nil {
-			return fmt.Errorf("%s, with which is compared, does not answer: %w", o.Like, err)
+			return fmt.Errorf("the reference server %s does not answer: %w", o.Like, err)
 		}
 		for _, s := range o.Servers {
 			for _, network := range []string{"udp", "tcp"} {
-				got, err := ask(ctx, network, s, q)
-				if err != nil {
-					return err
+				if silent[s] {
+					continue
 				}
-				if got != want {
+				got, err := ask(ctx, network, s, q)
+				switch {
+				case err != nil:
+					silent[s] = true
+					differences = append(differences, err.Error())
+				case got != want:
 					differences = append(differences, fmt.Sprintf("%s: %s over %s has %s; %s has %s", q, s, network, got, o.Like, want))
 				}
 			}
@@ -99,8 +105,11 @@ func once(ctx context.Context, o Options) error {
 			break
 		}
 	}
-	if len(differences) == 0 {
+	switch more := len(differences) - maxDifferences; {
+	case len(differences) == 0:
 		return nil
+	case more > 0:
+		return fmt.Errorf("%s; and %d more", strings.Join(differences[:maxDifferences], "; "), more)
 	}
 	return errors.New(strings.Join(differences, "; "))
 }

@@ -92,7 +92,7 @@ func (w *Walk) ready(ctx context.Context, selector map[string]string) (out []str
 	return out, err
 }
 
-// behindFairlead returns nil if the Service leads to all of fairlead's Pods, and to no others if it selects no others.
+// behindFairlead returns nil if the Service has the addresses of all of fairlead's Pods, and no others if it selects no others.
 func (w *Walk) behindFairlead(ctx context.Context) error {
 	service, err := w.service(ctx)
 	if err != nil {
@@ -129,7 +129,7 @@ func (w *Walk) behind(ctx context.Context, selector map[string]string, program s
 	}
 	for _, a := range pods {
 		if !slices.ContainsFunc(list, func(s discoveryv1.EndpointSlice) bool { return has(&s, a) }) {
-			return fmt.Errorf("the Service %s does not lead to %s of %s yet", service.Name, a, program)
+			return fmt.Errorf("the Service %s does not have the address %s of %s yet", service.Name, a, program)
 		}
 	}
 	return nil
@@ -147,7 +147,7 @@ func (w *Walk) without(ctx context.Context, selector map[string]string) error {
 	}
 	for _, a := range pods {
 		if slices.ContainsFunc(list, func(s discoveryv1.EndpointSlice) bool { return has(&s, a) }) {
-			return fmt.Errorf("the Service still leads to %s", a)
+			return fmt.Errorf("the Service still has the address %s", a)
 		}
 	}
 	return nil
@@ -315,5 +315,5 @@ func (w *Walk) ask(ctx context.Context, servers []string, like string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, w.Timeout)
 	defer cancel()
-	return w.act.RunPod(ctx, coredns.PodFor(w.plan.Ours(w.base, false, w.Image), servers, like, questions))
+	return w.act.RunPod(ctx, coredns.PodFor(w.plan.Ours(w.base, false, w.Image), servers, like, questions, w.Timeout))
 }

@@ -143,9 +143,9 @@ func TestBehind(t *testing.T) {
 		coredns, ofOur string // a part of the errors
 	}{
 		{"both", behind("10.0.0.1", "10.0.0.2"), false, "", ""},
-		{"only CoreDNS", behind("10.0.0.1"), false, "", "does not lead to 10.0.0.2 of fairlead dns"},
-		{"only fairlead", behind("10.0.0.2"), false, "does not lead to 10.0.0.1 of CoreDNS", ""},
-		{"both, but only fairlead is selected", behind("10.0.0.1", "10.0.0.2"), true, "", "still leads to 10.0.0.1"},
+		{"only CoreDNS", behind("10.0.0.1"), false, "", "does not have the address 10.0.0.2 of fairlead dns"},
+		{"only fairlead", behind("10.0.0.2"), false, "does not have the address 10.0.0.1 of CoreDNS", ""},
+		{"both, but only fairlead is selected", behind("10.0.0.1", "10.0.0.2"), true, "", "still has the address 10.0.0.1"},
 	} {
 		w := newWalk(t, cluster(coredns.Both, theirs, ours, c.slice))
 		if c.narrow {
@@ -175,7 +175,7 @@ func TestWidenAndLeave(t *testing.T) {
 	if err != nil || !maps.Equal(s.Spec.Selector, app()) {
 		t.Errorf("the Service selects %v, %v", s.Spec.Selector, err)
 	}
-	if err := w.leave(t.Context()); err == nil || !strings.Contains(err.Error(), "still leads to 10.0.0.2") {
+	if err := w.leave(t.Context()); err == nil || !strings.Contains(err.Error(), "still has the address 10.0.0.2") {
 		t.Errorf("while the Service has the address: %v", err)
 	}
 	p, err := client.CoreV1().Pods(system).Get(t.Context(), "fairlead-1", metav1.GetOptions{})
