@@ -156,8 +156,8 @@ func TestRestart(t *testing.T) {
 	e := flows.NewEnv(t, r.create)
 	e.Apply(t, web(e, "a", "d"), nil)
 	before := routes(t, e, r)
-	if len(before) != 2 {
-		t.Fatalf("%d frontends are installed, want 2: %v", len(before), before)
+	if len(before) != 4 {
+		t.Fatalf("%d frontends are installed, want 4: %v", len(before), before)
 	}
 	if err := e.Dataplane.Close(); err != nil {
 		t.Fatal(err)

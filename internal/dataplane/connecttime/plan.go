@@ -23,10 +23,12 @@ type list struct {
 	id        uint32 // 0: not installed
 	endpoints []netip.AddrPort
 	own       []netip.Addr
+	// members are all endpoints that may keep a socket that sends datagrams to them, sorted; of UDP.
+	members []netip.AddrPort
 }
 
 func (l *list) same(o *list) bool {
-	return slices.Equal(l.endpoints, o.endpoints) && slices.Equal(l.own, o.own)
+	return slices.Equal(l.endpoints, o.endpoints) && slices.Equal(l.own, o.own) && slices.Equal(l.members, o.members)
 }
 
 // same reports whether two fronts differ in nothing but the numbers of their lists.
@@ -39,7 +41,7 @@ func (f *front) same(o *front) bool {
 // NodeLocal DNSCache, answers at the address of the Service before nft sees the packet.
 func planned(set *dataplane.Settings, p *table.ServicePort, f *table.Frontend) *front {
 	switch {
-	case p == nil, p.Protocol != svc.TCP, p.Affinity != 0, f.SourceRanges != nil, f.Addr.Port() == svc.DNSPort:
+	case p == nil, p.Protocol == svc.SCTP, p.Affinity != 0, f.SourceRanges != nil, f.Addr.Port() == svc.DNSPort:
 		return nil
 	}
 	out := &front{split: f.LocalClients != nil, masquerade: masquerade(set, f)}
@@ -50,7 +52,26 @@ func planned(set *dataplane.Settings, p *table.ServicePort, f *table.Frontend) *
 	if len(out.lists[0].endpoints)+len(out.lists[1].endpoints) == 0 {
 		return nil
 	}
+	if p.Protocol == svc.UDP {
+		members := membersOf(p.Serving, f.Endpoints, f.LocalClients)
+		for i := range out.lists {
+			if len(out.lists[i].endpoints) > 0 {
+				out.lists[i].members = members
+			}
+		}
+	}
 	return out
+}
+
+// membersOf returns the endpoints that a flow of datagrams may keep: the ones that serve, also where others are preferred now.
+func membersOf(all ...[]table.Endpoint) (out []netip.AddrPort) {
+	for _, list := range all {
+		for _, e := range list {
+			out = append(out, e.Addr)
+		}
+	}
+	slices.SortFunc(out, netip.AddrPort.Compare)
+	return slices.Compact(out)
 }
 
 func masquerade(set *dataplane.Settings, f *table.Frontend) connect.Masquerade {

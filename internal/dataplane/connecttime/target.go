@@ -25,6 +25,9 @@ type kernel interface {
 	Own(f func(list uint32, a netip.Addr)) error
 	PutOwn(list uint32, a netip.Addr) error
 	DelOwn(list uint32, a netip.Addr) error
+	Members(f func(list uint32, at netip.AddrPort)) error
+	PutMembers(list uint32, endpoints []netip.AddrPort) error
+	DelMember(list uint32, at netip.AddrPort) error
 	Nodes() ([]netip.Addr, error)
 	PutNode(a netip.Addr) error
 	DelNode(a netip.Addr) error
@@ -186,9 +189,12 @@ func (t *target) readLists() (map[uint32]*list, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = t.kernel.Own(func(id uint32, a netip.Addr) { of(id).own = append(of(id).own, a) })
+	err = errors.Join(
+		t.kernel.Own(func(id uint32, a netip.Addr) { of(id).own = append(of(id).own, a) }),
+		t.kernel.Members(func(id uint32, at netip.AddrPort) { of(id).members = append(of(id).members, at) }))
 	for _, l := range lists {
 		slices.SortFunc(l.own, netip.Addr.Compare)
+		slices.SortFunc(l.members, netip.AddrPort.Compare)
 	}
 	return lists, err
 }
@@ -365,6 +371,9 @@ func (t *target) putList(l *list) error {
 			return err
 		}
 	}
+	if err := t.kernel.PutMembers(l.id, l.members); err != nil {
+		return err
+	}
 	return t.kernel.PutSlots(l.id, l.endpoints)
 }
 
@@ -380,6 +389,11 @@ func (t *target) remove(l *list) error {
 	}
 	for _, a := range l.own {
 		if err := t.kernel.DelOwn(l.id, a); err != nil {
+			return err
+		}
+	}
+	for _, at := range l.members {
+		if err := t.kernel.DelMember(l.id, at); err != nil {
 			return err
 		}
 	}

@@ -29,7 +29,8 @@ func randomPort(r *rand.Rand, n int) *table.ServicePort {
 	if r.IntN(2) == 0 {
 		f.LocalClients = append([]table.Endpoint{}, list()...)
 	}
-	p := flows.Port(fmt.Sprintf("web%d", n), "", svc.IPv4, svc.TCP, f)
+	p := flows.Port(fmt.Sprintf("web%d", n), "", svc.IPv4, []svc.Protocol{svc.TCP, svc.UDP}[r.IntN(2)], f)
+	p.Serving = list()
 	if r.IntN(4) == 0 {
 		p.Affinity = time.Hour
 	}
@@ -94,8 +95,13 @@ func TestRandomChangesWithFaults(t *testing.T) {
 		if has, want := m.text(t), other.text(t); has != want {
 			t.Fatalf("seed %d: the maps have\n%swant\n%s", seed, has, want)
 		}
-		if len(m.slots) != len(other.slots) || len(m.own) != len(other.own) {
-			t.Fatalf("seed %d: %d slots and %d own endpoints, want %d and %d", seed, len(m.slots), len(m.own), len(other.slots), len(other.own))
+		for what, n := range map[string][2]int{
+			"slots": {len(m.slots), len(other.slots)}, "own endpoints": {len(m.own), len(other.own)},
+			"members": {len(m.member), len(other.member)},
+		} {
+			if n[0] != n[1] {
+				t.Fatalf("seed %d: %d %s, want %d", seed, n[0], what, n[1])
+			}
 		}
 	}
 }
@@ -133,7 +139,7 @@ func TestPlanned(t *testing.T) {
 	}{
 		"plain":              {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, true},
 		"inside only":        {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Drop: true, LocalClients: at}, true},
-		"UDP":                {svc.UDP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, false},
+		"UDP":                {svc.UDP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, true},
 		"SCTP":               {svc.SCTP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, false},
 		"affinity":           {svc.TCP, time.Second, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, false},
 		"source ranges":      {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at, SourceRanges: []netip.Prefix{}}, false},

@@ -17,10 +17,11 @@ import (
 // native is the byte order of the object, that of all machines that fairlead is built for.
 var native = binary.LittleEndian
 
-// pinned are the maps that outlive the process: all of them. By the map of peers a socket is known that programs of an
-// earlier process translated.
+// pinned are the maps that outlive the process: all of them. By the maps of peers and sends a socket is known that programs
+// of an earlier process translated.
 var pinned = []string{
-	programMapFronts, programMapSlots, programMapOwn, programMapNodes, programMapClients, programMapAsks, programMapPeers,
+	programMapFronts, programMapSlots, programMapOwn, programMapMembers, programMapNodes, programMapClients, programMapAsks,
+	programMapPeers, programMapSends,
 }
 
 // hooks are the programs by the name of their link.
@@ -32,6 +33,10 @@ var hooks = []struct {
 	{programProgConnect6, ebpf.AttachCGroupInet6Connect},
 	{programProgGetpeername4, ebpf.AttachCgroupInet4GetPeername},
 	{programProgGetpeername6, ebpf.AttachCgroupInet6GetPeername},
+	{programProgRecvmsg4, ebpf.AttachCGroupUDP4Recvmsg},
+	{programProgRecvmsg6, ebpf.AttachCGroupUDP6Recvmsg},
+	{programProgSendmsg4, ebpf.AttachCGroupUDP4Sendmsg},
+	{programProgSendmsg6, ebpf.AttachCGroupUDP6Sendmsg},
 }
 
 // Programs are the programs and maps of one network namespace. Fronts to DelNode have one user at a
@@ -79,7 +84,7 @@ func Open(cfg Config) (*Programs, error) {
 	m := p.col.Maps
 	p.maps = programMaps{
 		Asks: m[programMapAsks], Clients: m[programMapClients], Fronts: m[programMapFronts], Nodes: m[programMapNodes],
-		Own: m[programMapOwn], Peers: m[programMapPeers], Slots: m[programMapSlots],
+		Own: m[programMapOwn], Members: m[programMapMembers], Peers: m[programMapPeers], Sends: m[programMapSends], Slots: m[programMapSlots],
 	}
 	return p, nil
 }

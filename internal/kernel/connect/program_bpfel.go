@@ -50,6 +50,12 @@ type programFrontKey struct {
 	Node     uint8
 }
 
+type programMemberKey struct {
+	_    structs.HostLayout
+	List uint32
+	At   programEndpoint
+}
+
 type programOwnKey struct {
 	_    structs.HostLayout
 	List uint32
@@ -61,6 +67,17 @@ type programPeer struct {
 	Addr   programAddress
 	Port   uint16
 	Unused uint16
+}
+
+type programSends struct {
+	_  structs.HostLayout
+	To [4]struct {
+		_     structs.HostLayout
+		Front programFrontKey
+		To    programEndpoint
+		List  uint32
+		State uint32
+	}
 }
 
 type programSlotKey struct {
@@ -76,14 +93,20 @@ const (
 	programMapAsks          = "asks"
 	programMapClients       = "clients"
 	programMapFronts        = "fronts"
+	programMapMembers       = "members"
 	programMapNodes         = "nodes"
 	programMapOwn           = "own"
 	programMapPeers         = "peers"
+	programMapSends         = "sends"
 	programMapSlots         = "slots"
 	programProgConnect4     = "connect4"
 	programProgConnect6     = "connect6"
 	programProgGetpeername4 = "getpeername4"
 	programProgGetpeername6 = "getpeername6"
+	programProgRecvmsg4     = "recvmsg4"
+	programProgRecvmsg6     = "recvmsg6"
+	programProgSendmsg4     = "sendmsg4"
+	programProgSendmsg6     = "sendmsg6"
 	programVarNodeNamespace = "node_namespace"
 )
 
@@ -133,6 +156,10 @@ type programProgramSpecs struct {
 	Connect6     *ebpf.ProgramSpec `ebpf:"connect6"`
 	Getpeername4 *ebpf.ProgramSpec `ebpf:"getpeername4"`
 	Getpeername6 *ebpf.ProgramSpec `ebpf:"getpeername6"`
+	Recvmsg4     *ebpf.ProgramSpec `ebpf:"recvmsg4"`
+	Recvmsg6     *ebpf.ProgramSpec `ebpf:"recvmsg6"`
+	Sendmsg4     *ebpf.ProgramSpec `ebpf:"sendmsg4"`
+	Sendmsg6     *ebpf.ProgramSpec `ebpf:"sendmsg6"`
 }
 
 // programMapSpecs contains maps before they are loaded into the kernel.
@@ -142,9 +169,11 @@ type programMapSpecs struct {
 	Asks    *ebpf.MapSpec `ebpf:"asks"`
 	Clients *ebpf.MapSpec `ebpf:"clients"`
 	Fronts  *ebpf.MapSpec `ebpf:"fronts"`
+	Members *ebpf.MapSpec `ebpf:"members"`
 	Nodes   *ebpf.MapSpec `ebpf:"nodes"`
 	Own     *ebpf.MapSpec `ebpf:"own"`
 	Peers   *ebpf.MapSpec `ebpf:"peers"`
+	Sends   *ebpf.MapSpec `ebpf:"sends"`
 	Slots   *ebpf.MapSpec `ebpf:"slots"`
 }
 
@@ -178,9 +207,11 @@ type programMaps struct {
 	Asks    *ebpf.Map `ebpf:"asks"`
 	Clients *ebpf.Map `ebpf:"clients"`
 	Fronts  *ebpf.Map `ebpf:"fronts"`
+	Members *ebpf.Map `ebpf:"members"`
 	Nodes   *ebpf.Map `ebpf:"nodes"`
 	Own     *ebpf.Map `ebpf:"own"`
 	Peers   *ebpf.Map `ebpf:"peers"`
+	Sends   *ebpf.Map `ebpf:"sends"`
 	Slots   *ebpf.Map `ebpf:"slots"`
 }
 
@@ -189,9 +220,11 @@ func (m *programMaps) Close() error {
 		m.Asks,
 		m.Clients,
 		m.Fronts,
+		m.Members,
 		m.Nodes,
 		m.Own,
 		m.Peers,
+		m.Sends,
 		m.Slots,
 	)
 }
@@ -211,6 +244,10 @@ type programPrograms struct {
 	Connect6     *ebpf.Program `ebpf:"connect6"`
 	Getpeername4 *ebpf.Program `ebpf:"getpeername4"`
 	Getpeername6 *ebpf.Program `ebpf:"getpeername6"`
+	Recvmsg4     *ebpf.Program `ebpf:"recvmsg4"`
+	Recvmsg6     *ebpf.Program `ebpf:"recvmsg6"`
+	Sendmsg4     *ebpf.Program `ebpf:"sendmsg4"`
+	Sendmsg6     *ebpf.Program `ebpf:"sendmsg6"`
 }
 
 func (p *programPrograms) Close() error {
@@ -219,6 +256,10 @@ func (p *programPrograms) Close() error {
 		p.Connect6,
 		p.Getpeername4,
 		p.Getpeername6,
+		p.Recvmsg4,
+		p.Recvmsg6,
+		p.Sendmsg4,
+		p.Sendmsg6,
 	)
 }
 

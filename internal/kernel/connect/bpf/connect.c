@@ -4,6 +4,7 @@
 #include "kernel.h"
 
 enum { TCP = 6, UDP = 17 };
+enum { ESTABLISHED = 1 }; /* state of a connected socket, of UDP, too */
 
 /* An address in 16 bytes; IPv4 as ::ffff:a.b.c.d. */
 struct address {
@@ -46,6 +47,12 @@ struct own_key {
 	struct address addr;
 };
 
+/* An endpoint that may keep the sockets that a list has sent to it: of UDP. */
+struct member_key {
+	__u32 list;
+	struct endpoint at;
+};
+
 /* A network namespace other than the node's. */
 struct client {
 	__u8 state;
@@ -69,6 +76,23 @@ struct peer {
 	struct address addr;
 	__u16 port;
 	__u16 unused;
+};
+
+/* Where the datagrams go that a socket sends to a frontend, for as long as it is open. */
+struct sent {
+	struct front_key front;
+	struct endpoint to;
+	__u32 list;
+	__u32 state;
+};
+
+enum { SENT_NOTHING, SENT_TRANSLATED, SENT_LEFT };
+
+/* How many frontends of one socket are translated; more are nft's. */
+#define SENT_MOST 4
+
+struct sends {
+	struct sent to[SENT_MOST];
 };
 
 /* The cookie of the node's network namespace, written before the programs are loaded. */
@@ -101,6 +125,14 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 18);
+	__type(key, struct member_key);
+	__type(value, __u8);
+} members SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, 1 << 10);
 	__type(key, struct address);
 	__type(value, __u8);
@@ -124,6 +156,13 @@ struct {
 	__type(key, int);
 	__type(value, struct peer);
 } peers SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct sends);
+} sends SEC(".maps");
 
 INLINE __u32 swap32(__u32 v) { return __builtin_bswap32(v); }
 
@@ -158,22 +197,25 @@ INLINE void ask(__u64 cookie)
 		bpf_map_delete_elem(&clients, &cookie);
 }
 
-/* list_for returns which list of a frontend the client is sent to, -1 if that is nft's to decide: what would be
- * masqueraded, and what is not known. */
+/* What list_for and choose return in place of a list: the client is nft's, because it would be masqueraded, or is until
+ * it is known. */
+enum { LEFT = -1, UNKNOWN = -2 };
+
+/* list_for returns which list of a frontend the client is sent to. */
 INLINE int list_for(struct bpf_sock_addr *ctx, const struct front *f, const struct address *to, struct address *self)
 {
 	__u64 cookie = bpf_get_netns_cookie(ctx);
 	if (cookie == node_namespace)
 		return f->split;
 	if (is_loopback(to))
-		return -1;
+		return LEFT;
 	struct client *c = bpf_map_lookup_elem(&clients, &cookie);
 	if (!c) {
 		ask(cookie);
-		return -1;
+		return UNKNOWN;
 	}
 	if (c->state != CLIENT_POD)
-		return -1;
+		return c->state == CLIENT_ASKED ? UNKNOWN : LEFT;
 	int six = !is4(to);
 	__u8 flags = c->flags[six];
 	*self = c->addr[six];
@@ -181,37 +223,37 @@ INLINE int list_for(struct bpf_sock_addr *ctx, const struct front *f, const stru
 		return 1;
 	if (f->masquerade == MASQUERADE_NONE || (f->masquerade == MASQUERADE_OUTSIDE && flags & IN_PODS))
 		return 0;
-	return -1;
+	return LEFT;
 }
 
-/* choose finds the endpoint for a new connection and reports whether there is one. */
-INLINE int choose(struct bpf_sock_addr *ctx, const struct front_key *k, struct endpoint *to)
+/* choose finds the endpoint for a new connection, and returns the number of the list that has it, which is above 0. */
+INLINE __s64 choose(struct bpf_sock_addr *ctx, const struct front_key *k, struct endpoint *to)
 {
 	/* Twice: the list that a frontend had may be gone when its slot is looked up. */
 	for (int i = 0; i < 2; i++) {
 		struct front *f = find(k);
 		if (!f)
-			return 0;
+			return LEFT;
 		struct own_key me = {};
 		int list = list_for(ctx, f, &k->addr, &me.addr);
 		if (list < 0)
-			return 0;
+			return list;
 		struct slot_key s = {.list = list ? f->list[1] : f->list[0]};
 		__u32 count = list ? f->count[1] : f->count[0];
 		if (!count)
-			return 0;
+			return LEFT;
 		/* An endpoint that may be sent to itself is masqueraded then. */
 		me.list = s.list;
 		if ((me.addr.word[0] || me.addr.word[2]) && bpf_map_lookup_elem(&own, &me))
-			return 0;
+			return LEFT;
 		s.slot = ((__u64)bpf_get_prandom_u32() * count) >> 32;
 		struct endpoint *e = bpf_map_lookup_elem(&slots, &s);
 		if (e) {
 			*to = *e;
-			return 1;
+			return s.list;
 		}
 	}
-	return 0;
+	return LEFT;
 }
 
 /* bound is whether a socket has a source address or an interface: routes and masquerading may depend on that. */
@@ -230,7 +272,7 @@ INLINE int translate(struct bpf_sock_addr *ctx, struct front_key *k, struct endp
 {
 	if (!ctx->sk)
 		return 0;
-	if (k->protocol != TCP || bound(ctx, six) || !choose(ctx, k, to)) {
+	if (k->protocol != TCP || bound(ctx, six) || choose(ctx, k, to) < 0) {
 		bpf_sk_storage_delete(&peers, ctx->sk);
 		return 0;
 	}
@@ -239,6 +281,163 @@ INLINE int translate(struct bpf_sock_addr *ctx, struct front_key *k, struct endp
 		return 0;
 	p->addr = k->addr;
 	p->port = k->port;
+	return 1;
+}
+
+INLINE int same_address(const struct address *a, const struct address *b)
+{
+	return a->word[0] == b->word[0] && a->word[1] == b->word[1] && a->word[2] == b->word[2] && a->word[3] == b->word[3];
+}
+
+INLINE int leads_to(const struct sent *e, const struct address *addr, __u16 port)
+{
+	return e->state == SENT_TRANSLATED && e->to.port == port && same_address(&e->to.addr, addr);
+}
+
+/* keeps reports whether a socket may go on sending to the endpoint that it was sent to: whether that serves still. */
+INLINE int keeps(const struct front *f, struct sent *e)
+{
+	for (int i = 0; i < 2; i++) {
+		struct member_key m = {.list = f->list[i], .at = e->to};
+		if (m.list && (m.list == e->list || bpf_map_lookup_elem(&members, &m))) {
+			e->list = m.list;
+			return 1;
+		}
+	}
+	return 0;
+}
+
+/* send_to finds where a datagram to k goes that is sent with an address. What was decided for the first one of a socket
+ * stays, as connection tracking has it: a socket that was left to nft would otherwise change its endpoint. The kernel
+ * holds the socket's lock. */
+INLINE int send_to(struct bpf_sock_addr *ctx, struct front_key *k, struct endpoint *to)
+{
+	if (k->protocol != UDP || !ctx->sk)
+		return 0;
+	struct sends *s = bpf_sk_storage_get(&sends, ctx->sk, 0, 0);
+	struct front *f = find(k);
+	if (!f) {
+		/* A direct datagram to an endpoint: answers to it must show the endpoint's own address. */
+		for (int i = 0; s && i < SENT_MOST; i++)
+			if (leads_to(&s->to[i], &k->addr, k->port))
+				s->to[i].state = SENT_LEFT;
+		return 0;
+	}
+	/* The entry of the frontend, or a free one. */
+	struct sent *e = 0;
+	for (int i = 0; s && i < SENT_MOST; i++) {
+		struct sent *x = &s->to[i];
+		if (x->state == SENT_NOTHING ? !e : x->front.port == k->port && same_address(&x->front.addr, &k->addr))
+			e = x;
+	}
+	if ((s && !e) || (e && e->state == SENT_LEFT))
+		return 0;
+	if (e && e->state == SENT_TRANSLATED && keeps(f, e)) {
+		*to = e->to;
+		return 1;
+	}
+	__s64 list = choose(ctx, k, to);
+	if (list == LEFT)
+		return 0;
+	if (!s) {
+		s = bpf_sk_storage_get(&sends, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+		if (!s)
+			return 0;
+		e = &s->to[0];
+	}
+	if (!e)
+		return 0;
+	e->front = *k;
+	e->state = SENT_LEFT;
+	if (list == UNKNOWN)
+		return 0;
+	/* Answers of one endpoint to datagrams to two frontends could not be told apart. */
+	for (int i = 0; i < SENT_MOST; i++)
+		if (leads_to(&s->to[i], &to->addr, to->port))
+			return 0;
+	e->to = *to;
+	e->list = list;
+	e->state = SENT_TRANSLATED;
+	return 1;
+}
+
+/* received finds the frontend that a datagram's sender is shown as. */
+INLINE struct front_key *received(struct bpf_sock_addr *ctx, const struct address *from)
+{
+	if (ctx->protocol != UDP || !ctx->sk)
+		return 0;
+	struct sends *s = bpf_sk_storage_get(&sends, ctx->sk, 0, 0);
+	for (int i = 0; s && i < SENT_MOST; i++)
+		if (leads_to(&s->to[i], from, ctx->user_port))
+			return &s->to[i].front;
+	return 0;
+}
+
+/* roams is whether a socket's route depends on where it sends only: it is not connected, and not bound to an interface. */
+INLINE int roams(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+	return sk && !sk->bound_dev_if && sk->state != ESTABLISHED;
+}
+
+SEC("cgroup/sendmsg4")
+int sendmsg4(struct bpf_sock_addr *ctx)
+{
+	struct front_key k = {.port = ctx->user_port, .protocol = ctx->protocol};
+	struct endpoint to;
+	k.addr.word[2] = swap32(0xffff);
+	k.addr.word[3] = ctx->user_ip4;
+	if (roams(ctx) && !ctx->msg_src_ip4 && send_to(ctx, &k, &to)) {
+		ctx->user_ip4 = to.addr.word[3];
+		ctx->user_port = to.port;
+	}
+	return 1;
+}
+
+SEC("cgroup/sendmsg6")
+int sendmsg6(struct bpf_sock_addr *ctx)
+{
+	struct front_key k = {.port = ctx->user_port, .protocol = ctx->protocol};
+	struct endpoint to;
+	k.addr.word[0] = ctx->user_ip6[0];
+	k.addr.word[1] = ctx->user_ip6[1];
+	k.addr.word[2] = ctx->user_ip6[2];
+	k.addr.word[3] = ctx->user_ip6[3];
+	int from = ctx->msg_src_ip6[0] || ctx->msg_src_ip6[1] || ctx->msg_src_ip6[2] || ctx->msg_src_ip6[3];
+	if (roams(ctx) && !from && send_to(ctx, &k, &to)) {
+		ctx->user_ip6[0] = to.addr.word[0];
+		ctx->user_ip6[1] = to.addr.word[1];
+		ctx->user_ip6[2] = to.addr.word[2];
+		ctx->user_ip6[3] = to.addr.word[3];
+		ctx->user_port = to.port;
+	}
+	return 1;
+}
+
+SEC("cgroup/recvmsg4")
+int recvmsg4(struct bpf_sock_addr *ctx)
+{
+	struct address from = {.word = {0, 0, swap32(0xffff), ctx->user_ip4}};
+	struct front_key *k = received(ctx, &from);
+	if (k) {
+		ctx->user_ip4 = k->addr.word[3];
+		ctx->user_port = k->port;
+	}
+	return 1;
+}
+
+SEC("cgroup/recvmsg6")
+int recvmsg6(struct bpf_sock_addr *ctx)
+{
+	struct address from = {.word = {ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]}};
+	struct front_key *k = received(ctx, &from);
+	if (k) {
+		ctx->user_ip6[0] = k->addr.word[0];
+		ctx->user_ip6[1] = k->addr.word[1];
+		ctx->user_ip6[2] = k->addr.word[2];
+		ctx->user_ip6[3] = k->addr.word[3];
+		ctx->user_port = k->port;
+	}
 	return 1;
 }
 
