@@ -70,7 +70,10 @@ func TestTranslated(t *testing.T) {
 			{"a", svc.TCP, true}, // may be sent to itself
 			{"client", svc.TCP, true},
 			{"other", svc.TCP, true},
-			{"node", svc.UDP, true},
+			{"node", svc.UDP, false},
+			{"b", svc.UDP, false},
+			{"a", svc.UDP, true},
+			{"other", svc.UDP, true},
 		} {
 			if _, tracked := asked(t, e, c.protocol, c.from, to); tracked != c.tracked {
 				t.Errorf("%s to %s from %s: tracked %v, want %v", c.protocol, to, c.from, tracked, c.tracked)

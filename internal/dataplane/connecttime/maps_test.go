@@ -32,13 +32,16 @@ type kernelMaps struct {
 	own    map[own]bool
 	member map[member]bool
 	nodes  map[netip.Addr]bool
-	room   int   // for slots
-	places int   // for addresses of the node
-	unable error // of each removal of a slot, nil for none
-	found  []connect.Class
-	broken error        // the first write that let a connection meet half of a frontend
-	fail   func() error // of each write, nil for none
-	writes int
+	// connected is a socket of UDP for each frontend, swept how often they were looked at.
+	connected map[netip.AddrPort]netip.AddrPort
+	swept     int
+	room      int   // for slots
+	places    int   // for addresses of the node
+	unable    error // of each removal of a slot, nil for none
+	found     []connect.Class
+	broken    error        // the first write that let a connection meet half of a frontend
+	fail      func() error // of each write, nil for none
+	writes    int
 }
 
 func newMaps() *kernelMaps {
@@ -183,6 +186,17 @@ func (m *kernelMaps) DelMember(list uint32, at netip.AddrPort) error {
 	}
 	delete(m.member, member{list, at})
 	return nil
+}
+
+func (m *kernelMaps) EndSockets(stay func(front, endpoint netip.AddrPort) bool) (int, error) {
+	before := len(m.connected)
+	for front, at := range m.connected {
+		if !stay(front, at) {
+			delete(m.connected, front)
+		}
+	}
+	m.swept++
+	return before - len(m.connected), nil
 }
 
 func (m *kernelMaps) Nodes() (out []netip.Addr, err error) {

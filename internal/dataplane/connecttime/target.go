@@ -31,6 +31,7 @@ type kernel interface {
 	Nodes() ([]netip.Addr, error)
 	PutNode(a netip.Addr) error
 	DelNode(a netip.Addr) error
+	EndSockets(stay func(front, endpoint netip.AddrPort) bool) (int, error)
 }
 
 // classifier is what a target needs of connect.Clients.
@@ -51,6 +52,8 @@ type shared struct {
 	next  uint32
 	// That the map of frontends, or that of the node's addresses, has no room was logged.
 	full, nodesFull bool
+	// unended is set when it was logged that sockets could not be ended.
+	unended bool
 	// missing are the families of which not everything was written yet. Then attach puts the programs in force.
 	missing map[svc.Family]bool
 	attach  func() error
@@ -76,6 +79,8 @@ type target struct {
 	nodes  map[netip.Addr]bool
 	// stray are installed slots and own endpoints that no frontend leads to.
 	stray []list
+	// left is set while sockets may be connected with endpoints of UDP that do not serve any more.
+	left bool
 }
 
 // Unwatched is dataplane.Unwatched's: nft's generation does not count changes of the maps.
@@ -201,6 +206,14 @@ func (t *target) readLists() (map[uint32]*list, error) {
 
 // Write is dataplane.Target's.
 func (t *target) Write(ctx context.Context, c *dataplane.Change) error {
+	if err := t.writeAll(ctx, c); err != nil {
+		return err
+	}
+	t.endSockets(c)
+	return nil
+}
+
+func (t *target) writeAll(ctx context.Context, c *dataplane.Change) error {
 	if c.Full {
 		if err := t.settings(&c.Settings); err != nil {
 			return err
@@ -238,6 +251,35 @@ func (t *target) Write(ctx context.Context, c *dataplane.Change) error {
 		return nil
 	}
 	return t.attach()
+}
+
+// endSockets ends connected sockets of UDP whose endpoint does not serve their frontend any more, as connection tracking is
+// told to forget flows of nft's. What fails is tried again with the next change.
+func (t *target) endSockets(c *dataplane.Change) {
+	if !t.left && !c.Full {
+		return
+	}
+	ended, err := t.kernel.EndSockets(func(front, at netip.AddrPort) bool {
+		return svc.FamilyOf(front.Addr()) != t.family || serves(c, front, at)
+	})
+	if ended > 0 {
+		t.log.Info("ended sockets of UDP that were connected with endpoints which are gone", "sockets", ended)
+	}
+	if err != nil && !t.unended {
+		t.unended = true
+		t.log.Warn("cannot end all sockets of UDP that are connected with endpoints which are gone; trying again", "err", err)
+	}
+	t.left = err != nil
+}
+
+// serves reports whether an endpoint may keep the sockets that are connected with a frontend or a node port.
+func serves(c *dataplane.Change, front, at netip.AddrPort) bool {
+	k := dataplane.FrontKey{Addr: front.Addr(), Port: front.Port(), Proto: svc.UDP}
+	p, f := c.Wanted(k)
+	if f == nil {
+		p, f = c.Wanted(dataplane.FrontKey{Port: k.Port, Proto: k.Proto, Node: true})
+	}
+	return f != nil && slices.Contains(membersOf(p.Serving, f.Endpoints, f.LocalClients), at)
 }
 
 // settings writes what all frontends depend on.
@@ -316,6 +358,7 @@ func (t *target) write(k dataplane.FrontKey, want *front) error {
 	if has == nil {
 		return nil
 	}
+	t.left = t.left || has.loses(want)
 	for i := range has.lists {
 		if want != nil && has.lists[i].id == want.lists[i].id {
 			continue

@@ -129,6 +129,73 @@ func TestCostFollowsChange(t *testing.T) {
 	}
 }
 
+// Connected sockets of UDP end when their endpoint serves no more, and are looked at only then.
+func TestSocketsEnd(t *testing.T) {
+	m := newMaps()
+	rec := m.reconciler()
+	a, b := flows.AP("10.244.0.1:80"), flows.AP("10.244.0.2:80")
+	node := flows.AP("192.0.2.1:30080")
+	port := func(p svc.Protocol, addr netip.AddrPort, endpoints, serving []netip.AddrPort) *table.ServicePort {
+		f := table.Frontend{Addr: addr}
+		list := func(all []netip.AddrPort) (out []table.Endpoint) {
+			for _, at := range all {
+				out = append(out, table.Endpoint{Addr: at})
+			}
+			return out
+		}
+		f.Endpoints = list(endpoints)
+		out := flows.Port("web"+p.String(), "", svc.IPv4, p, f)
+		if !addr.Addr().IsValid() {
+			out.Frontends[0].Kind = table.NodePort
+		}
+		out.Serving = list(serving)
+		return out
+	}
+	var sticky, none *table.ServicePort
+	sticky = port(svc.UDP, web4, []netip.AddrPort{b, a}, nil)
+	sticky.Affinity = time.Hour
+	for _, c := range []struct {
+		what  string
+		port  *table.ServicePort
+		swept bool
+		ends  bool
+	}{
+		{"TCP", port(svc.TCP, web4, []netip.AddrPort{b}, nil), false, false},
+		{"more", port(svc.UDP, web4, []netip.AddrPort{a, b}, nil), false, false},
+		{"others", port(svc.UDP, web4, []netip.AddrPort{a}, nil), true, false},
+		{"serves", port(svc.UDP, web4, []netip.AddrPort{b}, []netip.AddrPort{a, b}), false, false},
+		{"left to nft, and serves", sticky, true, false},
+		{"gone", port(svc.UDP, web4, []netip.AddrPort{b}, []netip.AddrPort{b}), true, true},
+		{"no endpoint", port(svc.UDP, web4, nil, nil), true, true},
+		{"no Service", none, true, true},
+	} {
+		before := port(svc.UDP, web4, []netip.AddrPort{a, b}, nil)
+		if c.what == "TCP" {
+			before = port(svc.TCP, web4, []netip.AddrPort{a}, nil)
+		}
+		apply := func(p *table.ServicePort, key []table.Key) {
+			t.Helper()
+			tab := table.New()
+			if p != nil {
+				tab = table.New(p)
+			}
+			if err := rec.Apply(t.Context(), tab, key); err != nil {
+				t.Fatal(err)
+			}
+		}
+		apply(before, nil)
+		m.connected = map[netip.AddrPort]netip.AddrPort{web4: a, node: a}
+		if c.what == "TCP" {
+			m.connected = nil
+		}
+		m.swept = 0
+		apply(c.port, []table.Key{before.Key()})
+		if _, is := m.connected[web4]; (m.swept > 0) != c.swept || c.swept && is == c.ends {
+			t.Errorf("%s: looked at %d times, the socket is there: %v", c.what, m.swept, is)
+		}
+	}
+}
+
 func TestPlanned(t *testing.T) {
 	at := []table.Endpoint{{Addr: flows.AP("10.244.0.1:80")}}
 	for name, c := range map[string]struct {

@@ -1,12 +1,17 @@
 package connecttime
 
 import (
+	"bufio"
+	"context"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
@@ -102,10 +107,49 @@ func TestUnconnected(t *testing.T) {
 	})
 }
 
-// A socket that is bound to an address, or connected, is nft's.
-func TestBoundSocketsAreLeft(t *testing.T) {
+// A connected socket is translated, shows the Service, and may name it with each datagram; one that is bound to an address is nft's.
+func TestConnected(t *testing.T) {
 	e := flows.NewEnv(t, newRig(t).create)
-	e.Apply(t, web(e, "a"), nil)
+	e.Apply(t, web(e, "a", "b", "d"), nil)
+	for _, to := range []netip.AddrPort{web4, web6} {
+		e.Forget(t)
+		conn, err := e.Node.Dial(t.Context(), svc.UDP, to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := conn.(*net.UDPConn)
+		first, err := testbed.AskOn(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 8 {
+			// Go's WriteTo refuses to name an address; the kernel does not.
+			raw, err := c.SyscallConn()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var sent error
+			if err := raw.Write(func(fd uintptr) bool {
+				sent = unix.Sendto(int(fd), []byte("?\n"), 0, sockaddr(to))
+				return true
+			}); err != nil || sent != nil {
+				t.Fatal(err, sent)
+			}
+			buf := make([]byte, 64)
+			n, from, err := c.ReadFromUDPAddrPort(buf)
+			name, _, _ := strings.Cut(string(buf[:n]), " ")
+			if err != nil || name != first.Name || netip.AddrPortFrom(from.Addr().Unmap(), from.Port()) != to {
+				t.Errorf("answered by %s as %s, %v; want %s as %s", name, from, err, first.Name, to)
+			}
+		}
+		if c.RemoteAddr().String() != to.String() {
+			t.Errorf("getpeername says %s, want %s", c.RemoteAddr(), to)
+		}
+		if e.Node.Tracks(svc.UDP, to) == nil {
+			t.Errorf("to %s: translated by nft", to)
+		}
+		_ = c.Close()
+	}
 	var bound *net.UDPConn
 	var err error
 	e.Node.Do(func() { bound, err = net.ListenUDP("udp4", &net.UDPAddr{IP: e.Node.Addr4().AsSlice()}) })
@@ -115,6 +159,74 @@ func TestBoundSocketsAreLeft(t *testing.T) {
 	defer func() { _ = bound.Close() }()
 	if _, from := exchange(t, bound, web4); from != web4 || e.Node.Tracks(svc.UDP, web4) != nil {
 		t.Errorf("bound to an address: answered as %s, or not tracked", from)
+	}
+}
+
+func sockaddr(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}
+	}
+	return &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
+}
+
+// A connected socket ends when its endpoint serves no more, on the node and in a Pod, and no other socket does.
+func TestStaleSocketsEnd(t *testing.T) {
+	e := flows.NewEnv(t, newRig(t).createKnown)
+	fronts := []netip.AddrPort{web4, web6}
+	e.Apply(t, udp(e, fronts, "", "a"), nil)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	type client struct {
+		what  string
+		lines *bufio.Scanner
+	}
+	var clients []client
+	for _, from := range []string{"node", "b"} {
+		for _, to := range fronts {
+			cmd := e.Host(from).Command(ctx, self(t))
+			cmd.Env = append(os.Environ(), askEnv+"="+to.String())
+			out, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { stop(); _ = cmd.Wait() }()
+			clients = append(clients, client{from + " to " + to.String(), bufio.NewScanner(out)})
+		}
+	}
+	until := func(c client, prefix string) {
+		t.Helper()
+		for c.lines.Scan() {
+			if strings.HasPrefix(c.lines.Text(), prefix) {
+				return
+			}
+			if strings.HasPrefix(c.lines.Text(), "ended") {
+				t.Fatalf("%s: %q, want %s", c.what, c.lines.Text(), prefix)
+			}
+		}
+		t.Fatalf("%s: the client is gone: %v", c.what, c.lines.Err())
+	}
+	direct, err := e.Node.Dial(t.Context(), svc.UDP, netip.AddrPortFrom(e.Host("a").Addr4(), 9376))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = direct.Close() }()
+	for _, c := range clients {
+		until(c, "a ")
+	}
+	e.Apply(t, udp(e, fronts, "a d", "d"), nil)
+	for _, c := range clients { // it serves: a later answer is of the same socket
+		until(c, "a ")
+	}
+	e.Apply(t, udp(e, fronts, "", "d"), nil)
+	for _, c := range clients {
+		until(c, "ended")
+		until(c, "d ")
+	}
+	if got, err := testbed.AskOn(direct); err != nil || got.Name != "a" {
+		t.Errorf("the socket that is connected with the endpoint itself: %+v, %v", got, err)
 	}
 }
 

@@ -26,6 +26,13 @@ type programClient struct {
 	Addr   [2]programAddress
 }
 
+type programConnected struct {
+	_      structs.HostLayout
+	Cookie uint64
+	Front  programFrontKey
+	To     programEndpoint
+}
+
 type programEndpoint struct {
 	_      structs.HostLayout
 	Addr   programAddress
@@ -67,6 +74,7 @@ type programPeer struct {
 	Addr   programAddress
 	Port   uint16
 	Unused uint16
+	To     programEndpoint
 }
 
 type programSends struct {
@@ -99,14 +107,17 @@ const (
 	programMapPeers         = "peers"
 	programMapSends         = "sends"
 	programMapSlots         = "slots"
+	programMapSockets       = "sockets"
 	programProgConnect4     = "connect4"
 	programProgConnect6     = "connect6"
 	programProgGetpeername4 = "getpeername4"
 	programProgGetpeername6 = "getpeername6"
 	programProgRecvmsg4     = "recvmsg4"
 	programProgRecvmsg6     = "recvmsg6"
+	programProgReleased     = "released"
 	programProgSendmsg4     = "sendmsg4"
 	programProgSendmsg6     = "sendmsg6"
+	programVarEndsSockets   = "ends_sockets"
 	programVarNodeNamespace = "node_namespace"
 )
 
@@ -158,6 +169,7 @@ type programProgramSpecs struct {
 	Getpeername6 *ebpf.ProgramSpec `ebpf:"getpeername6"`
 	Recvmsg4     *ebpf.ProgramSpec `ebpf:"recvmsg4"`
 	Recvmsg6     *ebpf.ProgramSpec `ebpf:"recvmsg6"`
+	Released     *ebpf.ProgramSpec `ebpf:"released"`
 	Sendmsg4     *ebpf.ProgramSpec `ebpf:"sendmsg4"`
 	Sendmsg6     *ebpf.ProgramSpec `ebpf:"sendmsg6"`
 }
@@ -175,12 +187,14 @@ type programMapSpecs struct {
 	Peers   *ebpf.MapSpec `ebpf:"peers"`
 	Sends   *ebpf.MapSpec `ebpf:"sends"`
 	Slots   *ebpf.MapSpec `ebpf:"slots"`
+	Sockets *ebpf.MapSpec `ebpf:"sockets"`
 }
 
 // programVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type programVariableSpecs struct {
+	EndsSockets   *ebpf.VariableSpec `ebpf:"ends_sockets"`
 	NodeNamespace *ebpf.VariableSpec `ebpf:"node_namespace"`
 }
 
@@ -213,6 +227,7 @@ type programMaps struct {
 	Peers   *ebpf.Map `ebpf:"peers"`
 	Sends   *ebpf.Map `ebpf:"sends"`
 	Slots   *ebpf.Map `ebpf:"slots"`
+	Sockets *ebpf.Map `ebpf:"sockets"`
 }
 
 func (m *programMaps) Close() error {
@@ -226,6 +241,7 @@ func (m *programMaps) Close() error {
 		m.Peers,
 		m.Sends,
 		m.Slots,
+		m.Sockets,
 	)
 }
 
@@ -233,6 +249,7 @@ func (m *programMaps) Close() error {
 //
 // It can be passed to loadProgramObjects or ebpf.CollectionSpec.LoadAndAssign.
 type programVariables struct {
+	EndsSockets   *ebpf.Variable `ebpf:"ends_sockets"`
 	NodeNamespace *ebpf.Variable `ebpf:"node_namespace"`
 }
 
@@ -246,6 +263,7 @@ type programPrograms struct {
 	Getpeername6 *ebpf.Program `ebpf:"getpeername6"`
 	Recvmsg4     *ebpf.Program `ebpf:"recvmsg4"`
 	Recvmsg6     *ebpf.Program `ebpf:"recvmsg6"`
+	Released     *ebpf.Program `ebpf:"released"`
 	Sendmsg4     *ebpf.Program `ebpf:"sendmsg4"`
 	Sendmsg6     *ebpf.Program `ebpf:"sendmsg6"`
 }
@@ -258,6 +276,7 @@ func (p *programPrograms) Close() error {
 		p.Getpeername6,
 		p.Recvmsg4,
 		p.Recvmsg6,
+		p.Released,
 		p.Sendmsg4,
 		p.Sendmsg6,
 	)

@@ -71,11 +71,19 @@ struct ask {
 	__u32 unused;
 };
 
-/* What a translated socket's program believes to be connected with. */
+/* What a translated socket's program believes to be connected with, and what it is connected with. */
 struct peer {
 	struct address addr;
 	__u16 port;
 	__u16 unused;
+	struct endpoint to;
+};
+
+/* A translated socket of UDP that is connected: the agent ends it when its endpoint leaves. */
+struct connected {
+	__u64 cookie; /* of its network namespace */
+	struct front_key front;
+	struct endpoint to;
 };
 
 /* Where the datagrams go that a socket sends to a frontend, for as long as it is open. */
@@ -97,6 +105,9 @@ struct sends {
 
 /* The cookie of the node's network namespace, written before the programs are loaded. */
 volatile const __u64 node_namespace = 0;
+
+/* Whether the agent can end sockets, written as well. Where it cannot, connected sockets of UDP are nft's. */
+volatile const __u32 ends_sockets = 0;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -163,6 +174,15 @@ struct {
 	__type(key, int);
 	__type(value, struct sends);
 } sends SEC(".maps");
+
+/* By the cookie of the socket, which takes its entry away when it is closed. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 16);
+	__type(key, __u64);
+	__type(value, struct connected);
+} sockets SEC(".maps");
 
 INLINE __u32 swap32(__u32 v) { return __builtin_bswap32(v); }
 
@@ -267,20 +287,43 @@ INLINE int bound(struct bpf_sock_addr *ctx, int six)
 	return sk->src_ip6[0] || sk->src_ip6[1] || sk->src_ip6[2] || sk->src_ip6[3];
 }
 
+/* note tells the agent of a connected socket of UDP, and reports whether there was room. */
+INLINE int note(struct bpf_sock_addr *ctx, const struct front_key *k, const struct endpoint *to)
+{
+	__u64 cookie = bpf_get_socket_cookie(ctx);
+	struct connected c = {.cookie = bpf_get_netns_cookie(ctx), .front = *k, .to = *to};
+	return !bpf_map_update_elem(&sockets, &cookie, &c, 0);
+}
+
+/* forget is for a socket that is connected with something else now. */
+INLINE void forget(struct bpf_sock_addr *ctx, __u8 protocol)
+{
+	bpf_sk_storage_delete(&peers, ctx->sk);
+	if (protocol == UDP) {
+		__u64 cookie = bpf_get_socket_cookie(ctx);
+		bpf_map_delete_elem(&sockets, &cookie);
+	}
+}
+
 /* translate finds where a connection to k goes, and remembers k for getpeername. */
 INLINE int translate(struct bpf_sock_addr *ctx, struct front_key *k, struct endpoint *to, int six)
 {
 	if (!ctx->sk)
 		return 0;
-	if (k->protocol != TCP || bound(ctx, six) || choose(ctx, k, to) < 0) {
-		bpf_sk_storage_delete(&peers, ctx->sk);
+	if ((k->protocol != TCP && !(k->protocol == UDP && ends_sockets)) || bound(ctx, six) || choose(ctx, k, to) < 0) {
+		forget(ctx, k->protocol);
 		return 0;
 	}
 	struct peer *p = bpf_sk_storage_get(&peers, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!p)
 		return 0;
+	if (k->protocol == UDP && !note(ctx, k, to)) {
+		forget(ctx, k->protocol);
+		return 0;
+	}
 	p->addr = k->addr;
 	p->port = k->port;
+	p->to = *to;
 	return 1;
 }
 
@@ -361,23 +404,49 @@ INLINE int send_to(struct bpf_sock_addr *ctx, struct front_key *k, struct endpoi
 	return 1;
 }
 
+/* peer_of returns the peer of a translated socket while it is connected. */
+INLINE struct peer *peer_of(struct bpf_sock_addr *ctx)
+{
+	if (!ctx->sk || ctx->sk->state != ESTABLISHED)
+		return 0;
+	return bpf_sk_storage_get(&peers, ctx->sk, 0, 0);
+}
+
+/* sends_to is send_to for all sockets: a connected one may name its peer nevertheless. bound is whether the datagram has a
+ * source address. */
+INLINE int sends_to(struct bpf_sock_addr *ctx, struct front_key *k, struct endpoint *to, int bound)
+{
+	struct bpf_sock *sk = ctx->sk;
+	if (!sk || sk->bound_dev_if)
+		return 0;
+	if (sk->state == ESTABLISHED) {
+		struct peer *p = peer_of(ctx);
+		if (!p || p->port != k->port || !same_address(&p->addr, &k->addr))
+			return 0;
+		*to = p->to;
+		return 1;
+	}
+	return !bound && send_to(ctx, k, to);
+}
+
 /* received finds the frontend that a datagram's sender is shown as. */
-INLINE struct front_key *received(struct bpf_sock_addr *ctx, const struct address *from)
+INLINE int received(struct bpf_sock_addr *ctx, struct front_key *from)
 {
 	if (ctx->protocol != UDP || !ctx->sk)
 		return 0;
+	struct peer *p = peer_of(ctx);
+	if (p && p->to.port == from->port && same_address(&p->to.addr, &from->addr)) {
+		from->addr = p->addr;
+		from->port = p->port;
+		return 1;
+	}
 	struct sends *s = bpf_sk_storage_get(&sends, ctx->sk, 0, 0);
 	for (int i = 0; s && i < SENT_MOST; i++)
-		if (leads_to(&s->to[i], from, ctx->user_port))
-			return &s->to[i].front;
+		if (leads_to(&s->to[i], &from->addr, from->port)) {
+			*from = s->to[i].front;
+			return 1;
+		}
 	return 0;
-}
-
-/* roams is whether a socket's route depends on where it sends only: it is not connected, and not bound to an interface. */
-INLINE int roams(struct bpf_sock_addr *ctx)
-{
-	struct bpf_sock *sk = ctx->sk;
-	return sk && !sk->bound_dev_if && sk->state != ESTABLISHED;
 }
 
 SEC("cgroup/sendmsg4")
@@ -387,7 +456,7 @@ int sendmsg4(struct bpf_sock_addr *ctx)
 	struct endpoint to;
 	k.addr.word[2] = swap32(0xffff);
 	k.addr.word[3] = ctx->user_ip4;
-	if (roams(ctx) && !ctx->msg_src_ip4 && send_to(ctx, &k, &to)) {
+	if (sends_to(ctx, &k, &to, ctx->msg_src_ip4 != 0)) {
 		ctx->user_ip4 = to.addr.word[3];
 		ctx->user_port = to.port;
 	}
@@ -403,8 +472,8 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 	k.addr.word[1] = ctx->user_ip6[1];
 	k.addr.word[2] = ctx->user_ip6[2];
 	k.addr.word[3] = ctx->user_ip6[3];
-	int from = ctx->msg_src_ip6[0] || ctx->msg_src_ip6[1] || ctx->msg_src_ip6[2] || ctx->msg_src_ip6[3];
-	if (roams(ctx) && !from && send_to(ctx, &k, &to)) {
+	int bound = ctx->msg_src_ip6[0] || ctx->msg_src_ip6[1] || ctx->msg_src_ip6[2] || ctx->msg_src_ip6[3];
+	if (sends_to(ctx, &k, &to, bound)) {
 		ctx->user_ip6[0] = to.addr.word[0];
 		ctx->user_ip6[1] = to.addr.word[1];
 		ctx->user_ip6[2] = to.addr.word[2];
@@ -417,11 +486,10 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 SEC("cgroup/recvmsg4")
 int recvmsg4(struct bpf_sock_addr *ctx)
 {
-	struct address from = {.word = {0, 0, swap32(0xffff), ctx->user_ip4}};
-	struct front_key *k = received(ctx, &from);
-	if (k) {
-		ctx->user_ip4 = k->addr.word[3];
-		ctx->user_port = k->port;
+	struct front_key k = {.addr.word = {0, 0, swap32(0xffff), ctx->user_ip4}, .port = ctx->user_port};
+	if (received(ctx, &k)) {
+		ctx->user_ip4 = k.addr.word[3];
+		ctx->user_port = k.port;
 	}
 	return 1;
 }
@@ -429,14 +497,28 @@ int recvmsg4(struct bpf_sock_addr *ctx)
 SEC("cgroup/recvmsg6")
 int recvmsg6(struct bpf_sock_addr *ctx)
 {
-	struct address from = {.word = {ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]}};
-	struct front_key *k = received(ctx, &from);
-	if (k) {
-		ctx->user_ip6[0] = k->addr.word[0];
-		ctx->user_ip6[1] = k->addr.word[1];
-		ctx->user_ip6[2] = k->addr.word[2];
-		ctx->user_ip6[3] = k->addr.word[3];
-		ctx->user_port = k->port;
+	struct front_key k = {.port = ctx->user_port};
+	k.addr.word[0] = ctx->user_ip6[0];
+	k.addr.word[1] = ctx->user_ip6[1];
+	k.addr.word[2] = ctx->user_ip6[2];
+	k.addr.word[3] = ctx->user_ip6[3];
+	if (received(ctx, &k)) {
+		ctx->user_ip6[0] = k.addr.word[0];
+		ctx->user_ip6[1] = k.addr.word[1];
+		ctx->user_ip6[2] = k.addr.word[2];
+		ctx->user_ip6[3] = k.addr.word[3];
+		ctx->user_port = k.port;
+	}
+	return 1;
+}
+
+/* Of every socket that is closed. */
+SEC("cgroup/sock_release")
+int released(struct bpf_sock *sk)
+{
+	if (sk->protocol == UDP) {
+		__u64 cookie = bpf_get_socket_cookie(sk);
+		bpf_map_delete_elem(&sockets, &cookie);
 	}
 	return 1;
 }
