@@ -134,7 +134,7 @@ func (b *bench) main(chosen []run, keep bool) (err error) {
 	var failed []error
 	for _, r := range chosen {
 		if missing := b.missing(r); missing != "" {
-			b.say("%s is left out: %s has not been built (make peers)", r.name, missing)
+			b.say("%s is left out: it takes %s", r.name, missing)
 			continue
 		}
 		b.say("%s: %s", r.name, r.about)
@@ -185,11 +185,14 @@ func (b *bench) prepare(ctx context.Context) (err error) {
 	return err
 }
 
-// missing is a program that r needs and that is not there, empty if none is.
+// missing is what r needs and what is not there, empty if nothing is.
 func (b *bench) missing(r run) string {
 	for _, name := range r.needs {
-		if b.peer(name) == "" {
+		switch {
+		case name == needsBPF && !canAttach():
 			return name
+		case name != needsBPF && b.peer(name) == "":
+			return name + ", which has not been built (make peers)"
 		}
 	}
 	return ""

@@ -21,10 +21,11 @@ type proxy struct {
 	start func(h *host, dir, kubeconfig string) (*process, error)
 }
 
-func (b *bench) fairleadProxy() proxy {
+// fairleadProxy is fairlead's proxy in mode nft, with further arguments.
+func (b *bench) fairleadProxy(args ...string) proxy {
 	return proxy{"fairlead", func(h *host, dir, kubeconfig string) (*process, error) {
-		return spawn(h, dir, "fairlead-proxy", b.fairlead, "proxy", "--mode", "nft",
-			"--kubeconfig", kubeconfig, "--node-name", h.name, "--conntrack-max-per-core", "0")
+		return spawn(h, dir, "fairlead-proxy", b.fairlead, append([]string{"proxy", "--mode", "nft",
+			"--kubeconfig", kubeconfig, "--node-name", h.name, "--conntrack-max-per-core", "0"}, args...)...)
 	}}
 }
 

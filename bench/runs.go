@@ -10,8 +10,8 @@ import (
 type run struct {
 	name, about string
 	measure     func(*bench, context.Context) ([]figure, error)
-	// needs are programs in the folder of the peers without which there is
-	// nothing to measure.
+	// needs are programs in the folder of the peers, or needsBPF, without which
+	// there is nothing to measure.
 	needs []string
 }
 
@@ -30,6 +30,8 @@ func runs() []run {
 		{"load10k", "10,000 services x 10 endpoints from nothing", (*bench).runLoad10k, nil},
 		{"stress", "20 changes a second, a burst, connections and bytes at 10,000 services x 10 endpoints", (*bench).runStress, nil},
 		{"large", "50,000 services x 10 endpoints", (*bench).runLarge, nil},
+		{"connecttime", "connect-time beside mode nft without it, direct connections and kube-proxy, at 1, 1,000 and 50,000 services",
+			(*bench).runConnectTime, []string{needsBPF}},
 		{"iptables", "iptables mode, at 2,000 services x 10 endpoints with the nf_tables variant and 10,000 with the legacy one",
 			(*bench).runIPTables, nil},
 		{"dns", "the cluster's names, against CoreDNS", (*bench).runDNS, nil},

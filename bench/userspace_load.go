@@ -223,6 +223,21 @@ func (l load) requests(ctx context.Context, n int, d time.Duration) (rate, error
 	})
 }
 
+// opens has n clients open connections and reset them: their ports are free
+// again at once.
+func (l load) opens(ctx context.Context, n int, d time.Duration) (rate, error) {
+	return l.every(ctx, n, d, func() (func() error, func(), error) {
+		return func() error {
+			fd, err := l.connect()
+			if err != nil {
+				return err
+			}
+			err = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+			return errors.Join(err, unix.Close(fd))
+		}, func() {}, nil
+	})
+}
+
 // connections has n clients open a connection for each message. The endpoint
 // ends it: the port of the proxy's connection to it is free again at once.
 func (l load) connections(ctx context.Context, n int, d time.Duration) (rate, error) {

@@ -43,6 +43,9 @@ func New(of nft.Config, cfg connect.Config, log *slog.Logger) (*Mode, error) {
 	if err != nil {
 		return nil, errors.Join(err, clients.Close(), programs.Close())
 	}
+	if err := programs.Unable(); err != nil {
+		log.Warn("connect-time leaves connected sockets of UDP to the packet filter", "err", err)
+	}
 	m := &Mode{Mode: behind, programs: programs, clients: clients}
 	s := newShared(programs, clients, log, socket.Families(), programs.Attach)
 	for _, f := range socket.Families() {

@@ -70,7 +70,10 @@ func TestTranslated(t *testing.T) {
 			{"a", svc.TCP, true}, // may be sent to itself
 			{"client", svc.TCP, true},
 			{"other", svc.TCP, true},
-			{"node", svc.UDP, true},
+			{"node", svc.UDP, false},
+			{"b", svc.UDP, false},
+			{"a", svc.UDP, true},
+			{"other", svc.UDP, true},
 		} {
 			if _, tracked := asked(t, e, c.protocol, c.from, to); tracked != c.tracked {
 				t.Errorf("%s to %s from %s: tracked %v, want %v", c.protocol, to, c.from, tracked, c.tracked)
@@ -156,8 +159,8 @@ func TestRestart(t *testing.T) {
 	e := flows.NewEnv(t, r.create)
 	e.Apply(t, web(e, "a", "d"), nil)
 	before := routes(t, e, r)
-	if len(before) != 2 {
-		t.Fatalf("%d frontends are installed, want 2: %v", len(before), before)
+	if len(before) != 4 {
+		t.Fatalf("%d frontends are installed, want 4: %v", len(before), before)
 	}
 	if err := e.Dataplane.Close(); err != nil {
 		t.Fatal(err)

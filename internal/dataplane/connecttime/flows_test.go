@@ -84,5 +84,8 @@ func TestFlows(t *testing.T) { flows.Run(t, "nft", newRig(t).createKnown) }
 // Every question has the same answer as with nft only.
 func TestSameAsNFT(t *testing.T) {
 	r := newRig(t)
-	flows.Compare(t, flows.NewEnv(t, r.createKnown), r.group.Outside)
+	e := flows.NewEnv(t, r.createKnown)
+	for _, p := range []svc.Protocol{svc.TCP, svc.UDP} {
+		flows.Compare(t, e, p, r.group.Outside)
+	}
 }

@@ -1,6 +1,8 @@
 package connecttime
 
 import (
+	"errors"
+	"fmt"
 	"net"
 	"os"
 	"testing"
@@ -9,14 +11,48 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
-// callEnv makes this program a client that connects to an address again and again.
-const callEnv = "FAIRLEAD_TEST_CALL"
+// callEnv makes this program a client that connects to an address again and again, askEnv one that sends datagrams to it
+// from one connected socket as long as that goes.
+const (
+	callEnv = "FAIRLEAD_TEST_CALL"
+	askEnv  = "FAIRLEAD_TEST_ASK"
+)
 
 func TestMain(m *testing.M) {
 	if to := os.Getenv(callEnv); to != "" {
 		call(to)
 	}
+	if to := os.Getenv(askEnv); to != "" {
+		resolve(to)
+	}
 	testbed.Main(m)
+}
+
+// resolve asks until the process is ended, as a resolver does that keeps its socket. It writes a line for each answer, and for
+// each socket's end.
+func resolve(to string) {
+	var c net.Conn
+	for buf := make([]byte, 256); ; <-time.After(20 * time.Millisecond) {
+		var err error
+		if c == nil {
+			if c, err = net.Dial("udp", to); err != nil {
+				continue
+			}
+		}
+		_ = c.SetDeadline(time.Now().Add(time.Second))
+		n := 0
+		if _, err = c.Write([]byte("?\n")); err == nil {
+			n, err = c.Read(buf)
+		}
+		switch {
+		case err == nil:
+			fmt.Print(string(buf[:n]))
+		case !errors.Is(err, os.ErrDeadlineExceeded):
+			fmt.Println("ended", err)
+			_ = c.Close()
+			c = nil
+		}
+	}
 }
 
 // call connects until the process is ended.

@@ -15,6 +15,11 @@ import (
 
 type slot struct{ list, slot uint32 }
 
+type member struct {
+	list uint32
+	at   netip.AddrPort
+}
+
 type own struct {
 	list uint32
 	addr netip.Addr
@@ -25,20 +30,25 @@ type kernelMaps struct {
 	fronts map[connect.Front]connect.Route
 	slots  map[slot]netip.AddrPort
 	own    map[own]bool
+	member map[member]bool
 	nodes  map[netip.Addr]bool
-	room   int   // for slots
-	places int   // for addresses of the node
-	unable error // of each removal of a slot, nil for none
-	found  []connect.Class
-	broken error        // the first write that let a connection meet half of a frontend
-	fail   func() error // of each write, nil for none
-	writes int
+	// connected is a socket of UDP for each frontend, swept how often they were looked at.
+	connected map[netip.AddrPort]netip.AddrPort
+	swept     int
+	room      int   // for slots
+	places    int   // for addresses of the node
+	unable    error // of each removal of a slot, nil for none
+	found     []connect.Class
+	broken    error        // the first write that let a connection meet half of a frontend
+	fail      func() error // of each write, nil for none
+	writes    int
 }
 
 func newMaps() *kernelMaps {
 	return &kernelMaps{
 		fronts: map[connect.Front]connect.Route{}, slots: map[slot]netip.AddrPort{}, own: map[own]bool{},
-		nodes: map[netip.Addr]bool{}, room: 1 << 20, places: 1 << 10,
+		member: map[member]bool{},
+		nodes:  map[netip.Addr]bool{}, room: 1 << 20, places: 1 << 10,
 	}
 }
 
@@ -148,6 +158,45 @@ func (m *kernelMaps) DelOwn(list uint32, a netip.Addr) error {
 	}
 	delete(m.own, own{list, a})
 	return nil
+}
+
+func (m *kernelMaps) Members(f func(list uint32, at netip.AddrPort)) error {
+	for k := range m.member {
+		f(k.list, k.at)
+	}
+	return nil
+}
+
+func (m *kernelMaps) PutMembers(list uint32, endpoints []netip.AddrPort) error {
+	if len(endpoints) == 0 {
+		return nil
+	}
+	if err := m.used(list); err != nil {
+		return err
+	}
+	for _, at := range endpoints {
+		m.member[member{list, at}] = true
+	}
+	return nil
+}
+
+func (m *kernelMaps) DelMember(list uint32, at netip.AddrPort) error {
+	if err := m.used(list); err != nil {
+		return err
+	}
+	delete(m.member, member{list, at})
+	return nil
+}
+
+func (m *kernelMaps) EndSockets(stay func(front, endpoint netip.AddrPort) bool) (int, error) {
+	before := len(m.connected)
+	for front, at := range m.connected {
+		if !stay(front, at) {
+			delete(m.connected, front)
+		}
+	}
+	m.swept++
+	return before - len(m.connected), nil
 }
 
 func (m *kernelMaps) Nodes() (out []netip.Addr, err error) {

@@ -23,10 +23,12 @@ type list struct {
 	id        uint32 // 0: not installed
 	endpoints []netip.AddrPort
 	own       []netip.Addr
+	// members are all endpoints that may keep a socket that sends datagrams to them, sorted; of UDP.
+	members []netip.AddrPort
 }
 
 func (l *list) same(o *list) bool {
-	return slices.Equal(l.endpoints, o.endpoints) && slices.Equal(l.own, o.own)
+	return slices.Equal(l.endpoints, o.endpoints) && slices.Equal(l.own, o.own) && slices.Equal(l.members, o.members)
 }
 
 // same reports whether two fronts differ in nothing but the numbers of their lists.
@@ -34,12 +36,29 @@ func (f *front) same(o *front) bool {
 	return f.split == o.split && f.masquerade == o.masquerade && f.lists[0].same(&o.lists[0]) && f.lists[1].same(&o.lists[1])
 }
 
+// loses reports whether a socket that f has led to an endpoint may not keep it when f becomes want.
+func (f *front) loses(want *front) bool {
+	for _, l := range f.lists {
+		for _, at := range l.members {
+			if want == nil || !want.lists[0].keeps(at) && !want.lists[1].keeps(at) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (l *list) keeps(at netip.AddrPort) bool {
+	_, found := slices.BinarySearchFunc(l.members, at, netip.AddrPort.Compare)
+	return found
+}
+
 // planned returns what the programs do with a frontend, nil for what they leave to nft: where a connection's way depends on
 // more than who the client is, or there is no endpoint, whose refusal is nft's. A DNS server on the node itself, of 'fairlead agent' or
 // NodeLocal DNSCache, answers at the address of the Service before nft sees the packet.
 func planned(set *dataplane.Settings, p *table.ServicePort, f *table.Frontend) *front {
 	switch {
-	case p == nil, p.Protocol != svc.TCP, p.Affinity != 0, f.SourceRanges != nil, f.Addr.Port() == svc.DNSPort:
+	case p == nil, p.Protocol == svc.SCTP, p.Affinity != 0, f.SourceRanges != nil, f.Addr.Port() == svc.DNSPort:
 		return nil
 	}
 	out := &front{split: f.LocalClients != nil, masquerade: masquerade(set, f)}
@@ -50,7 +69,26 @@ func planned(set *dataplane.Settings, p *table.ServicePort, f *table.Frontend) *
 	if len(out.lists[0].endpoints)+len(out.lists[1].endpoints) == 0 {
 		return nil
 	}
+	if p.Protocol == svc.UDP {
+		members := membersOf(p.Serving, f.Endpoints, f.LocalClients)
+		for i := range out.lists {
+			if len(out.lists[i].endpoints) > 0 {
+				out.lists[i].members = members
+			}
+		}
+	}
 	return out
+}
+
+// membersOf returns the endpoints that a flow of datagrams may keep: the ones that serve, also where others are preferred now.
+func membersOf(all ...[]table.Endpoint) (out []netip.AddrPort) {
+	for _, list := range all {
+		for _, e := range list {
+			out = append(out, e.Addr)
+		}
+	}
+	slices.SortFunc(out, netip.AddrPort.Compare)
+	return slices.Compact(out)
 }
 
 func masquerade(set *dataplane.Settings, f *table.Frontend) connect.Masquerade {

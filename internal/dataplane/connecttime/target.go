@@ -25,9 +25,13 @@ type kernel interface {
 	Own(f func(list uint32, a netip.Addr)) error
 	PutOwn(list uint32, a netip.Addr) error
 	DelOwn(list uint32, a netip.Addr) error
+	Members(f func(list uint32, at netip.AddrPort)) error
+	PutMembers(list uint32, endpoints []netip.AddrPort) error
+	DelMember(list uint32, at netip.AddrPort) error
 	Nodes() ([]netip.Addr, error)
 	PutNode(a netip.Addr) error
 	DelNode(a netip.Addr) error
+	EndSockets(stay func(front, endpoint netip.AddrPort) bool) (int, error)
 }
 
 // classifier is what a target needs of connect.Clients.
@@ -48,6 +52,8 @@ type shared struct {
 	next  uint32
 	// That the map of frontends, or that of the node's addresses, has no room was logged.
 	full, nodesFull bool
+	// unended is set when it was logged that sockets could not be ended.
+	unended bool
 	// missing are the families of which not everything was written yet. Then attach puts the programs in force.
 	missing map[svc.Family]bool
 	attach  func() error
@@ -73,6 +79,8 @@ type target struct {
 	nodes  map[netip.Addr]bool
 	// stray are installed slots and own endpoints that no frontend leads to.
 	stray []list
+	// left is set while sockets may be connected with endpoints of UDP that do not serve any more.
+	left bool
 }
 
 // Unwatched is dataplane.Unwatched's: nft's generation does not count changes of the maps.
@@ -186,15 +194,26 @@ func (t *target) readLists() (map[uint32]*list, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = t.kernel.Own(func(id uint32, a netip.Addr) { of(id).own = append(of(id).own, a) })
+	err = errors.Join(
+		t.kernel.Own(func(id uint32, a netip.Addr) { of(id).own = append(of(id).own, a) }),
+		t.kernel.Members(func(id uint32, at netip.AddrPort) { of(id).members = append(of(id).members, at) }))
 	for _, l := range lists {
 		slices.SortFunc(l.own, netip.Addr.Compare)
+		slices.SortFunc(l.members, netip.AddrPort.Compare)
 	}
 	return lists, err
 }
 
 // Write is dataplane.Target's.
 func (t *target) Write(ctx context.Context, c *dataplane.Change) error {
+	if err := t.writeAll(ctx, c); err != nil {
+		return err
+	}
+	t.endSockets(c)
+	return nil
+}
+
+func (t *target) writeAll(ctx context.Context, c *dataplane.Change) error {
 	if c.Full {
 		if err := t.settings(&c.Settings); err != nil {
 			return err
@@ -232,6 +251,35 @@ func (t *target) Write(ctx context.Context, c *dataplane.Change) error {
 		return nil
 	}
 	return t.attach()
+}
+
+// endSockets ends connected sockets of UDP whose endpoint does not serve their frontend any more, as connection tracking is
+// told to forget flows of nft's. What fails is tried again with the next change.
+func (t *target) endSockets(c *dataplane.Change) {
+	if !t.left && !c.Full {
+		return
+	}
+	ended, err := t.kernel.EndSockets(func(front, at netip.AddrPort) bool {
+		return svc.FamilyOf(front.Addr()) != t.family || serves(c, front, at)
+	})
+	if ended > 0 {
+		t.log.Info("ended sockets of UDP that were connected with endpoints which are gone", "sockets", ended)
+	}
+	if err != nil && !t.unended {
+		t.unended = true
+		t.log.Warn("cannot end all sockets of UDP that are connected with endpoints which are gone; trying again", "err", err)
+	}
+	t.left = err != nil
+}
+
+// serves reports whether an endpoint may keep the sockets that are connected with a frontend or a node port.
+func serves(c *dataplane.Change, front, at netip.AddrPort) bool {
+	k := dataplane.FrontKey{Addr: front.Addr(), Port: front.Port(), Proto: svc.UDP}
+	p, f := c.Wanted(k)
+	if f == nil {
+		p, f = c.Wanted(dataplane.FrontKey{Port: k.Port, Proto: k.Proto, Node: true})
+	}
+	return f != nil && slices.Contains(membersOf(p.Serving, f.Endpoints, f.LocalClients), at)
 }
 
 // settings writes what all frontends depend on.
@@ -310,6 +358,7 @@ func (t *target) write(k dataplane.FrontKey, want *front) error {
 	if has == nil {
 		return nil
 	}
+	t.left = t.left || has.loses(want)
 	for i := range has.lists {
 		if want != nil && has.lists[i].id == want.lists[i].id {
 			continue
@@ -365,6 +414,9 @@ func (t *target) putList(l *list) error {
 			return err
 		}
 	}
+	if err := t.kernel.PutMembers(l.id, l.members); err != nil {
+		return err
+	}
 	return t.kernel.PutSlots(l.id, l.endpoints)
 }
 
@@ -380,6 +432,11 @@ func (t *target) remove(l *list) error {
 	}
 	for _, a := range l.own {
 		if err := t.kernel.DelOwn(l.id, a); err != nil {
+			return err
+		}
+	}
+	for _, at := range l.members {
+		if err := t.kernel.DelMember(l.id, at); err != nil {
 			return err
 		}
 	}

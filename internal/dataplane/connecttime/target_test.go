@@ -29,7 +29,8 @@ func randomPort(r *rand.Rand, n int) *table.ServicePort {
 	if r.IntN(2) == 0 {
 		f.LocalClients = append([]table.Endpoint{}, list()...)
 	}
-	p := flows.Port(fmt.Sprintf("web%d", n), "", svc.IPv4, svc.TCP, f)
+	p := flows.Port(fmt.Sprintf("web%d", n), "", svc.IPv4, []svc.Protocol{svc.TCP, svc.UDP}[r.IntN(2)], f)
+	p.Serving = list()
 	if r.IntN(4) == 0 {
 		p.Affinity = time.Hour
 	}
@@ -94,8 +95,13 @@ func TestRandomChangesWithFaults(t *testing.T) {
 		if has, want := m.text(t), other.text(t); has != want {
 			t.Fatalf("seed %d: the maps have\n%swant\n%s", seed, has, want)
 		}
-		if len(m.slots) != len(other.slots) || len(m.own) != len(other.own) {
-			t.Fatalf("seed %d: %d slots and %d own endpoints, want %d and %d", seed, len(m.slots), len(m.own), len(other.slots), len(other.own))
+		for what, n := range map[string][2]int{
+			"slots": {len(m.slots), len(other.slots)}, "own endpoints": {len(m.own), len(other.own)},
+			"members": {len(m.member), len(other.member)},
+		} {
+			if n[0] != n[1] {
+				t.Fatalf("seed %d: %d %s, want %d", seed, n[0], what, n[1])
+			}
 		}
 	}
 }
@@ -123,6 +129,73 @@ func TestCostFollowsChange(t *testing.T) {
 	}
 }
 
+// Connected sockets of UDP end when their endpoint serves no more, and are looked at only then.
+func TestSocketsEnd(t *testing.T) {
+	m := newMaps()
+	rec := m.reconciler()
+	a, b := flows.AP("10.244.0.1:80"), flows.AP("10.244.0.2:80")
+	node := flows.AP("192.0.2.1:30080")
+	port := func(p svc.Protocol, addr netip.AddrPort, endpoints, serving []netip.AddrPort) *table.ServicePort {
+		f := table.Frontend{Addr: addr}
+		list := func(all []netip.AddrPort) (out []table.Endpoint) {
+			for _, at := range all {
+				out = append(out, table.Endpoint{Addr: at})
+			}
+			return out
+		}
+		f.Endpoints = list(endpoints)
+		out := flows.Port("web"+p.String(), "", svc.IPv4, p, f)
+		if !addr.Addr().IsValid() {
+			out.Frontends[0].Kind = table.NodePort
+		}
+		out.Serving = list(serving)
+		return out
+	}
+	var sticky, none *table.ServicePort
+	sticky = port(svc.UDP, web4, []netip.AddrPort{b, a}, nil)
+	sticky.Affinity = time.Hour
+	for _, c := range []struct {
+		what  string
+		port  *table.ServicePort
+		swept bool
+		ends  bool
+	}{
+		{"TCP", port(svc.TCP, web4, []netip.AddrPort{b}, nil), false, false},
+		{"more", port(svc.UDP, web4, []netip.AddrPort{a, b}, nil), false, false},
+		{"others", port(svc.UDP, web4, []netip.AddrPort{a}, nil), true, false},
+		{"serves", port(svc.UDP, web4, []netip.AddrPort{b}, []netip.AddrPort{a, b}), false, false},
+		{"left to nft, and serves", sticky, true, false},
+		{"gone", port(svc.UDP, web4, []netip.AddrPort{b}, []netip.AddrPort{b}), true, true},
+		{"no endpoint", port(svc.UDP, web4, nil, nil), true, true},
+		{"no Service", none, true, true},
+	} {
+		before := port(svc.UDP, web4, []netip.AddrPort{a, b}, nil)
+		if c.what == "TCP" {
+			before = port(svc.TCP, web4, []netip.AddrPort{a}, nil)
+		}
+		apply := func(p *table.ServicePort, key []table.Key) {
+			t.Helper()
+			tab := table.New()
+			if p != nil {
+				tab = table.New(p)
+			}
+			if err := rec.Apply(t.Context(), tab, key); err != nil {
+				t.Fatal(err)
+			}
+		}
+		apply(before, nil)
+		m.connected = map[netip.AddrPort]netip.AddrPort{web4: a, node: a}
+		if c.what == "TCP" {
+			m.connected = nil
+		}
+		m.swept = 0
+		apply(c.port, []table.Key{before.Key()})
+		if _, is := m.connected[web4]; (m.swept > 0) != c.swept || c.swept && is == c.ends {
+			t.Errorf("%s: looked at %d times, the socket is there: %v", c.what, m.swept, is)
+		}
+	}
+}
+
 func TestPlanned(t *testing.T) {
 	at := []table.Endpoint{{Addr: flows.AP("10.244.0.1:80")}}
 	for name, c := range map[string]struct {
@@ -133,7 +206,7 @@ func TestPlanned(t *testing.T) {
 	}{
 		"plain":              {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, true},
 		"inside only":        {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Drop: true, LocalClients: at}, true},
-		"UDP":                {svc.UDP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, false},
+		"UDP":                {svc.UDP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, true},
 		"SCTP":               {svc.SCTP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, false},
 		"affinity":           {svc.TCP, time.Second, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, false},
 		"source ranges":      {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at, SourceRanges: []netip.Prefix{}}, false},

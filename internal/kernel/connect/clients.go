@@ -51,7 +51,7 @@ type Clients struct {
 	log   *slog.Logger
 	table *ebpf.Map
 	ring  *ringbuf.Reader
-	home  *os.File // the node's namespace
+	home  *os.File // the node's namespace, of Programs
 	done  chan struct{}
 	warn  sync.Once
 
@@ -63,19 +63,13 @@ type Clients struct {
 // Clients begins to answer, once Classify was called. What an earlier process answered is forgotten, and asked again: until
 // then the packet filter translates.
 func (p *Programs) Clients(log *slog.Logger) (*Clients, error) {
-	home, err := os.Open("/proc/thread-self/ns/net")
-	if err != nil {
-		return nil, fmt.Errorf("open the node's network namespace: %w", err)
-	}
 	ring, err := ringbuf.NewReader(p.maps.Asks)
 	if err != nil {
-		_ = home.Close()
 		return nil, explain("read the programs' questions", err)
 	}
-	c := &Clients{log: log, table: p.maps.Clients, ring: ring, home: home, done: make(chan struct{}), known: map[uint64]*Namespace{}}
+	c := &Clients{log: log, table: p.maps.Clients, ring: ring, home: p.home, done: make(chan struct{}), known: map[uint64]*Namespace{}}
 	if err := c.forget(); err != nil {
 		_ = ring.Close()
-		_ = home.Close()
 		return nil, err
 	}
 	go c.run()
@@ -86,7 +80,7 @@ func (p *Programs) Clients(log *slog.Logger) (*Clients, error) {
 func (c *Clients) Close() error {
 	err := c.ring.Close()
 	<-c.done
-	return errors.Join(err, c.home.Close())
+	return err
 }
 
 // Classify has every namespace, also those already known, classified by f, and returns when all are.

@@ -17,10 +17,11 @@ import (
 // native is the byte order of the object, that of all machines that fairlead is built for.
 var native = binary.LittleEndian
 
-// pinned are the maps that outlive the process: all of them. By the map of peers a socket is known that programs of an
-// earlier process translated.
+// pinned are the maps that outlive the process: all of them. By the maps of peers and sends a socket is known that programs
+// of an earlier process translated.
 var pinned = []string{
-	programMapFronts, programMapSlots, programMapOwn, programMapNodes, programMapClients, programMapAsks, programMapPeers,
+	programMapFronts, programMapSlots, programMapOwn, programMapMembers, programMapNodes, programMapClients, programMapAsks,
+	programMapPeers, programMapSends, programMapSockets,
 }
 
 // hooks are the programs by the name of their link.
@@ -32,6 +33,11 @@ var hooks = []struct {
 	{programProgConnect6, ebpf.AttachCGroupInet6Connect},
 	{programProgGetpeername4, ebpf.AttachCgroupInet4GetPeername},
 	{programProgGetpeername6, ebpf.AttachCgroupInet6GetPeername},
+	{programProgRecvmsg4, ebpf.AttachCGroupUDP4Recvmsg},
+	{programProgRecvmsg6, ebpf.AttachCGroupUDP6Recvmsg},
+	{programProgSendmsg4, ebpf.AttachCGroupUDP4Sendmsg},
+	{programProgSendmsg6, ebpf.AttachCGroupUDP6Sendmsg},
+	{programProgReleased, ebpf.AttachCgroupInetSockRelease},
 }
 
 // Programs are the programs and maps of one network namespace. Fronts to DelNode have one user at a
@@ -43,7 +49,12 @@ type Programs struct {
 	col    *ebpf.Collection
 	maps   programMaps
 	links  map[string]link.Link // nil until Attach
+	home   *os.File             // the network namespace
+	unable error
 }
+
+// Unable returns why connected sockets of UDP are left to the packet filter, or nil: they could not be ended.
+func (p *Programs) Unable() error { return p.unable }
 
 // Open loads the programs for the network namespace of the calling thread, with the maps that an earlier
 // process pinned, if they have the same layout. Nothing is translated by them until Attach; what is attached
@@ -60,13 +71,18 @@ func Open(cfg Config) (*Programs, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Programs{cfg: cfg, cookie: cookie, dir: cfg.dir(cookie)}
+	p := &Programs{cfg: cfg, cookie: cookie, dir: cfg.dir(cookie), unable: canEnd()}
 	spec, err := loadProgram()
 	if err != nil {
 		return nil, err
 	}
 	if err := spec.Variables[programVarNodeNamespace].Set(cookie); err != nil {
 		return nil, err
+	}
+	if p.unable == nil {
+		if err := spec.Variables[programVarEndsSockets].Set(uint32(1)); err != nil {
+			return nil, err
+		}
 	}
 	adopted := p.adopt(spec)
 	p.col, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: adopted})
@@ -79,7 +95,12 @@ func Open(cfg Config) (*Programs, error) {
 	m := p.col.Maps
 	p.maps = programMaps{
 		Asks: m[programMapAsks], Clients: m[programMapClients], Fronts: m[programMapFronts], Nodes: m[programMapNodes],
-		Own: m[programMapOwn], Peers: m[programMapPeers], Slots: m[programMapSlots],
+		Own: m[programMapOwn], Members: m[programMapMembers], Peers: m[programMapPeers], Sends: m[programMapSends], Slots: m[programMapSlots],
+		Sockets: m[programMapSockets],
+	}
+	if p.home, err = os.Open("/proc/thread-self/ns/net"); err != nil {
+		p.col.Close()
+		return nil, fmt.Errorf("open the node's network namespace: %w", err)
 	}
 	return p, nil
 }
@@ -214,7 +235,7 @@ func closeLinks(links map[string]link.Link) {
 func (p *Programs) Close() error {
 	closeLinks(p.links)
 	p.col.Close()
-	return nil
+	return p.home.Close()
 }
 
 var _ io.Closer = (*Programs)(nil)

@@ -26,6 +26,13 @@ type programClient struct {
 	Addr   [2]programAddress
 }
 
+type programConnected struct {
+	_      structs.HostLayout
+	Cookie uint64
+	Front  programFrontKey
+	To     programEndpoint
+}
+
 type programEndpoint struct {
 	_      structs.HostLayout
 	Addr   programAddress
@@ -50,6 +57,12 @@ type programFrontKey struct {
 	Node     uint8
 }
 
+type programMemberKey struct {
+	_    structs.HostLayout
+	List uint32
+	At   programEndpoint
+}
+
 type programOwnKey struct {
 	_    structs.HostLayout
 	List uint32
@@ -61,6 +74,18 @@ type programPeer struct {
 	Addr   programAddress
 	Port   uint16
 	Unused uint16
+	To     programEndpoint
+}
+
+type programSends struct {
+	_  structs.HostLayout
+	To [4]struct {
+		_     structs.HostLayout
+		Front programFrontKey
+		To    programEndpoint
+		List  uint32
+		State uint32
+	}
 }
 
 type programSlotKey struct {
@@ -76,14 +101,23 @@ const (
 	programMapAsks          = "asks"
 	programMapClients       = "clients"
 	programMapFronts        = "fronts"
+	programMapMembers       = "members"
 	programMapNodes         = "nodes"
 	programMapOwn           = "own"
 	programMapPeers         = "peers"
+	programMapSends         = "sends"
 	programMapSlots         = "slots"
+	programMapSockets       = "sockets"
 	programProgConnect4     = "connect4"
 	programProgConnect6     = "connect6"
 	programProgGetpeername4 = "getpeername4"
 	programProgGetpeername6 = "getpeername6"
+	programProgRecvmsg4     = "recvmsg4"
+	programProgRecvmsg6     = "recvmsg6"
+	programProgReleased     = "released"
+	programProgSendmsg4     = "sendmsg4"
+	programProgSendmsg6     = "sendmsg6"
+	programVarEndsSockets   = "ends_sockets"
 	programVarNodeNamespace = "node_namespace"
 )
 
@@ -133,6 +167,11 @@ type programProgramSpecs struct {
 	Connect6     *ebpf.ProgramSpec `ebpf:"connect6"`
 	Getpeername4 *ebpf.ProgramSpec `ebpf:"getpeername4"`
 	Getpeername6 *ebpf.ProgramSpec `ebpf:"getpeername6"`
+	Recvmsg4     *ebpf.ProgramSpec `ebpf:"recvmsg4"`
+	Recvmsg6     *ebpf.ProgramSpec `ebpf:"recvmsg6"`
+	Released     *ebpf.ProgramSpec `ebpf:"released"`
+	Sendmsg4     *ebpf.ProgramSpec `ebpf:"sendmsg4"`
+	Sendmsg6     *ebpf.ProgramSpec `ebpf:"sendmsg6"`
 }
 
 // programMapSpecs contains maps before they are loaded into the kernel.
@@ -142,16 +181,20 @@ type programMapSpecs struct {
 	Asks    *ebpf.MapSpec `ebpf:"asks"`
 	Clients *ebpf.MapSpec `ebpf:"clients"`
 	Fronts  *ebpf.MapSpec `ebpf:"fronts"`
+	Members *ebpf.MapSpec `ebpf:"members"`
 	Nodes   *ebpf.MapSpec `ebpf:"nodes"`
 	Own     *ebpf.MapSpec `ebpf:"own"`
 	Peers   *ebpf.MapSpec `ebpf:"peers"`
+	Sends   *ebpf.MapSpec `ebpf:"sends"`
 	Slots   *ebpf.MapSpec `ebpf:"slots"`
+	Sockets *ebpf.MapSpec `ebpf:"sockets"`
 }
 
 // programVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type programVariableSpecs struct {
+	EndsSockets   *ebpf.VariableSpec `ebpf:"ends_sockets"`
 	NodeNamespace *ebpf.VariableSpec `ebpf:"node_namespace"`
 }
 
@@ -178,10 +221,13 @@ type programMaps struct {
 	Asks    *ebpf.Map `ebpf:"asks"`
 	Clients *ebpf.Map `ebpf:"clients"`
 	Fronts  *ebpf.Map `ebpf:"fronts"`
+	Members *ebpf.Map `ebpf:"members"`
 	Nodes   *ebpf.Map `ebpf:"nodes"`
 	Own     *ebpf.Map `ebpf:"own"`
 	Peers   *ebpf.Map `ebpf:"peers"`
+	Sends   *ebpf.Map `ebpf:"sends"`
 	Slots   *ebpf.Map `ebpf:"slots"`
+	Sockets *ebpf.Map `ebpf:"sockets"`
 }
 
 func (m *programMaps) Close() error {
@@ -189,10 +235,13 @@ func (m *programMaps) Close() error {
 		m.Asks,
 		m.Clients,
 		m.Fronts,
+		m.Members,
 		m.Nodes,
 		m.Own,
 		m.Peers,
+		m.Sends,
 		m.Slots,
+		m.Sockets,
 	)
 }
 
@@ -200,6 +249,7 @@ func (m *programMaps) Close() error {
 //
 // It can be passed to loadProgramObjects or ebpf.CollectionSpec.LoadAndAssign.
 type programVariables struct {
+	EndsSockets   *ebpf.Variable `ebpf:"ends_sockets"`
 	NodeNamespace *ebpf.Variable `ebpf:"node_namespace"`
 }
 
@@ -211,6 +261,11 @@ type programPrograms struct {
 	Connect6     *ebpf.Program `ebpf:"connect6"`
 	Getpeername4 *ebpf.Program `ebpf:"getpeername4"`
 	Getpeername6 *ebpf.Program `ebpf:"getpeername6"`
+	Recvmsg4     *ebpf.Program `ebpf:"recvmsg4"`
+	Recvmsg6     *ebpf.Program `ebpf:"recvmsg6"`
+	Released     *ebpf.Program `ebpf:"released"`
+	Sendmsg4     *ebpf.Program `ebpf:"sendmsg4"`
+	Sendmsg6     *ebpf.Program `ebpf:"sendmsg6"`
 }
 
 func (p *programPrograms) Close() error {
@@ -219,6 +274,11 @@ func (p *programPrograms) Close() error {
 		p.Connect6,
 		p.Getpeername4,
 		p.Getpeername6,
+		p.Recvmsg4,
+		p.Recvmsg6,
+		p.Released,
+		p.Sendmsg4,
+		p.Sendmsg6,
 	)
 }
 

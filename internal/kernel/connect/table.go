@@ -77,7 +77,7 @@ func (p *Programs) Slots(f func(list, slot uint32, at netip.AddrPort)) error {
 	var v programEndpoint
 	it := p.maps.Slots.Iterate()
 	for it.Next(&k, &v) {
-		f(k.List, k.Slot, netip.AddrPortFrom(addrOf(v.Addr), swapped(v.Port)))
+		f(k.List, k.Slot, v.addrPort())
 	}
 	return problem("read endpoints", it.Err())
 }
@@ -90,7 +90,7 @@ func (p *Programs) PutSlots(list uint32, endpoints []netip.AddrPort) error {
 	keys, values := make([]programSlotKey, len(endpoints)), make([]programEndpoint, len(endpoints))
 	for i, at := range endpoints {
 		keys[i] = programSlotKey{List: list, Slot: uint32(i)}
-		values[i] = programEndpoint{Addr: as16(at.Addr()), Port: swapped(at.Port())}
+		values[i] = endpointOf(at)
 	}
 	_, err := p.maps.Slots.BatchUpdate(keys, values, nil)
 	return problem("write endpoints", err)
@@ -120,6 +120,43 @@ func (p *Programs) PutOwn(list uint32, a netip.Addr) error {
 // DelOwn undoes PutOwn.
 func (p *Programs) DelOwn(list uint32, a netip.Addr) error {
 	return problem("remove an endpoint of this node", gone(p.maps.Own.Delete(&programOwnKey{List: list, Addr: as16(a)})))
+}
+
+// Members calls f with every endpoint that may keep the sockets of a list.
+func (p *Programs) Members(f func(list uint32, at netip.AddrPort)) error {
+	var k programMemberKey
+	var v uint8
+	it := p.maps.Members.Iterate()
+	for it.Next(&k, &v) {
+		f(k.List, k.At.addrPort())
+	}
+	return problem("read serving endpoints", it.Err())
+}
+
+// PutMembers lets sockets that send datagrams to an endpoint go on when their frontend leads to the list.
+func (p *Programs) PutMembers(list uint32, endpoints []netip.AddrPort) error {
+	if len(endpoints) == 0 {
+		return nil
+	}
+	keys, values := make([]programMemberKey, len(endpoints)), make([]uint8, len(endpoints))
+	for i, at := range endpoints {
+		keys[i] = programMemberKey{List: list, At: endpointOf(at)}
+	}
+	_, err := p.maps.Members.BatchUpdate(keys, values, nil)
+	return problem("write serving endpoints", err)
+}
+
+// DelMember undoes PutMembers for one endpoint.
+func (p *Programs) DelMember(list uint32, at netip.AddrPort) error {
+	return problem("remove a serving endpoint", gone(p.maps.Members.Delete(&programMemberKey{List: list, At: endpointOf(at)})))
+}
+
+func endpointOf(at netip.AddrPort) programEndpoint {
+	return programEndpoint{Addr: as16(at.Addr()), Port: swapped(at.Port())}
+}
+
+func (e programEndpoint) addrPort() netip.AddrPort {
+	return netip.AddrPortFrom(addrOf(e.Addr), swapped(e.Port))
 }
 
 // Nodes returns the addresses on which node ports answer, as installed.

@@ -13,13 +13,14 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
-// Compare asks rows with TCP from the node and its Pods, each twice: as it is, and with other in force. Every answer must be
+// Compare asks rows with a protocol from the node and its Pods, each twice: as it is, and with other in force. Every answer must be
 // the same: who is reached, and whom that one sees as the client. The node is one client, whichever of its addresses it has
 // on the way. Affinity, which remembers the first answer, is left out.
-func Compare(t *testing.T, e *Env, other func(func())) {
+func Compare(t *testing.T, e *Env, p svc.Protocol, other func(func())) {
 	asked := 0
 	for _, r := range slices.Concat(Rows, APIRows, HostPortRows) {
-		if !slices.Contains([]string{"node", "a", "b", "c"}, r.From) || r.Want.Same {
+		if !slices.Contains([]string{"node", "a", "b", "c"}, r.From) || r.Want.Same ||
+			r.Protocols != nil && !slices.Contains(r.Protocols, p) {
 			continue
 		}
 		families := r.Families
@@ -27,11 +28,11 @@ func Compare(t *testing.T, e *Env, other func(func())) {
 			families = []svc.Family{svc.IPv4, svc.IPv6}
 		}
 		for _, f := range families {
-			e.Apply(t, e.Table(f, svc.TCP, &r), nil)
+			e.Apply(t, e.Table(f, p, &r), nil)
 			e.Forget(t)
-			is := e.answers(t, f, &r)
+			is := e.answers(t, f, p, &r)
 			var want []string
-			other(func() { want = e.answers(t, f, &r) })
+			other(func() { want = e.answers(t, f, p, &r) })
 			if asked++; !slices.Equal(is, want) {
 				t.Errorf("%s, %s: %q, otherwise %q", r.Name, f, is, want)
 			}
@@ -43,7 +44,7 @@ func Compare(t *testing.T, e *Env, other func(func())) {
 }
 
 // answers are the different ones that a row's question gets.
-func (e *Env) answers(t testing.TB, f svc.Family, r *Row) []string {
+func (e *Env) answers(t testing.TB, f svc.Family, p svc.Protocol, r *Row) []string {
 	t.Helper()
 	first := &Service{}
 	if len(r.Services) > 0 {
@@ -58,7 +59,7 @@ func (e *Env) answers(t testing.TB, f svc.Family, r *Row) []string {
 	for range max(1, 20*len(want)) {
 		ctx, cancel := context.WithTimeout(t.Context(), wait)
 		start := time.Now()
-		got, err := e.Host(r.From).Ask(ctx, svc.TCP, e.address(f, r.To, first))
+		got, err := e.Host(r.From).Ask(ctx, p, e.address(f, r.To, first))
 		cancel()
 		switch {
 		case testbed.Refused(err):

@@ -4,6 +4,7 @@
 #include "kernel.h"
 
 enum { TCP = 6, UDP = 17 };
+enum { ESTABLISHED = 1 }; /* state of a connected socket, of UDP, too */
 
 /* An address in 16 bytes; IPv4 as ::ffff:a.b.c.d. */
 struct address {
@@ -46,6 +47,12 @@ struct own_key {
 	struct address addr;
 };
 
+/* An endpoint that may keep the sockets that a list has sent to it: of UDP. */
+struct member_key {
+	__u32 list;
+	struct endpoint at;
+};
+
 /* A network namespace other than the node's. */
 struct client {
 	__u8 state;
@@ -64,15 +71,43 @@ struct ask {
 	__u32 unused;
 };
 
-/* What a translated socket's program believes to be connected with. */
+/* What a translated socket's program believes to be connected with, and what it is connected with. */
 struct peer {
 	struct address addr;
 	__u16 port;
 	__u16 unused;
+	struct endpoint to;
+};
+
+/* A translated socket of UDP that is connected: the agent ends it when its endpoint leaves. */
+struct connected {
+	__u64 cookie; /* of its network namespace */
+	struct front_key front;
+	struct endpoint to;
+};
+
+/* Where the datagrams go that a socket sends to a frontend, for as long as it is open. */
+struct sent {
+	struct front_key front;
+	struct endpoint to;
+	__u32 list;
+	__u32 state;
+};
+
+enum { SENT_NOTHING, SENT_TRANSLATED, SENT_LEFT };
+
+/* How many frontends of one socket are translated; more are nft's. */
+#define SENT_MOST 4
+
+struct sends {
+	struct sent to[SENT_MOST];
 };
 
 /* The cookie of the node's network namespace, written before the programs are loaded. */
 volatile const __u64 node_namespace = 0;
+
+/* Whether the agent can end sockets, written as well. Where it cannot, connected sockets of UDP are nft's. */
+volatile const __u32 ends_sockets = 0;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -101,6 +136,14 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 18);
+	__type(key, struct member_key);
+	__type(value, __u8);
+} members SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, 1 << 10);
 	__type(key, struct address);
 	__type(value, __u8);
@@ -124,6 +167,22 @@ struct {
 	__type(key, int);
 	__type(value, struct peer);
 } peers SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct sends);
+} sends SEC(".maps");
+
+/* By the cookie of the socket, which takes its entry away when it is closed. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 16);
+	__type(key, __u64);
+	__type(value, struct connected);
+} sockets SEC(".maps");
 
 INLINE __u32 swap32(__u32 v) { return __builtin_bswap32(v); }
 
@@ -158,22 +217,25 @@ INLINE void ask(__u64 cookie)
 		bpf_map_delete_elem(&clients, &cookie);
 }
 
-/* list_for returns which list of a frontend the client is sent to, -1 if that is nft's to decide: what would be
- * masqueraded, and what is not known. */
+/* What list_for and choose return in place of a list: the client is nft's, because it would be masqueraded, or is until
+ * it is known. */
+enum { LEFT = -1, UNKNOWN = -2 };
+
+/* list_for returns which list of a frontend the client is sent to. */
 INLINE int list_for(struct bpf_sock_addr *ctx, const struct front *f, const struct address *to, struct address *self)
 {
 	__u64 cookie = bpf_get_netns_cookie(ctx);
 	if (cookie == node_namespace)
 		return f->split;
 	if (is_loopback(to))
-		return -1;
+		return LEFT;
 	struct client *c = bpf_map_lookup_elem(&clients, &cookie);
 	if (!c) {
 		ask(cookie);
-		return -1;
+		return UNKNOWN;
 	}
 	if (c->state != CLIENT_POD)
-		return -1;
+		return c->state == CLIENT_ASKED ? UNKNOWN : LEFT;
 	int six = !is4(to);
 	__u8 flags = c->flags[six];
 	*self = c->addr[six];
@@ -181,37 +243,37 @@ INLINE int list_for(struct bpf_sock_addr *ctx, const struct front *f, const stru
 		return 1;
 	if (f->masquerade == MASQUERADE_NONE || (f->masquerade == MASQUERADE_OUTSIDE && flags & IN_PODS))
 		return 0;
-	return -1;
+	return LEFT;
 }
 
-/* choose finds the endpoint for a new connection and reports whether there is one. */
-INLINE int choose(struct bpf_sock_addr *ctx, const struct front_key *k, struct endpoint *to)
+/* choose finds the endpoint for a new connection, and returns the number of the list that has it, which is above 0. */
+INLINE __s64 choose(struct bpf_sock_addr *ctx, const struct front_key *k, struct endpoint *to)
 {
 	/* Twice: the list that a frontend had may be gone when its slot is looked up. */
 	for (int i = 0; i < 2; i++) {
 		struct front *f = find(k);
 		if (!f)
-			return 0;
+			return LEFT;
 		struct own_key me = {};
 		int list = list_for(ctx, f, &k->addr, &me.addr);
 		if (list < 0)
-			return 0;
+			return list;
 		struct slot_key s = {.list = list ? f->list[1] : f->list[0]};
 		__u32 count = list ? f->count[1] : f->count[0];
 		if (!count)
-			return 0;
+			return LEFT;
 		/* An endpoint that may be sent to itself is masqueraded then. */
 		me.list = s.list;
 		if ((me.addr.word[0] || me.addr.word[2]) && bpf_map_lookup_elem(&own, &me))
-			return 0;
+			return LEFT;
 		s.slot = ((__u64)bpf_get_prandom_u32() * count) >> 32;
 		struct endpoint *e = bpf_map_lookup_elem(&slots, &s);
 		if (e) {
 			*to = *e;
-			return 1;
+			return s.list;
 		}
 	}
-	return 0;
+	return LEFT;
 }
 
 /* bound is whether a socket has a source address or an interface: routes and masquerading may depend on that. */
@@ -225,20 +287,239 @@ INLINE int bound(struct bpf_sock_addr *ctx, int six)
 	return sk->src_ip6[0] || sk->src_ip6[1] || sk->src_ip6[2] || sk->src_ip6[3];
 }
 
+/* note tells the agent of a connected socket of UDP, and reports whether there was room. */
+INLINE int note(struct bpf_sock_addr *ctx, const struct front_key *k, const struct endpoint *to)
+{
+	__u64 cookie = bpf_get_socket_cookie(ctx);
+	struct connected c = {.cookie = bpf_get_netns_cookie(ctx), .front = *k, .to = *to};
+	return !bpf_map_update_elem(&sockets, &cookie, &c, 0);
+}
+
+/* forget is for a socket that is connected with something else now. */
+INLINE void forget(struct bpf_sock_addr *ctx, __u8 protocol)
+{
+	bpf_sk_storage_delete(&peers, ctx->sk);
+	if (protocol == UDP) {
+		__u64 cookie = bpf_get_socket_cookie(ctx);
+		bpf_map_delete_elem(&sockets, &cookie);
+	}
+}
+
 /* translate finds where a connection to k goes, and remembers k for getpeername. */
 INLINE int translate(struct bpf_sock_addr *ctx, struct front_key *k, struct endpoint *to, int six)
 {
 	if (!ctx->sk)
 		return 0;
-	if (k->protocol != TCP || bound(ctx, six) || !choose(ctx, k, to)) {
-		bpf_sk_storage_delete(&peers, ctx->sk);
+	if ((k->protocol != TCP && !(k->protocol == UDP && ends_sockets)) || bound(ctx, six) || choose(ctx, k, to) < 0) {
+		forget(ctx, k->protocol);
 		return 0;
 	}
 	struct peer *p = bpf_sk_storage_get(&peers, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!p)
 		return 0;
+	if (k->protocol == UDP && !note(ctx, k, to)) {
+		forget(ctx, k->protocol);
+		return 0;
+	}
 	p->addr = k->addr;
 	p->port = k->port;
+	p->to = *to;
+	return 1;
+}
+
+INLINE int same_address(const struct address *a, const struct address *b)
+{
+	return a->word[0] == b->word[0] && a->word[1] == b->word[1] && a->word[2] == b->word[2] && a->word[3] == b->word[3];
+}
+
+INLINE int leads_to(const struct sent *e, const struct address *addr, __u16 port)
+{
+	return e->state == SENT_TRANSLATED && e->to.port == port && same_address(&e->to.addr, addr);
+}
+
+/* keeps reports whether a socket may go on sending to the endpoint that it was sent to: whether that serves still. */
+INLINE int keeps(const struct front *f, struct sent *e)
+{
+	for (int i = 0; i < 2; i++) {
+		struct member_key m = {.list = f->list[i], .at = e->to};
+		if (m.list && (m.list == e->list || bpf_map_lookup_elem(&members, &m))) {
+			e->list = m.list;
+			return 1;
+		}
+	}
+	return 0;
+}
+
+/* send_to finds where a datagram to k goes that is sent with an address. What was decided for the first one of a socket
+ * stays, as connection tracking has it: a socket that was left to nft would otherwise change its endpoint. The kernel
+ * holds the socket's lock. */
+INLINE int send_to(struct bpf_sock_addr *ctx, struct front_key *k, struct endpoint *to)
+{
+	if (k->protocol != UDP || !ctx->sk)
+		return 0;
+	struct sends *s = bpf_sk_storage_get(&sends, ctx->sk, 0, 0);
+	struct front *f = find(k);
+	if (!f) {
+		/* A direct datagram to an endpoint: answers to it must show the endpoint's own address. */
+		for (int i = 0; s && i < SENT_MOST; i++)
+			if (leads_to(&s->to[i], &k->addr, k->port))
+				s->to[i].state = SENT_LEFT;
+		return 0;
+	}
+	/* The entry of the frontend, or a free one. */
+	struct sent *e = 0;
+	for (int i = 0; s && i < SENT_MOST; i++) {
+		struct sent *x = &s->to[i];
+		if (x->state == SENT_NOTHING ? !e : x->front.port == k->port && same_address(&x->front.addr, &k->addr))
+			e = x;
+	}
+	if ((s && !e) || (e && e->state == SENT_LEFT))
+		return 0;
+	if (e && e->state == SENT_TRANSLATED && keeps(f, e)) {
+		*to = e->to;
+		return 1;
+	}
+	__s64 list = choose(ctx, k, to);
+	if (list == LEFT)
+		return 0;
+	if (!s) {
+		s = bpf_sk_storage_get(&sends, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+		if (!s)
+			return 0;
+		e = &s->to[0];
+	}
+	if (!e)
+		return 0;
+	e->front = *k;
+	e->state = SENT_LEFT;
+	if (list == UNKNOWN)
+		return 0;
+	/* Answers of one endpoint to datagrams to two frontends could not be told apart. */
+	for (int i = 0; i < SENT_MOST; i++)
+		if (leads_to(&s->to[i], &to->addr, to->port))
+			return 0;
+	e->to = *to;
+	e->list = list;
+	e->state = SENT_TRANSLATED;
+	return 1;
+}
+
+/* peer_of returns the peer of a translated socket while it is connected. */
+INLINE struct peer *peer_of(struct bpf_sock_addr *ctx)
+{
+	if (!ctx->sk || ctx->sk->state != ESTABLISHED)
+		return 0;
+	return bpf_sk_storage_get(&peers, ctx->sk, 0, 0);
+}
+
+/* sends_to is send_to for all sockets: a connected one may name its peer nevertheless. bound is whether the datagram has a
+ * source address. */
+INLINE int sends_to(struct bpf_sock_addr *ctx, struct front_key *k, struct endpoint *to, int bound)
+{
+	struct bpf_sock *sk = ctx->sk;
+	if (!sk || sk->bound_dev_if)
+		return 0;
+	if (sk->state == ESTABLISHED) {
+		struct peer *p = peer_of(ctx);
+		if (!p || p->port != k->port || !same_address(&p->addr, &k->addr))
+			return 0;
+		*to = p->to;
+		return 1;
+	}
+	return !bound && send_to(ctx, k, to);
+}
+
+/* received finds the frontend that a datagram's sender is shown as. */
+INLINE int received(struct bpf_sock_addr *ctx, struct front_key *from)
+{
+	if (ctx->protocol != UDP || !ctx->sk)
+		return 0;
+	struct peer *p = peer_of(ctx);
+	if (p && p->to.port == from->port && same_address(&p->to.addr, &from->addr)) {
+		from->addr = p->addr;
+		from->port = p->port;
+		return 1;
+	}
+	struct sends *s = bpf_sk_storage_get(&sends, ctx->sk, 0, 0);
+	for (int i = 0; s && i < SENT_MOST; i++)
+		if (leads_to(&s->to[i], &from->addr, from->port)) {
+			*from = s->to[i].front;
+			return 1;
+		}
+	return 0;
+}
+
+SEC("cgroup/sendmsg4")
+int sendmsg4(struct bpf_sock_addr *ctx)
+{
+	struct front_key k = {.port = ctx->user_port, .protocol = ctx->protocol};
+	struct endpoint to;
+	k.addr.word[2] = swap32(0xffff);
+	k.addr.word[3] = ctx->user_ip4;
+	if (sends_to(ctx, &k, &to, ctx->msg_src_ip4 != 0)) {
+		ctx->user_ip4 = to.addr.word[3];
+		ctx->user_port = to.port;
+	}
+	return 1;
+}
+
+SEC("cgroup/sendmsg6")
+int sendmsg6(struct bpf_sock_addr *ctx)
+{
+	struct front_key k = {.port = ctx->user_port, .protocol = ctx->protocol};
+	struct endpoint to;
+	k.addr.word[0] = ctx->user_ip6[0];
+	k.addr.word[1] = ctx->user_ip6[1];
+	k.addr.word[2] = ctx->user_ip6[2];
+	k.addr.word[3] = ctx->user_ip6[3];
+	int bound = ctx->msg_src_ip6[0] || ctx->msg_src_ip6[1] || ctx->msg_src_ip6[2] || ctx->msg_src_ip6[3];
+	if (sends_to(ctx, &k, &to, bound)) {
+		ctx->user_ip6[0] = to.addr.word[0];
+		ctx->user_ip6[1] = to.addr.word[1];
+		ctx->user_ip6[2] = to.addr.word[2];
+		ctx->user_ip6[3] = to.addr.word[3];
+		ctx->user_port = to.port;
+	}
+	return 1;
+}
+
+SEC("cgroup/recvmsg4")
+int recvmsg4(struct bpf_sock_addr *ctx)
+{
+	struct front_key k = {.addr.word = {0, 0, swap32(0xffff), ctx->user_ip4}, .port = ctx->user_port};
+	if (received(ctx, &k)) {
+		ctx->user_ip4 = k.addr.word[3];
+		ctx->user_port = k.port;
+	}
+	return 1;
+}
+
+SEC("cgroup/recvmsg6")
+int recvmsg6(struct bpf_sock_addr *ctx)
+{
+	struct front_key k = {.port = ctx->user_port};
+	k.addr.word[0] = ctx->user_ip6[0];
+	k.addr.word[1] = ctx->user_ip6[1];
+	k.addr.word[2] = ctx->user_ip6[2];
+	k.addr.word[3] = ctx->user_ip6[3];
+	if (received(ctx, &k)) {
+		ctx->user_ip6[0] = k.addr.word[0];
+		ctx->user_ip6[1] = k.addr.word[1];
+		ctx->user_ip6[2] = k.addr.word[2];
+		ctx->user_ip6[3] = k.addr.word[3];
+		ctx->user_port = k.port;
+	}
+	return 1;
+}
+
+/* Of every socket that is closed. */
+SEC("cgroup/sock_release")
+int released(struct bpf_sock *sk)
+{
+	if (sk->protocol == UDP) {
+		__u64 cookie = bpf_get_socket_cookie(sk);
+		bpf_map_delete_elem(&sockets, &cookie);
+	}
 	return 1;
 }
 
