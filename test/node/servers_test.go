@@ -281,4 +281,8 @@ func TestSeveralServers(t *testing.T) {
 		put(by, nil)
 		return refuses
 	})
+	s.within("the end of a server without its store", func() func() error {
+		s.servers[vanishes].Stop()
+		return func() error { return nil }
+	})
 }

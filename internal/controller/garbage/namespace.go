@@ -88,7 +88,7 @@ func (r *remainder) wait() time.Duration {
 // what it guards (https://kep.k8s.io/5080).
 func (c *namespaces) empty(ctx context.Context, name string) *remainder {
 	left := &remainder{resources: map[string]int{}, finalizers: map[string]int{}}
-	kinds, err := c.Client.Discovery().ServerPreferredNamespacedResources()
+	kinds, err := discovery.ToDiscoveryInterfaceWithContext(c.Client.Discovery()).ServerPreferredNamespacedResourcesWithContext(ctx)
 	if err != nil {
 		// The kinds found are emptied; the namespace has to wait for the others.
 		left.discovery = err

@@ -105,7 +105,7 @@ func (c *garbage) waitSynced(ctx context.Context, monitors map[schema.GroupVersi
 func (c *garbage) discover(
 	ctx context.Context, monitors map[schema.GroupVersionResource]monitor, wg *sync.WaitGroup, changed loop.Signal,
 ) error {
-	lists, err := discovery.ServerPreferredResources(c.Client.Discovery())
+	lists, err := discovery.ServerPreferredResourcesWithContext(ctx, discovery.ToDiscoveryInterfaceWithContext(c.Client.Discovery()))
 	kinds := map[schema.GroupKind]servedKind{}
 	watched := map[schema.GroupVersionResource]bool{}
 	for _, list := range lists {

@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/svc"
@@ -81,7 +82,7 @@ func Look(ctx context.Context, client kubernetes.Interface) (*Cluster, error) {
 
 // lookAtObjects reads the objects of a namespace, of all if it is empty, where the cluster has the group.
 func (c *Cluster) lookAtObjects(ctx context.Context, client kubernetes.Interface, namespace string) error {
-	groups, err := client.Discovery().ServerGroups()
+	groups, err := discovery.ToDiscoveryInterfaceWithContext(client.Discovery()).ServerGroupsWithContext(ctx)
 	if err != nil {
 		return err
 	}

@@ -168,8 +168,12 @@ func (p *Process) Stop() {
 		return
 	}
 	p.Signal(syscall.SIGTERM)
+	since := time.Now()
 	if err := p.Wait(); err != nil {
 		p.t.Errorf("%s ended with %v after SIGTERM", p, err)
+	}
+	if took := time.Since(since); took > 10*time.Second { // no promise: what a slow stop waits for is in its log
+		p.t.Logf("%s took %s to end", p, took.Round(time.Second))
 	}
 }
 
