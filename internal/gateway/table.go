@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -165,7 +166,7 @@ func (v *valueMatch) takes(value string, ok bool) bool {
 	case !ok:
 		return false
 	case v.regex != nil:
-		return len(value) <= maxInput && v.regex.MatchString(value)
+		return len(value) <= filter.MaxInput && v.regex.MatchString(value)
 	}
 	return value == v.value
 }
@@ -185,7 +186,7 @@ func (m *match) takes(r *Request, path string) bool {
 			return false
 		}
 	}
-	return m.regex == nil || len(path) <= maxInput && m.regex.MatchString(path)
+	return m.regex == nil || len(path) <= filter.MaxInput && m.regex.MatchString(path)
 }
 
 // compareMatches orders the matches with the same path by the precedence of the specification: a method, then more header

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
@@ -80,7 +81,7 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 	if h := rule.Filters.Rewrite.Host; h != "" {
 		r.Host = []byte(h)
 	}
-	for _, m := range []*gateway.Modifier{&rule.Filters.Request, &w.Filters.Request} {
+	for _, m := range []*filter.Modifier{&rule.Filters.Request, &w.Filters.Request} {
 		r.Fields = modify(r.Fields, m)
 	}
 	out := Route{To: to, Mirrors: o.mirrors(rule, w), Retry: rule.Retry, Session: session}
@@ -162,7 +163,7 @@ func (o *router) mirrors(rule *gateway.Rule, w *gateway.Weighted) (out []*Config
 }
 
 // preflight answers a browser's question whether a page of another origin may send a request.
-func preflight(c *gateway.CORS, origin, method, headers string) Route {
+func preflight(c *filter.CORS, origin, method, headers string) Route {
 	status, fields := c.Preflight(origin, method, headers)
 	r := &Reply{Status: status}
 	for _, f := range fields {
@@ -172,7 +173,7 @@ func preflight(c *gateway.CORS, origin, method, headers string) Route {
 }
 
 // redirect answers with another place, at the port by which the client came unless that is changed.
-func redirect(d *gateway.Redirect, host, path, query, prefix string, from Origin) Route {
+func redirect(d *filter.Redirect, host, path, query, prefix string, from Origin) Route {
 	scheme := "http"
 	if from.Secure {
 		scheme = "https"
@@ -182,7 +183,7 @@ func redirect(d *gateway.Redirect, host, path, query, prefix string, from Origin
 }
 
 // modify changes fields as a modifier asks for.
-func modify(fields []http1.Field, m *gateway.Modifier) []http1.Field {
+func modify(fields []http1.Field, m *filter.Modifier) []http1.Field {
 	if m.Empty() {
 		return fields
 	}
