@@ -34,6 +34,14 @@ type Rule struct {
 	CORS     *filter.CORS
 	Backends []Weighted
 	total    uint64 // of the weights
+	// Closed answers all requests with 503: what protects the rule cannot be done.
+	Closed bool
+	// HTTPS sends requests without TLS to the same place with it, before all else but Closed.
+	HTTPS bool
+	// Access, if not nil, is which clients get an answer other than 403.
+	Access *filter.Access
+	// Body bounds the bodies of requests, in bytes; 0 is what the front has for all.
+	Body int64
 	// Timeout is how long a backend may be silent before the answer is 504; 0 is what the front has for all.
 	Timeout time.Duration
 	// Retry, if not nil, is when a request goes to a backend again.
@@ -95,7 +103,9 @@ type BackendProtocol string
 const (
 	HTTP1 BackendProtocol = "http"
 	H2C   BackendProtocol = "h2c"
-	TCP   BackendProtocol = "tcp" // bytes as they are
+	HTTPS BackendProtocol = "https" // with certificates that are not verified; only of Ingresses
+	H2    BackendProtocol = "h2"    // likewise, by HTTP/2
+	TCP   BackendProtocol = "tcp"   // bytes as they are
 	UDP   BackendProtocol = "udp"
 )
 

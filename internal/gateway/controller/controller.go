@@ -74,13 +74,13 @@ type controller struct {
 
 	unserved *unserved
 
-	problems map[svc.Name]string // of Ingresses, as they were recorded last
-	failed   string              // as it was logged last
+	problems, ignored recorded
+	failed            string // as it was logged last
 }
 
 // Run works until ctx ends, and returns when everything that it started has ended.
 func Run(ctx context.Context, o Options) error {
-	c := &controller{o: o, wake: loop.NewSignal(), fronts: map[svc.Name]*corev1.Service{}, problems: map[svc.Name]string{}}
+	c := &controller{o: o, wake: loop.NewSignal(), fronts: map[svc.Name]*corev1.Service{}, problems: recorded{}, ignored: recorded{}}
 	var err, err2 error
 	c.client, err = kubernetes.NewForConfig(apiclient.Protobuf(o.Config))
 	c.api, err2 = api.NewClient(o.Config)

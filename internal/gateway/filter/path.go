@@ -2,6 +2,7 @@ package filter
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
@@ -19,12 +20,18 @@ type Rewrite struct {
 type PathChange struct {
 	Whole bool
 	To    string
+	// Groups, if not nil, takes the whole path. Then To has $1 to $9 for its groups.
+	Groups *regexp.Regexp
 }
 
-// Apply returns the new path. prefix is the one that the rule was found by.
+// Apply returns the new path, "" if it would be one that servers read in different ways. prefix is the one that the rule was
+// found by.
 func (c *PathChange) Apply(path, prefix string) string {
 	if c == nil {
 		return path
+	}
+	if c.Groups != nil {
+		return c.expand(path)
 	}
 	if c.Whole {
 		return c.To
@@ -44,6 +51,24 @@ func (c *PathChange) Apply(path, prefix string) string {
 		return "/" + to
 	}
 	return to
+}
+
+// expand returns To with the groups of a path. A group can be a part of an encoded byte, or begin with a slash.
+func (c *PathChange) expand(path string) string {
+	at := c.Groups.FindStringSubmatchIndex(path)
+	var out strings.Builder
+	for i := 0; i < len(c.To); i++ {
+		if c.To[i] != '$' || i+1 == len(c.To) || c.To[i+1] < '0' || c.To[i+1] > '9' {
+			out.WriteByte(c.To[i])
+			continue
+		}
+		i++
+		if n := 2 * int(c.To[i]-'0'); n+1 < len(at) && at[n] >= 0 {
+			out.WriteString(path[at[n]:at[n+1]])
+		}
+	}
+	canonical, _ := hostpath.Path(out.String())
+	return canonical
 }
 
 // ReadRewrite reads a change of the host and the path. wrong names the first invalid field.

@@ -15,11 +15,16 @@ type Redirect struct {
 	Port         uint16 // 0 without one
 	Path         *PathChange
 	Status       int
+	// To, if not empty, is the place as it is; it may be a path.
+	To string
 }
 
 // Location returns the value of the field Location for a request with an address scheme://host:port/path?query, of which
 // host has no port.
 func (d *Redirect) Location(scheme, host string, port uint16, path, query, prefix string) string {
+	if d.To != "" && d.To[0] != '/' {
+		return d.To
+	}
 	to := cmp.Or(d.Scheme, scheme)
 	known := wellKnownPort(to)
 	switch {
@@ -31,6 +36,9 @@ func (d *Redirect) Location(scheme, host string, port uint16, path, query, prefi
 	out := to + "://" + cmp.Or(d.Host, host)
 	if port != 0 && port != known {
 		out += ":" + strconv.Itoa(int(port))
+	}
+	if d.To != "" {
+		return out + d.To
 	}
 	out += d.Path.Apply(path, prefix)
 	if query != "" {

@@ -44,3 +44,12 @@ func CompileRegex(text string) (*regexp.Regexp, string) {
 	}
 	return re, ""
 }
+
+// CompilePrefix compiles an expression that a value begins with, without regard to case.
+func CompilePrefix(text string) (*regexp.Regexp, string) {
+	re, err := regexp.Compile(`^(?i:` + text + `)`)
+	if err != nil {
+		return nil, "the regular expression is invalid: " + err.Error()
+	}
+	return re, ""
+}

@@ -53,15 +53,10 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 	}
 	origin := ""
 	if rule.CORS != nil {
-		fields := head{r: r}
-		origin, _ = fields.Header("origin")
-		if method, asks := fields.Header("access-control-request-method"); asks && origin != "" && string(r.Method) == http.MethodOptions {
-			headers, _ := fields.Header("access-control-request-headers")
-			return preflight(rule.CORS, origin, method, headers)
-		}
+		origin, _ = (&head{r: r}).Header("origin")
 	}
-	if d := rule.Redirect; d != nil {
-		return redirect(d, host, canonical, query, prefix, from)
+	if early := answer(rule, r, host, canonical, query, prefix, origin, from); early.Reply != nil {
+		return early
 	}
 	w, session := o.pick(rule, r)
 	if w == nil || !w.Valid {
@@ -72,6 +67,9 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 		return reply(http.StatusServiceUnavailable) // its endpoints have not been read yet
 	}
 	changed := rule.Filters.Rewrite.Path.Apply(canonical, prefix)
+	if changed == "" {
+		return reply(http.StatusBadRequest)
+	}
 	if changed != path {
 		if asked {
 			changed += "?" + query
@@ -84,7 +82,7 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 	for _, m := range []*filter.Modifier{&rule.Filters.Request, &w.Filters.Request} {
 		r.Fields = modify(r.Fields, m)
 	}
-	out := Route{To: to, Mirrors: o.mirrors(rule, w), Retry: rule.Retry, Session: session}
+	out := Route{To: to, Mirrors: o.mirrors(rule, w), Retry: rule.Retry, Session: session, Body: rule.Body}
 	if !rule.Filters.Response.Empty() || !w.Filters.Response.Empty() || rule.CORS != nil {
 		out.Edit = func(answer *http1.Response) {
 			answer.Fields = modify(answer.Fields, &w.Filters.Response)
@@ -96,6 +94,30 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 		}
 	}
 	return out
+}
+
+// answer returns the reply to a request that goes to no backend, without one for the others. origin is that of the page, "" without one
+// or without CORS.
+func answer(rule *gateway.Rule, r *http1.Request, host, path, query, prefix, origin string, from Origin) Route {
+	switch {
+	case rule.Closed:
+		return reply(http.StatusServiceUnavailable)
+	case rule.HTTPS && !from.Secure:
+		return redirect(&filter.Redirect{Scheme: "https", Status: http.StatusPermanentRedirect}, host, path, query, prefix, from)
+	case !rule.Access.Admits(from.Client.Addr()):
+		return reply(http.StatusForbidden)
+	}
+	if origin != "" && string(r.Method) == http.MethodOptions {
+		fields := head{r: r}
+		if method, asks := fields.Header("access-control-request-method"); asks {
+			headers, _ := fields.Header("access-control-request-headers")
+			return preflight(rule.CORS, origin, method, headers)
+		}
+	}
+	if d := rule.Redirect; d != nil {
+		return redirect(d, host, path, query, prefix, from)
+	}
+	return Route{}
 }
 
 // pick returns the backend of a request: that of its session, or one by the weights.
@@ -230,6 +252,12 @@ func (h *head) Header(name string) (value string, ok bool) {
 		}
 	}
 	return strings.Join(all, ","), len(all) > 0
+}
+
+// Cookie returns the value of the first cookie of a name.
+func (h *head) Cookie(name string) (value string, ok bool) {
+	value = pods.CookieIn(cookiesOf(h.r), name)
+	return value, value != ""
 }
 
 // Query returns the first value of a parameter.

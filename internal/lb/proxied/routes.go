@@ -216,6 +216,8 @@ func (m *targeting) one(t gateway.Target, addrs []netip.AddrPort, old *Config) *
 	case gateway.UDP:
 		c.Protocol, c.Backend = dialect.UDP, dialect.UDP
 		health = datagramChecks(health)
+	case gateway.HTTPS, gateway.H2:
+		c.Backend, c.Pods.Second = dialect.HTTPS, t.Protocol == gateway.H2
 	case gateway.HTTP1:
 	}
 	if t.Policy != (svc.Name{}) {
