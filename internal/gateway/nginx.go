@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	networkingv1 "k8s.io/api/networking/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
@@ -99,6 +100,9 @@ func (b *ingressBuilder) apply(a *annotatedIngress, r *Rule) {
 	if len(a.Allow)+len(a.Deny) > 0 {
 		r.Access = &filter.Access{Allow: a.Allow, Deny: a.Deny}
 	}
+	if a.PerSecond+a.PerMinute > 0 {
+		r.Limits = limits(a)
+	}
 	if d := a.Redirect; d != nil {
 		r.Redirect = &filter.Redirect{To: d.URL, Status: d.Status}
 	}
@@ -117,6 +121,19 @@ func (b *ingressBuilder) apply(a *annotatedIngress, r *Rule) {
 	if a.Retry != nil {
 		r.Retry = b.retry(a)
 	}
+}
+
+// limits returns the bounds of requests, with as many at once as in ingress-nginx.
+func limits(a *annotatedIngress) *filter.Limits {
+	out := &filter.Limits{Exempt: a.Unlimited}
+	add := func(n int, in time.Duration) {
+		if n > 0 {
+			out.All = append(out.All, filter.Limit{Each: in / time.Duration(n), AtOnce: n*a.Burst + 1})
+		}
+	}
+	add(a.PerSecond, time.Second)
+	add(a.PerMinute, time.Minute)
+	return out
 }
 
 func (b *ingressBuilder) cors(a *annotatedIngress) *filter.CORS {

@@ -40,6 +40,8 @@ type Rule struct {
 	HTTPS bool
 	// Access, if not nil, is which clients get an answer other than 403.
 	Access *filter.Access
+	// Limits, if not nil, bound the requests of a client for all rules of the route together.
+	Limits *filter.Limits
 	// Body bounds the bodies of requests, in bytes; 0 is what the front has for all.
 	Body int64
 	// Timeout is how long a backend may be silent before the answer is 504; 0 is what the front has for all.

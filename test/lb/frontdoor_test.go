@@ -78,7 +78,7 @@ func newFrontDoor(t *testing.T, nodes int) *frontDoor {
 var resources = map[string]string{
 	"Service": "services", "Gateway": "gateways", "HTTPRoute": "httproutes", "Ingress": "ingresses", "ReferenceGrant": "referencegrants",
 	"TLSRoute": "tlsroutes", "TCPRoute": "tcproutes", "UDPRoute": "udproutes", "ListenerSet": "listenersets",
-	"BackendTLSPolicy": "backendtlspolicies",
+	"BackendTLSPolicy": "backendtlspolicies", "IngressClass": "ingressclasses",
 }
 
 // apply applies manifests.
@@ -90,7 +90,11 @@ func (f *frontDoor) apply(text string) {
 		o := unstructured.Unstructured{Object: object}
 		gv, err := schema.ParseGroupVersion(o.GetAPIVersion())
 		f.must(err)
-		kind := f.dynamic.Resource(gv.WithResource(resources[o.GetKind()])).Namespace(cmp.Or(o.GetNamespace(), "default"))
+		all := f.dynamic.Resource(gv.WithResource(resources[o.GetKind()]))
+		kind := dynamic.ResourceInterface(all)
+		if o.GetKind() != "IngressClass" {
+			kind = all.Namespace(cmp.Or(o.GetNamespace(), "default"))
+		}
 		_, err = kind.Apply(f.Context(), o.GetName(), &o, metav1.ApplyOptions{FieldManager: "test", Force: true})
 		f.must(err)
 	}
@@ -228,6 +232,10 @@ func TestFrontDoor(t *testing.T) {
 		return err
 	})
 	f.answers(shared, commands)
+	manifests, commands = f.document("ingress.md", "frontdoor_test.go, for ingress-nginx")
+	f.apply(manifests)
+	f.answers(shared, commands)
+	f.ingressEvents("private", "IngressNotServed", "auth-url")
 
 	f.must(f.api.Routes("default").Delete(t.Context(), "shop", metav1.DeleteOptions{}))
 	f.answers(vip, [][2]string{{
@@ -242,6 +250,23 @@ func TestFrontDoor(t *testing.T) {
 			return fmt.Errorf("Service %s is still there", n)
 		}
 		return nil
+	})
+}
+
+// ingressEvents waits for an Event of an Ingress whose text has a part.
+func (f *frontDoor) ingressEvents(name, reason, part string) {
+	f.Helper()
+	testbed.Until(f, "the Event "+reason+" of Ingress "+name, func() error {
+		list, err := f.client.CoreV1().Events("default").List(f.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, e := range list.Items {
+			if e.InvolvedObject.Name == name && e.Reason == reason && strings.Contains(e.Message, part) {
+				return nil
+			}
+		}
+		return fmt.Errorf("%d Events, not this one", len(list.Items))
 	})
 }
 

@@ -84,6 +84,11 @@ var annotations = func() map[string]annotation {
 		"allowlist-source-range": {read: readRanges(func(o *Options) *[]prefix { return &o.Allow }), guards: true, long: true},
 		"denylist-source-range":  {read: readRanges(func(o *Options) *[]prefix { return &o.Deny }), guards: true, long: true},
 
+		"limit-rps":              {read: number(0, 1_000_000, func(r *reader, n int) { r.PerSecond = n }), guards: true},
+		"limit-rpm":              {read: number(0, 1_000_000, func(r *reader, n int) { r.PerMinute = n }), guards: true},
+		"limit-burst-multiplier": {read: number(1, 1000, func(r *reader, n int) { r.Burst = n }), guards: true},
+		"limit-whitelist":        {read: readRanges(func(o *Options) *[]prefix { return &o.Unlimited }), guards: true, long: true},
+
 		"proxy-connect-timeout":   {none: "a Pod has 5 seconds to accept a connection"},
 		"proxy-request-buffering": {none: buffering}, "proxy-buffering": {none: buffering},
 		"client-body-buffer-size": {none: sizes}, "proxy-buffer-size": {none: sizes}, "proxy-buffers-number": {none: sizes},
@@ -112,7 +117,7 @@ var annotations = func() map[string]annotation {
 	}
 	for _, name := range []string{
 		"auth-url", "auth-type", "auth-secret", "auth-tls-secret", "enable-modsecurity", "enable-owasp-core-rules", "satisfy",
-		"proxy-ssl-verify", "proxy-ssl-secret", "limit-connections", "limit-rps", "limit-rpm", "limit-rate", "limit-rate-after",
+		"proxy-ssl-verify", "proxy-ssl-secret", "limit-connections", "limit-rate", "limit-rate-after",
 	} {
 		all[name] = annotation{none: unserved + ", and no request may pass without it", guards: true}
 	}
@@ -126,7 +131,7 @@ var annotations = func() map[string]annotation {
 		"auth-tls-secret": {
 			"auth-tls-verify-depth", "auth-tls-verify-client", "auth-tls-error-page", "auth-tls-pass-certificate-to-upstream", "auth-tls-match-cn",
 		},
-		"limit-rps": {"limit-burst-multiplier", "limit-whitelist"}, "enable-modsecurity": {"modsecurity-transaction-id"},
+		"enable-modsecurity": {"modsecurity-transaction-id"},
 	} {
 		for _, name := range names {
 			all[name] = annotation{none: "it is a part of " + root}

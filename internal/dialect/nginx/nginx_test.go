@@ -47,7 +47,9 @@ func TestDocumentedExamples(t *testing.T) {
 		"canary: true\ncanary-by-header: X-Canary\ncanary-by-cookie: c\ncanary-weight: 30": {
 			Canary: &Canary{Header: "x-canary", Cookie: "c", Weight: 30, Total: 100}},
 		"canary: true\ncanary-weight: 500\ncanary-weight-total: 300": {Canary: &Canary{Weight: 300, Total: 300}},
-		"affinity: cookie": {Session: &Session{Name: "INGRESSCOOKIE"}},
+		"limit-rps: 5\nlimit-rpm: 300":                               {PerSecond: 5, PerMinute: 300, Burst: 5},
+		"limit-rpm: 30\nlimit-burst-multiplier: 2":                   {PerMinute: 30, Burst: 2},
+		"affinity: cookie":                                           {Session: &Session{Name: "INGRESSCOOKIE"}},
 		"affinity: cookie\nsession-cookie-name: route\nsession-cookie-expires: 172800\nsession-cookie-max-age: 172800\n" +
 			"session-cookie-samesite: none\nsession-cookie-path: /a\nsession-cookie-domain: .example.com": {
 			Session: &Session{Name: "route", Path: "/a", Domain: "example.com", SameSite: "None", Secure: true, Life: 48 * time.Hour}},
@@ -80,21 +82,21 @@ func TestDocumentedExamples(t *testing.T) {
 // whose value cannot be done. What asks for nothing closes nothing.
 func TestProtectionClosed(t *testing.T) {
 	for _, text := range []string{
-		"auth-url: http://x", "auth-type: basic", "auth-secret: s", "auth-tls-secret: default/ca", "enable-modsecurity: true", "limit-rps: 5",
+		"auth-url: http://x", "auth-type: basic", "auth-secret: s", "auth-tls-secret: default/ca", "enable-modsecurity: true", "limit-rate: 5",
 		"limit-connections: 5", "configuration-snippet: deny all;", "server-snippet: x", "satisfy: any", "ssl-passthrough: true",
 		"proxy-ssl-verify: on", "whitelist-source-ranges: 10.0.0.0/8", "auth-urls: x", "limit-rbs: 1", "denylist: 10.0.0.0/8",
 		"whitelist-source-range: ", "whitelist-source-range: 10.0.0.0/33", "whitelist-source-range: 10.0.0.1, x", "denylist-source-range: x",
 		"whitelist-source-range: ::ffff:10.0.0.0/104", "denylist-source-range: fe80::1%eth0",
 		"whitelist-source-range: " + strings.Repeat("10.0.0.1,", maxRanges+1), "denylist-source-range: " + strings.Repeat("1", maxList+1),
 		"ssl-redirect: yes", "force-ssl-redirect: on", "use-regex: x", "backend-protocol: FCGI", "upstream-vhost: $host",
-		"canary: maybe", "canary: true\ncanary-weight: -1",
+		"limit-rps: many", "limit-rps: 5\nlimit-whitelist: x", "canary: maybe", "canary: true\ncanary-weight: -1",
 	} {
 		if r := read(text); !strings.HasPrefix(r.Closed, "annotation "+Prefix) || len(r.Closed) > 400 {
 			t.Errorf("%.80s: %.500q", text, r.Closed)
 		}
 	}
 	for _, text := range []string{
-		"auth-realm: x", "enable-modsecurity: false", "limit-rps: 0", "satisfy: all", "proxy-ssl-verify: off", "auth-tls-verify-client: off",
+		"auth-realm: x", "enable-modsecurity: false", "limit-rate: 0", "satisfy: all", "proxy-ssl-verify: off", "auth-tls-verify-client: off",
 		"proxy-buffering: on", "load-balance: ewma", "custom-http-errors: 404", "proxy-read-timeout: 60s", "app-root: x", "some-new-one: 1",
 		"canary-weight: 10", "cors-allow-origin: https://x", "session-cookie-name: x",
 	} {

@@ -34,9 +34,13 @@ type Options struct {
 	Body        int64
 	Timeout     time.Duration // 0 without one
 	Allow, Deny []netip.Prefix
-	CORS        *CORS
-	Session     *Session
-	Retry       *Retry
+	// PerSecond and PerMinute bound the requests of a client, 0 for no bound; it may have Burst times as many at once. Clients
+	// of Unlimited have no bound.
+	PerSecond, PerMinute, Burst int
+	Unlimited                   []netip.Prefix
+	CORS                        *CORS
+	Session                     *Session
+	Retry                       *Retry
 	// Canary, if not nil, makes the Ingress an alternative to another one.
 	Canary *Canary
 }
@@ -186,6 +190,9 @@ func (r *reader) combine() {
 		r.Session = &r.session
 	}
 	r.Timeout = max(r.Timeout, r.send)
+	if r.PerSecond+r.PerMinute > 0 && r.Burst == 0 {
+		r.Burst = defaultBurst
+	}
 	for _, kind := range []string{"temporal-redirect", "permanent-redirect"} {
 		if to := r.to[kind]; to != "" && r.Redirect == nil {
 			r.Redirect = &Redirect{URL: to, Status: r.status[kind]}

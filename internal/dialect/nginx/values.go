@@ -349,8 +349,11 @@ func checkToken(v string) error {
 	return nil
 }
 
-// defaultTries is how often ingress-nginx sends a request, with the first time. maxTries bounds it: there 0 means without a bound.
-const defaultTries, maxTries = 3, 10
+// maxTries bounds how often a request is sent: in ingress-nginx 0 means without a bound.
+const maxTries = 10
+
+// defaultBurst is how many times its bound of a second or minute a client may have at once, as in ingress-nginx.
+const defaultBurst = 5
 
 func addRetries(all map[string]annotation) {
 	all["proxy-next-upstream"] = annotation{read: func(r *reader, v string) error {

@@ -23,6 +23,7 @@ type router struct {
 	port    *gateway.Port
 	targets map[gateway.Target]*Config
 	key     string // of the front
+	usage   *usage
 	// sessions are those of the rules that have had requests: *pods.Sessions by *gateway.Rule.
 	sessions sync.Map
 }
@@ -55,7 +56,7 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 	if rule.CORS != nil {
 		origin, _ = (&head{r: r}).Header("origin")
 	}
-	if early := answer(rule, r, host, canonical, query, prefix, origin, from); early.Reply != nil {
+	if early := o.answer(rule, r, host, canonical, query, prefix, origin, from); early.Reply != nil {
 		return early
 	}
 	w, session := o.pick(rule, r)
@@ -98,7 +99,7 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 
 // answer returns the reply to a request that goes to no backend, without one for the others. origin is that of the page, "" without one
 // or without CORS.
-func answer(rule *gateway.Rule, r *http1.Request, host, path, query, prefix, origin string, from Origin) Route {
+func (o *router) answer(rule *gateway.Rule, r *http1.Request, host, path, query, prefix, origin string, from Origin) Route {
 	switch {
 	case rule.Closed:
 		return reply(http.StatusServiceUnavailable)
@@ -106,6 +107,8 @@ func answer(rule *gateway.Rule, r *http1.Request, host, path, query, prefix, ori
 		return redirect(&filter.Redirect{Scheme: "https", Status: http.StatusPermanentRedirect}, host, path, query, prefix, from)
 	case !rule.Access.Admits(from.Client.Addr()):
 		return reply(http.StatusForbidden)
+	case !o.usage.allowsBy(from.Client.Addr(), rule.Route.Name, rule.Limits.For(from.Client.Addr())):
+		return Route{Reply: &Reply{Status: http.StatusTooManyRequests, Fields: []http1.Field{{Name: []byte("Retry-After"), Value: []byte("1")}}}}
 	}
 	if origin != "" && string(r.Method) == http.MethodOptions {
 		fields := head{r: r}

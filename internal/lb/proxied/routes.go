@@ -96,7 +96,7 @@ func carries(table *gateway.Port, p dialect.Protocol) bool {
 func (t *Routes) give(c *Config, l dialect.Listener, key string, targets map[gateway.Target]*Config) {
 	table := t.port(l)
 	if c.Protocol.IsHTTP() {
-		c.Router = &router{port: table, targets: targets, key: key}
+		c.Router = &router{port: table, targets: targets, key: key, usage: c.usage}
 	}
 	if table.Streams {
 		c.streams = &streams{port: table, targets: targets}
