@@ -50,7 +50,7 @@ func BuildIngress(o *Objects, before *IngressFront) *IngressFront {
 		},
 		before: before, named: newSecretSet(o, maxIngressSecrets),
 		rules: map[string][]*match{}, secrets: map[string]svc.Name{}, seen: map[Target]bool{}, owners: map[string]string{},
-		last: map[string][]*match{}, asked: map[string]bool{}, https: map[*Rule]whenHTTPS{},
+		last: map[string][]*match{}, asked: map[string]bool{}, https: map[*Rule]whenHTTPS{}, programs: map[string]int{},
 	}
 	if before == nil {
 		b.before = &IngressFront{Table: &Table{}}
@@ -103,6 +103,8 @@ type ingressBuilder struct {
 	before  *IngressFront     // never nil
 	asked   map[string]bool   // hosts that TLS is asked for
 	https   map[*Rule]whenHTTPS
+	// programs are the sizes of the expressions of hosts.
+	programs map[string]int
 }
 
 // owns reports whether a host is for the namespace of an Ingress, which takes it if it is free. A "*" owns the hosts below
@@ -182,7 +184,7 @@ func (b *ingressBuilder) problem(in *networkingv1.Ingress, format string, args .
 
 // add adds the rules of an Ingress.
 func (b *ingressBuilder) add(a *annotatedIngress) {
-	in, index, program := a.Ingress, 0, 0
+	in, index := a.Ingress, 0
 	rule := func(backend *networkingv1.IngressBackend, at string) *Rule {
 		index++
 		return b.rule(a, index-1, backend, at)
@@ -201,7 +203,7 @@ func (b *ingressBuilder) add(a *annotatedIngress) {
 		}
 		for j := range spec.HTTP.Paths {
 			at := fmt.Sprintf("rules[%d].http.paths[%d]", i, j)
-			m, ok := b.path(a, &spec.HTTP.Paths[j], at, &program)
+			m, ok := b.path(a, host, &spec.HTTP.Paths[j], at)
 			if !ok {
 				continue
 			}
@@ -252,8 +254,8 @@ func (b *ingressBuilder) target(r *Rule, w *Weighted) {
 // maxPath is the most that a path of a rule has, in bytes, as in the Gateway API.
 const maxPath = 1024
 
-// path reads a path of an Ingress. ImplementationSpecific means Prefix. program is the size of the expressions of the Ingress so far.
-func (b *ingressBuilder) path(a *annotatedIngress, p *networkingv1.HTTPIngressPath, at string, program *int) (*match, bool) {
+// path reads a path of a host. ImplementationSpecific means Prefix.
+func (b *ingressBuilder) path(a *annotatedIngress, host string, p *networkingv1.HTTPIngressPath, at string) (*match, bool) {
 	in, value := a.Ingress, p.Path
 	if value == "" {
 		value = "/"
@@ -264,7 +266,7 @@ func (b *ingressBuilder) path(a *annotatedIngress, p *networkingv1.HTTPIngressPa
 	}
 	exact := valueOf(p.PathType, networkingv1.PathTypeImplementationSpecific) == networkingv1.PathTypeExact
 	if a.expressions() && !exact {
-		return b.expressionMatch(a, value, at, program), true
+		return b.expressionMatch(a, host, value, at), true
 	}
 	path, ok := hostpath.Path(value)
 	if !ok {

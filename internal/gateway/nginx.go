@@ -69,7 +69,7 @@ func (b *ingressBuilder) read(in *networkingv1.Ingress) *annotatedIngress {
 		b.problem(in, "%s; requests for its paths are answered with 503", o.Closed)
 	}
 	if text := strings.Join(o.Ignored, "; "); text != "" {
-		b.front.Ignored[svc.NameOf(in)] = text[:min(len(text), maxIgnored)]
+		b.front.Ignored[svc.NameOf(in)] = strings.ToValidUTF8(text[:min(len(text), maxIgnored)], "")
 	}
 	return a
 }
@@ -194,15 +194,11 @@ func (b *ingressBuilder) annotate(a *annotatedIngress, m *match) {
 	}
 }
 
-// expressionMatch returns the match of a path that is a regular expression. One that cannot be used closes the paths with the text
-// before its first special character: a less specific rule must not get their requests.
-func (b *ingressBuilder) expressionMatch(a *annotatedIngress, text, at string, program *int) *match {
+// expressionMatch returns the match of a path that is a regular expression. One that cannot be used closes the paths that begin with
+// the text before its first special character: a less specific rule must not get their requests.
+func (b *ingressBuilder) expressionMatch(a *annotatedIngress, host, text, at string) *match {
 	e := b.expression("path "+text, text, filter.CompilePrefix)
-	*program += e.size
-	wrong := e.wrong
-	if wrong == "" && *program > maxRoutePrograms {
-		wrong = "the regular expressions of the Ingress are too complex together"
-	}
+	wrong := b.spend(host, e)
 	if wrong == "" {
 		return &match{kind: regexMatch, path: text, regex: e.Regexp}
 	}
@@ -210,12 +206,21 @@ func (b *ingressBuilder) expressionMatch(a *annotatedIngress, text, at string, p
 	if i := strings.IndexAny(text, `^$[](){}*+?|\.`); i >= 0 {
 		literal = text[:i]
 	}
-	path, ok := hostpath.Path(literal)
-	if !ok {
-		path = "/"
+	b.problem(a.Ingress, "%s.path: %s; requests for paths that begin with %.100q are answered with 503", at, wrong, literal)
+	closed := regexp.MustCompile("^(?i:" + regexp.QuoteMeta(literal) + ")")
+	return &match{kind: regexMatch, path: text, regex: closed, Rule: &Rule{Route: keyOf(a.Ingress), Closed: true}}
+}
+
+// spend counts the size of an expression of a host, which each of its requests pays for. It returns why it cannot be used, "" if it can.
+func (b *ingressBuilder) spend(host string, e *expression) string {
+	if e.wrong != "" {
+		return e.wrong
 	}
-	b.problem(a.Ingress, "%s.path: %s; requests for %s are answered with 503", at, wrong, path)
-	return &match{kind: prefixMatch, path: strings.TrimSuffix(path, "/"), Rule: &Rule{Route: keyOf(a.Ingress), Closed: true}}
+	if b.programs[host]+e.size > maxRoutePrograms {
+		return "the regular expressions of the host are too complex together"
+	}
+	b.programs[host] += e.size
+	return ""
 }
 
 // expression returns an expression that was compiled before, or compiles it.
@@ -299,7 +304,7 @@ func (b *ingressBuilder) www(a *annotatedIngress, host string) {
 
 // canary adds an alternative to the backends of other Ingresses of its namespace.
 func (b *ingressBuilder) canary(a *annotatedIngress) {
-	program, taken := 0, false
+	taken := false
 	for i := range a.Spec.Rules {
 		spec := &a.Spec.Rules[i]
 		host := strings.ToLower(spec.Host)
@@ -313,7 +318,7 @@ func (b *ingressBuilder) canary(a *annotatedIngress) {
 					continue
 				}
 				taken = true
-				b.addCanary(a, host, m, &spec.HTTP.Paths[j].Backend, at+".backend", &program)
+				b.addCanary(a, host, m, &spec.HTTP.Paths[j].Backend, at+".backend")
 				break
 			}
 		}
@@ -340,7 +345,7 @@ func samePath(m *match, p *networkingv1.HTTPIngressPath) bool {
 }
 
 // addCanary adds an alternative to the backend of a match.
-func (b *ingressBuilder) addCanary(a *annotatedIngress, host string, m *match, backend *networkingv1.IngressBackend, at string, size *int) {
+func (b *ingressBuilder) addCanary(a *annotatedIngress, host string, m *match, backend *networkingv1.IngressBackend, at string) {
 	main, c := m.Rule, a.Canary
 	if a.Closed != "" || main.Closed || main.Redirect != nil {
 		return
@@ -371,8 +376,8 @@ func (b *ingressBuilder) addCanary(a *annotatedIngress, host string, m *match, b
 		e := b.expression("value "+c.Pattern, c.Pattern, func(text string) (*regexp.Regexp, string) {
 			return filter.CompileRegex(`(?s:.*)(?:` + text + `)(?s:.*)`)
 		})
-		if *size += e.size; e.wrong != "" || *size > maxRoutePrograms {
-			b.problem(a.Ingress, "annotation %scanary-by-header-pattern: it cannot be used: %s", nginx.Prefix, e.wrong)
+		if wrong := b.spend(host, e); wrong != "" {
+			b.problem(a.Ingress, "annotation %scanary-by-header-pattern: %s", nginx.Prefix, wrong)
 			return
 		}
 		always(w, &valueMatch{name: c.Header, regex: e.Regexp}, nil)

@@ -28,8 +28,8 @@ func annotated(name, host, annotations, paths string) string {
 		kind := map[string]string{"P": "Prefix", "E": "Exact", "I": "ImplementationSpecific"}[f[0]]
 		list = append(list, fmt.Sprintf("{path: %q, pathType: %s, backend: {service: {name: %s, port: {number: 80}}}}", f[1], kind, f[2]))
 	}
-	return fmt.Sprintf("\n---\nkind: Ingress\nmetadata: {namespace: %s, name: %s, annotations: {%s}}\nspec: {rules: [{host: %q, http: {paths: [%s]}}]}",
-		ns, name, strings.Join(notes, ", "), host, strings.Join(list, ", "))
+	return fmt.Sprintf("\n---\nkind: Ingress\nmetadata: {namespace: %s, name: %s, annotations: {%s}}\n"+
+		"spec: {rules: [{host: %q, http: {paths: [%s]}}]}", ns, name, strings.Join(notes, ", "), host, strings.Join(list, ", "))
 }
 
 // decide returns what becomes of a request "http://host/path name=value …": a status, with the place of a redirect, or the Service
@@ -77,7 +77,8 @@ func nginxFront(t testing.TB, text string) *IngressFront {
 }
 
 // The examples of ingress-nginx for rewrites and for the order of paths
-// (https://kubernetes.github.io/ingress-nginx/examples/rewrite/, https://kubernetes.github.io/ingress-nginx/user-guide/ingress-path-matching/).
+// (https://kubernetes.github.io/ingress-nginx/examples/rewrite/,
+// https://kubernetes.github.io/ingress-nginx/user-guide/ingress-path-matching/).
 func TestNginxPaths(t *testing.T) {
 	for _, c := range []struct {
 		text  string
@@ -107,7 +108,9 @@ func TestNginxPaths(t *testing.T) {
 		},
 		{ // A prefix with a target: all of the path is replaced. A path that is its own target stays.
 			annotated("default/i", "h", "rewrite-target: /", "P /api a") + annotated("default/j", "g", "rewrite-target: /", "P / a; E /e b"),
-			map[string]string{"http://h/api/users": "a /", "http://h/api": "a /", "http://g/x/y": "a /x/y", "http://g/e": "b /", "http://g/E": "a /E"},
+			map[string]string{
+				"http://h/api/users": "a /", "http://h/api": "a /", "http://g/x/y": "a /x/y", "http://g/e": "b /", "http://g/E": "a /E",
+			},
 		},
 		{ // A group that is a part of an encoded byte makes no path.
 			annotated("default/i", "h", "rewrite-target: /$1", "I /a/(..).* a"),
@@ -136,7 +139,14 @@ func TestNginxPaths(t *testing.T) {
 		},
 		{
 			annotated("default/i", "h", "use-regex: true", `I /admin(?!x) a`) + annotated("default/j", "h", "", "P / b"),
-			map[string]string{"http://h/admin": "503", "http://h/admin/x": "503", "http://h/other": "b /other"},
+			map[string]string{"http://h/admin": "503", "http://h/Admin/x": "503", "http://h/adminx": "503", "http://h/other": "b /other"},
+		},
+		{ // A path that is too long for expressions gets round none of them.
+			annotated("default/i", "h", "rewrite-target: /$2", `I /admin(/|$)(.*) a`) + annotated("default/j", "h", "", "P / b"),
+			map[string]string{
+				"http://h/admin/" + strings.Repeat("x", 5000): "503", "http://h/" + strings.Repeat("x", 5000): "503",
+				"http://h/" + strings.Repeat("x", 4000): "b /" + strings.Repeat("x", 4000),
+			},
 		},
 	} {
 		f := nginxFront(t, c.text+service("a", "b", "c"))
@@ -153,7 +163,8 @@ func TestNginxCanary(t *testing.T) {
 	main := annotated("default/main", "h", "whitelist-source-range: 10.0.0.0/8", "P / a; E /e a")
 	for annotations, wants := range map[string]map[string]string{
 		"canary-by-header: X-C; canary-by-cookie: ck": {
-			"http://h/": "a /", "http://h/ x-c=always": "b /", "http://h/ x-c=always cookie=ck=never": "b /", "http://h/ x-c=never cookie=ck=always": "a /",
+			"http://h/": "a /", "http://h/ x-c=always": "b /", "http://h/ x-c=always cookie=ck=never": "b /",
+			"http://h/ x-c=never cookie=ck=always": "a /",
 			"http://h/ x-c=other cookie=ck=always": "b /", "http://h/ cookie=ck=never": "a /", "http://h/e x-c=always": "a /e",
 		},
 		"canary-by-header: X-C; canary-by-header-value: v1": {"http://h/ x-c=v1": "b /", "http://h/ x-c=always": "a /", "http://h/x": "a /x"},
@@ -179,7 +190,8 @@ func TestNginxCanary(t *testing.T) {
 	f := nginxFront(t, main+annotated("default/canary", "h", "canary: true; canary-weight: 25", "P / b")+
 		annotated("default/second", "h", "canary: true; canary-weight: 25", "P / c")+service("a", "b", "c"))
 	rule, _, _ := f.Table.Ports[80].Find(&Request{Host: "h", Path: "/", Fields: fields{}})
-	if len(rule.Backends) != 2 || rule.Backends[1].Weight != 25 || rule.total != 100 || f.Problems[svc.Name{Namespace: "default", Name: "second"}] == "" {
+	second := svc.Name{Namespace: "default", Name: "second"}
+	if len(rule.Backends) != 2 || rule.Backends[1].Weight != 25 || rule.total != 100 || f.Problems[second] == "" {
 		t.Errorf("%+v, %v", rule.Backends, f.Problems)
 	}
 }
@@ -223,7 +235,8 @@ func TestNginxExpressions(t *testing.T) {
 		many = append(many, fmt.Sprintf("I /%c(?:.?){450} a", 'a'+i))
 	}
 	f := nginxFront(t, annotated("default/i", "h", "use-regex: true", strings.Join(many, "; "))+service("a"))
-	if got := decide(t, f.Table, "http://h/p"); got != "503" || !strings.Contains(f.Problems[svc.Name{Namespace: "default", Name: "i"}], "together") {
+	problem := f.Problems[svc.Name{Namespace: "default", Name: "i"}]
+	if got := decide(t, f.Table, "http://h/p"); got != "503" || !strings.Contains(problem, "together") {
 		t.Errorf("%s, %v", got, f.Problems)
 	}
 }
@@ -238,13 +251,15 @@ func TestNginxHTTPS(t *testing.T) {
 		"ssl-redirect: false":      {"a /", "a /", "a /"},
 		"force-ssl-redirect: true": {"308 https", "308 https", "308 https"},
 	} {
-		text := strings.Replace(annotated("default/i", "h.x", annotations, paths), "spec: {", "spec: {tls: [{hosts: [h.x], secretName: s}], ", 1) +
+		const tls = "spec: {tls: [{hosts: [h.x], secretName: s}], "
+		text := strings.Replace(annotated("default/i", "h.x", annotations, paths), "spec: {", tls, 1) +
 			annotated("default/j", "g.x", annotations, paths) + service("a") + "\n---\nkind: Secret\nmetadata: {name: s}"
 		o := objects(t, strings.TrimPrefix(text, "\n---\n"))
 		f := BuildIngress(o, nil)
 		o.Secured = map[svc.Name]bool{{Namespace: "default", Name: "i"}: true}
 		secured := BuildIngress(o, f)
-		if got := [3]string{decide(t, f.Table, "http://h.x/"), decide(t, f.Table, "http://g.x/"), decide(t, secured.Table, "http://h.x/")}; got != wants {
+		got := [3]string{decide(t, f.Table, "http://h.x/"), decide(t, f.Table, "http://g.x/"), decide(t, secured.Table, "http://h.x/")}
+		if got != wants {
 			t.Errorf("%q: %q, want %q", annotations, got, wants)
 		}
 		if got := decide(t, f.Table, "https://h.x/"); got != "a /" {
@@ -262,7 +277,8 @@ func TestNginxHTTPS(t *testing.T) {
 func TestNginxRules(t *testing.T) {
 	text := annotated("default/i", "h", "rewrite-target: /$1; x-forwarded-prefix: /p; upstream-vhost: in.example.com; proxy-body-size: 1k; "+
 		"proxy-read-timeout: 90; backend-protocol: HTTPS; affinity: cookie; session-cookie-max-age: 60; enable-cors: true; "+
-		"proxy-next-upstream: http_502; proxy-next-upstream-tries: 2; load-balance: ewma; limit-rps: 2; limit-whitelist: 192.0.2.0/24", "I /(.*) a") + service("a")
+		"proxy-next-upstream: http_502; proxy-next-upstream-tries: 2; load-balance: ewma; limit-rps: 2; "+
+		"limit-whitelist: 192.0.2.0/24", "I /(.*) a") + service("a")
 	o := objects(t, strings.TrimPrefix(text, "\n---\n"))
 	f := BuildIngress(o, nil)
 	find := func(f *IngressFront) *Rule {

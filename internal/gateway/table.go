@@ -197,7 +197,8 @@ func (m *match) takes(r *Request, path string) bool {
 }
 
 // compareMatches orders the matches with the same path by the precedence of the specification: a method, then more header
-// fields, then more parameters; then a cookie (of Ingresses); then the older route, then the one whose name comes first, then the first rule.
+// fields, then more parameters; then a cookie (of Ingresses); then the older route, then the one whose name comes first, then the
+// first rule.
 func compareMatches(a, b *match) int {
 	return cmp.Or(
 		cmp.Compare(b2i(b.method != ""), b2i(a.method != "")),
@@ -277,8 +278,14 @@ func (n *node) at(prefix string) *node {
 	return n
 }
 
+// unread closes the paths that the expressions of an Ingress do not look at: a rule that asks for less must not get them.
+var unread = &match{Rule: &Rule{Closed: true}}
+
 // find returns the match with the highest precedence that is for a request.
 func (p *paths) find(r *Request, path string) *match {
+	if p.byLength && len(path) > filter.MaxInput {
+		return unread
+	}
 	if m := first(p.exact[path], r, path); m != nil {
 		return m
 	}
