@@ -9,7 +9,6 @@ import (
 	"time"
 
 	networkingv1 "k8s.io/api/networking/v1"
-	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/dialect/nginx"
 	"github.com/fairlead/fairlead/internal/gateway/filter"
@@ -110,16 +109,19 @@ func (b *ingressBuilder) apply(a *annotatedIngress, r *Rule) {
 	if a.ForwardedPrefix != "" {
 		r.Filters.Request.Set = []filter.Field{{Name: "X-Forwarded-Prefix", Value: a.ForwardedPrefix}}
 	}
-	if s := a.Session; s != nil {
-		r.Session = &policy.Session{
-			Name: s.Name, Absolute: s.Life, Permanent: s.Life > 0, Path: s.Path, Domain: s.Domain, SameSite: s.SameSite, Secure: s.Secure,
+	r.Session = a.Session
+	if a.CORS != nil {
+		wrong := ""
+		if r.CORS, wrong = filter.ReadCORS(a.CORS); wrong != "" {
+			b.problem(a.Ingress, "annotations %scors-*: %s; pages of other origins get nothing", nginx.Prefix, wrong)
+			r.CORS = &filter.CORS{}
 		}
 	}
-	if a.CORS != nil {
-		r.CORS = b.cors(a)
-	}
 	if a.Retry != nil {
-		r.Retry = b.retry(a)
+		wrong := ""
+		if r.Retry, wrong = policy.ReadRetry(a.Retry, a.RetryWithin); wrong != "" {
+			b.problem(a.Ingress, "annotations %sproxy-next-upstream*: %s", nginx.Prefix, wrong)
+		}
 	}
 }
 
@@ -134,47 +136,6 @@ func limits(a *annotatedIngress) *filter.Limits {
 	add(a.PerSecond, time.Second)
 	add(a.PerMinute, time.Minute)
 	return out
-}
-
-func (b *ingressBuilder) cors(a *annotatedIngress) *filter.CORS {
-	spec := &gwv1.HTTPCORSFilter{AllowCredentials: &a.CORS.Credentials, MaxAge: a.CORS.MaxAge}
-	for _, o := range a.CORS.Origins {
-		spec.AllowOrigins = append(spec.AllowOrigins, gwv1.CORSOrigin(o))
-	}
-	for _, m := range a.CORS.Methods {
-		spec.AllowMethods = append(spec.AllowMethods, gwv1.HTTPMethodWithWildcard(m))
-	}
-	for _, h := range a.CORS.Headers {
-		spec.AllowHeaders = append(spec.AllowHeaders, gwv1.HTTPHeaderName(h))
-	}
-	for _, h := range a.CORS.Expose {
-		spec.ExposeHeaders = append(spec.ExposeHeaders, gwv1.HTTPHeaderName(h))
-	}
-	c, wrong := filter.ReadCORS(spec)
-	if wrong != "" {
-		b.problem(a.Ingress, "annotations %scors-*: %s; pages of other origins get nothing", nginx.Prefix, wrong)
-		return &filter.CORS{}
-	}
-	return c
-}
-
-func (b *ingressBuilder) retry(a *annotatedIngress) *policy.Retry {
-	const tries = 3 // of ingress-nginx, with the first one
-	spec := &gwv1.HTTPRouteRetry{Attempts: new(tries - 1)}
-	if a.Retry.Tries > 0 {
-		spec.Attempts = new(a.Retry.Tries - 1)
-	}
-	if a.Retry.Off {
-		spec.Attempts = new(0)
-	}
-	for _, c := range a.Retry.Codes {
-		spec.Codes = append(spec.Codes, gwv1.HTTPRouteRetryStatusCode(c))
-	}
-	r, wrong := policy.ReadRetry(spec, a.Retry.Within)
-	if wrong != "" {
-		b.problem(a.Ingress, "annotations %sproxy-next-upstream*: %s", nginx.Prefix, wrong)
-	}
-	return r
 }
 
 // annotate gives the rule of a match what depends on its path.
@@ -239,7 +200,7 @@ func (b *ingressBuilder) expression(key, text string, compile func(string) (*reg
 	return e
 }
 
-// addHosts adds what annotations ask for beside the paths of an Ingress, after those of all Ingresses.
+// addHosts adds what annotations ask for beside the paths of an Ingress, after all Ingresses have theirs.
 func (b *ingressBuilder) addHosts(a *annotatedIngress) {
 	if len(a.Aliases) == 0 && !a.WWW && a.AppRoot == "" {
 		return

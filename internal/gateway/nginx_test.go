@@ -218,7 +218,7 @@ func TestNginxNamespaces(t *testing.T) {
 	}
 }
 
-// Expressions have bounds, as those of routes, and take a time that grows with the path and not faster.
+// Expressions have bounds, as in routes, and take a time that grows with the path and not faster.
 func TestNginxExpressions(t *testing.T) {
 	for _, path := range []string{`/((a*)*)*b`, `/(?:.?){1000}`, `/((a{10}){10}){10}`, `/a)|(b`, "/" + strings.Repeat("a?", 300)} {
 		f := nginxFront(t, annotated("default/i", "h", "rewrite-target: /$1", "I "+path+" a")+service("a"))

@@ -94,7 +94,7 @@ type Objects struct {
 	Namespaces map[string]map[string]string
 	Services   map[svc.Name]*Service
 	Secrets    map[svc.Name]Secret
-	// Ingresses have a class of this controller, and Secured are those of NginxController.
+	// Ingresses have a class of this controller, and Secured have one of NginxController.
 	Ingresses map[svc.Name]*networkingv1.Ingress
 	Secured   map[svc.Name]bool
 	// Streams are the routes of connections and of datagrams, and Sets the ListenerSets of every Gateway.

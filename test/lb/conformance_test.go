@@ -84,7 +84,7 @@ func TestMeshConformance(t *testing.T) {
 	c := newClusterTooled(t, filepath.Dir(client), nil, []string{"--image-map", "registry.k8s.io/gateway-api/echo-advanced=" + client}, "n1")
 	c.acceptedClass()
 	var features []string
-	for _, f := range gateway.MeshFeatures() {
+	for _, f := range gatewaycontroller.MeshFeatures() {
 		features = append(features, string(f.Name))
 	}
 	args := []string{

@@ -236,6 +236,10 @@ func TestFrontDoor(t *testing.T) {
 	f.apply(manifests)
 	f.answers(shared, commands)
 	f.ingressEvents("private", "IngressNotServed", "auth-url")
+	f.reannotate("private", `{"nginx.ingress.kubernetes.io/auth-url": null}`)
+	f.answers(shared, [][2]string{{
+		"-s --resolve books.example.com:443:192.0.2.100 --cacert ca.pem https://books.example.com/private/x", "web: GET /private/x HTTP/1.1",
+	}})
 
 	f.must(f.api.Routes("default").Delete(t.Context(), "shop", metav1.DeleteOptions{}))
 	f.answers(vip, [][2]string{{
@@ -251,6 +255,14 @@ func TestFrontDoor(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// reannotate changes annotations of an Ingress, and nothing else.
+func (f *frontDoor) reannotate(name, annotations string) {
+	f.Helper()
+	patch := []byte(`{"metadata": {"annotations": ` + annotations + `}}`)
+	_, err := f.client.NetworkingV1().Ingresses("default").Patch(f.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{})
+	f.must(err)
 }
 
 // ingressEvents waits for an Event of an Ingress whose text has a part.

@@ -1,11 +1,16 @@
 package nginx
 
 import (
+	"fmt"
 	"os"
 	"reflect"
 	"strings"
 	"testing"
 	"time"
+
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fairlead/fairlead/internal/gateway/policy"
 )
 
 // read reads annotations "name: value", one a line.
@@ -42,22 +47,27 @@ func TestDocumentedExamples(t *testing.T) {
 		"upstream-vhost: In.example.com":                                      {BackendHost: "in.example.com"},
 		"rewrite-target: /\nx-forwarded-prefix: /path":                        {RewriteTarget: "/", ForwardedPrefix: "/path"},
 		"proxy-next-upstream: error timeout http_502\nproxy-next-upstream-tries: 2\nproxy-next-upstream-timeout: 5": {
-			Retry: &Retry{Codes: []int{502}, Tries: 2, Within: 5 * time.Second}},
-		"proxy-next-upstream: off": {Retry: &Retry{Codes: []int{}, Off: true}},
+			Retry: &gwv1.HTTPRouteRetry{Codes: []gwv1.HTTPRouteRetryStatusCode{502}, Attempts: new(1)}, RetryWithin: 5 * time.Second},
+		"proxy-next-upstream: off\nproxy-next-upstream-tries: 5": {Retry: &gwv1.HTTPRouteRetry{Attempts: new(0)}},
+		"proxy-next-upstream-timeout: 5":                         {Retry: &gwv1.HTTPRouteRetry{Attempts: new(2)}, RetryWithin: 5 * time.Second},
+		"proxy-next-upstream-tries: 0":                           {Retry: &gwv1.HTTPRouteRetry{Attempts: new(9)}},
 		"canary: true\ncanary-by-header: X-Canary\ncanary-by-cookie: c\ncanary-weight: 30": {
 			Canary: &Canary{Header: "x-canary", Cookie: "c", Weight: 30, Total: 100}},
 		"canary: true\ncanary-weight: 500\ncanary-weight-total: 300": {Canary: &Canary{Weight: 300, Total: 300}},
 		"limit-rps: 5\nlimit-rpm: 300":                               {PerSecond: 5, PerMinute: 300, Burst: 5},
 		"limit-rpm: 30\nlimit-burst-multiplier: 2":                   {PerMinute: 30, Burst: 2},
-		"affinity: cookie":                                           {Session: &Session{Name: "INGRESSCOOKIE"}},
+		"affinity: cookie":                                           {Session: &policy.Session{Name: "INGRESSCOOKIE"}},
 		"affinity: cookie\nsession-cookie-name: route\nsession-cookie-expires: 172800\nsession-cookie-max-age: 172800\n" +
 			"session-cookie-samesite: none\nsession-cookie-path: /a\nsession-cookie-domain: .example.com": {
-			Session: &Session{Name: "route", Path: "/a", Domain: "example.com", SameSite: "None", Secure: true, Life: 48 * time.Hour}},
+			Session: &policy.Session{
+				Name: "route", Path: "/a", Domain: "example.com", SameSite: "None", Secure: true, Absolute: 48 * time.Hour, Permanent: true,
+			}},
 		"enable-cors: true\ncors-allow-origin: https://origin-site.com:4443, http://*.origin-site.com\n" +
 			"cors-allow-methods: PUT, GET\ncors-allow-headers: X-app123-XPTO\ncors-expose-headers: *, X-A\ncors-max-age: 600": {
-			CORS: &CORS{
-				Origins: []string{"https://origin-site.com:4443", "http://*.origin-site.com"}, Methods: []string{"PUT", "GET"},
-				Headers: []string{"X-app123-XPTO"}, Expose: []string{"X-A"}, Credentials: true, MaxAge: 600,
+			CORS: &gwv1.HTTPCORSFilter{
+				AllowOrigins: []gwv1.CORSOrigin{"https://origin-site.com:4443", "http://*.origin-site.com"},
+				AllowMethods: []gwv1.HTTPMethodWithWildcard{"PUT", "GET"}, AllowHeaders: []gwv1.HTTPHeaderName{"X-app123-XPTO"},
+				ExposeHeaders: []gwv1.HTTPHeaderName{"X-A"}, AllowCredentials: new(true), MaxAge: 600,
 			}},
 	} {
 		got := read(text)
@@ -70,10 +80,11 @@ func TestDocumentedExamples(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	// Every origin and credentials: ingress-nginx sends what browsers refuse, so no page may use sessions here either.
-	if c := read("enable-cors: true").CORS; c.Credentials || c.Origins[0] != "*" || c.MaxAge != 1728000 || len(c.Methods) != 6 {
+	if c := read("enable-cors: true").CORS; *c.AllowCredentials || c.AllowOrigins[0] != "*" || c.MaxAge != 1728000 ||
+		len(c.AllowMethods) != 6 {
 		t.Errorf("%+v", c)
 	}
-	if c := read("enable-cors: true\ncors-allow-origin: null, x y").CORS; len(c.Origins) != 0 {
+	if c := read("enable-cors: true\ncors-allow-origin: null, x y").CORS; len(c.AllowOrigins) != 0 {
 		t.Errorf("without a valid origin: %+v", c)
 	}
 }
@@ -139,8 +150,7 @@ func TestHostileValues(t *testing.T) {
 				t.Errorf("%s: %+v", name, s)
 			}
 			if c := r.CORS; c != nil {
-				lists := strings.Join(c.Origins, "") + strings.Join(c.Methods, "") + strings.Join(c.Headers, "") + strings.Join(c.Expose, "")
-				if strings.ContainsAny(lists, "\r\n\x00;$") {
+				if lists := fmt.Sprint(c.AllowOrigins, c.AllowMethods, c.AllowHeaders, c.ExposeHeaders); strings.ContainsAny(lists, "\r\n\x00;$") {
 					t.Errorf("%s: %+v", name, c)
 				}
 			}

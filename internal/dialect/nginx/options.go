@@ -7,6 +7,10 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fairlead/fairlead/internal/gateway/policy"
 )
 
 // Prefix begins the names of all annotations.
@@ -38,9 +42,11 @@ type Options struct {
 	// of Unlimited have no bound.
 	PerSecond, PerMinute, Burst int
 	Unlimited                   []netip.Prefix
-	CORS                        *CORS
-	Session                     *Session
-	Retry                       *Retry
+	CORS                        *gwv1.HTTPCORSFilter
+	Session                     *policy.Session
+	// Retry, if not nil, is when a request goes to a Pod again, and RetryWithin bounds the time of all attempts, 0 without a bound.
+	Retry       *gwv1.HTTPRouteRetry
+	RetryWithin time.Duration
 	// Canary, if not nil, makes the Ingress an alternative to another one.
 	Canary *Canary
 }
@@ -54,29 +60,7 @@ type Redirect struct {
 // Backend is the protocol that backends are spoken to in.
 type Backend struct{ TLS, GRPC bool }
 
-// CORS is for which web pages requests are answered.
-type CORS struct {
-	Origins, Methods, Headers, Expose []string
-	Credentials                       bool
-	MaxAge                            int32 // seconds
-}
-
-// Session keeps a client at one Pod by a cookie.
-type Session struct {
-	Name, Path, Domain, SameSite string
-	Secure                       bool
-	Life                         time.Duration // 0 for as long as the browser runs
-}
-
-// Retry is when a request goes to a Pod again.
-type Retry struct {
-	Off    bool
-	Codes  []int
-	Tries  int
-	Within time.Duration
-}
-
-// Canary is which requests for the paths of another Ingress the Ingress gets: those with the Header, else those with the Cookie,
+// Canary is which requests for the paths of another Ingress the Ingress gets: the ones with the Header, else the ones with the Cookie,
 // and of the others Weight of Total.
 type Canary struct {
 	Header, Value, Pattern, Cookie string
@@ -121,9 +105,10 @@ type reader struct {
 	*Options
 	all     map[string]string
 	canary  Canary
-	cors    CORS
-	session Session
-	retry   Retry
+	cors    gwv1.HTTPCORSFilter
+	session policy.Session
+	retry   gwv1.HTTPRouteRetry
+	retries bool
 	status  map[string]int // of redirects, by annotation
 	to      map[string]string
 	send    time.Duration
@@ -208,7 +193,7 @@ func (r *reader) combine() {
 		r.canary.Weight = min(r.canary.Weight, r.canary.Total)
 		r.Canary = &r.canary
 	}
-	if r.retry.Tries > 0 || r.retry.Within > 0 || r.retry.Off || r.retry.Codes != nil {
+	if r.retries {
 		r.Retry = &r.retry
 	}
 }
@@ -216,14 +201,14 @@ func (r *reader) combine() {
 // combineCORS adds the defaults of ingress-nginx.
 func (r *reader) combineCORS() {
 	c := &r.cors
-	if c.Origins == nil {
-		c.Origins = []string{"*"}
+	if c.AllowOrigins == nil {
+		c.AllowOrigins = []gwv1.CORSOrigin{"*"}
 	}
-	if c.Methods == nil {
-		c.Methods = []string{"GET", "PUT", "POST", "DELETE", "PATCH", "OPTIONS"}
+	if c.AllowMethods == nil {
+		c.AllowMethods = []gwv1.HTTPMethodWithWildcard{"GET", "PUT", "POST", "DELETE", "PATCH", "OPTIONS"}
 	}
-	if c.Headers == nil {
-		c.Headers = []string{
+	if c.AllowHeaders == nil {
+		c.AllowHeaders = []gwv1.HTTPHeaderName{
 			"DNT", "Keep-Alive", "User-Agent", "X-Requested-With", "If-Modified-Since", "Cache-Control", "Content-Type", "Range", "Authorization",
 		}
 	}
@@ -232,9 +217,9 @@ func (r *reader) combineCORS() {
 	}
 	// With "*" ingress-nginx sends an answer that browsers refuse for requests with credentials. An answer that names the origin
 	// would let every page use the sessions of its visitors.
-	c.Credentials = r.value("cors-allow-credentials") != "false" && !slices.Contains(c.Origins, "*")
-	if c.Credentials { // then "*" is the name of a field for browsers, which no backend sends
-		c.Expose = slices.DeleteFunc(c.Expose, func(h string) bool { return h == "*" })
+	c.AllowCredentials = new(r.value("cors-allow-credentials") != "false" && !slices.Contains(c.AllowOrigins, "*"))
+	if *c.AllowCredentials { // then "*" is the name of a field for browsers, which no backend sends
+		c.ExposeHeaders = slices.DeleteFunc(c.ExposeHeaders, func(h gwv1.HTTPHeaderName) bool { return h == "*" })
 	}
 	r.CORS = c
 }

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 )
 
 type prefix = netip.Prefix
@@ -60,16 +62,17 @@ func list(v string) (out []string) {
 }
 
 // names reads a list of names.
-func names(valid *regexp.Regexp, set func(*reader, []string)) func(*reader, string) error {
+func names[T ~string](valid *regexp.Regexp, set func(*reader, []T)) func(*reader, string) error {
 	return func(r *reader, v string) error {
-		out := list(v)
-		if len(out) > maxNames {
-			return fmt.Errorf("it has more than %d names", maxNames)
-		}
-		for _, n := range out {
+		var out []T
+		for _, n := range list(v) {
 			if !valid.MatchString(n) {
 				return fmt.Errorf("%q is no name for this list", shorten(n))
 			}
+			out = append(out, T(n))
+		}
+		if len(out) > maxNames {
+			return fmt.Errorf("it has more than %d names", maxNames)
 		}
 		set(r, out)
 		return nil
@@ -240,19 +243,21 @@ func addCORS(all map[string]annotation) {
 		if len(all) > maxNames {
 			return fmt.Errorf("it has more than %d origins", maxNames)
 		}
-		r.cors.Origins = []string{} // with no valid one no page is allowed
+		r.cors.AllowOrigins = []gwv1.CORSOrigin{} // with no valid one no page is allowed
 		for _, o := range all {
 			if !origin.MatchString(o) {
 				r.ignore("cors-allow-origin", "%q is no origin as https://example.com, and has no effect", shorten(o))
 				continue
 			}
-			r.cors.Origins = append(r.cors.Origins, o)
+			r.cors.AllowOrigins = append(r.cors.AllowOrigins, gwv1.CORSOrigin(o))
 		}
 		return nil
 	})
-	add("cors-allow-methods", names(regexp.MustCompile("^[A-Za-z]+$"), func(r *reader, v []string) { r.cors.Methods = v }))
-	add("cors-allow-headers", names(token, func(r *reader, v []string) { r.cors.Headers = v }))
-	add("cors-expose-headers", names(token, func(r *reader, v []string) { r.cors.Expose = v }))
+	add("cors-allow-methods", names(regexp.MustCompile("^[A-Za-z]+$"), func(r *reader, v []gwv1.HTTPMethodWithWildcard) {
+		r.cors.AllowMethods = v
+	}))
+	add("cors-allow-headers", names(token, func(r *reader, v []gwv1.HTTPHeaderName) { r.cors.AllowHeaders = v }))
+	add("cors-expose-headers", names(token, func(r *reader, v []gwv1.HTTPHeaderName) { r.cors.ExposeHeaders = v }))
 	add("cors-allow-credentials", flag(func(*reader, bool) {}))
 	add("cors-max-age", number(1, 1<<31-1, func(r *reader, n int) { r.cors.MaxAge = int32(n) })) //nolint:gosec // bounded
 }
@@ -274,7 +279,9 @@ func addSessions(all map[string]annotation) {
 		r.session.Name = v
 		return nil
 	})
-	life := seconds(func(r *reader, n int) { r.session.Life = max(r.session.Life, second(n)) })
+	life := seconds(func(r *reader, n int) {
+		r.session.Absolute, r.session.Permanent = max(r.session.Absolute, second(n)), true
+	})
 	add("session-cookie-expires", life)
 	add("session-cookie-max-age", life)
 	add("session-cookie-path", func(r *reader, v string) error {
@@ -349,37 +356,50 @@ func checkToken(v string) error {
 	return nil
 }
 
-// maxTries bounds how often a request is sent: in ingress-nginx 0 means without a bound.
-const maxTries = 10
+// How often a request is sent, with the first time, in ingress-nginx, and at most here: there 0 means without a bound.
+const defaultTries, maxTries = 3, 10
 
 // defaultBurst is how many times its bound of a second or minute a client may have at once, as in ingress-nginx.
 const defaultBurst = 5
 
 func addRetries(all map[string]annotation) {
+	tries := func(r *reader, n int) {
+		if r.retries = true; r.retry.Attempts == nil || *r.retry.Attempts > 0 {
+			r.retry.Attempts = new(n - 1)
+		}
+	}
 	all["proxy-next-upstream"] = annotation{read: func(r *reader, v string) error {
-		codes, off := []int{}, false
+		var codes []gwv1.HTTPRouteRetryStatusCode
+		most := defaultTries
 		for _, word := range strings.Fields(v) {
 			code, is := strings.CutPrefix(word, "http_")
 			n, err := strconv.Atoi(code)
 			switch {
 			case word == "off":
-				off = true
+				most = 1
 			case word == "error" || word == "timeout" || word == "invalid_header":
 			case word == "non_idempotent":
 				r.ignore("proxy-next-upstream", "non_idempotent has no effect: such a request is not sent twice")
 			case !is || err != nil || n < 400 || n > 599:
 				return fmt.Errorf("%q is not one of error, timeout, invalid_header, http_500 and the like, off", shorten(word))
 			default:
-				codes = append(codes, n)
+				codes = append(codes, gwv1.HTTPRouteRetryStatusCode(n))
 			}
 		}
-		r.retry.Codes, r.retry.Off = codes, off
+		r.retry.Codes = codes
+		tries(r, most)
 		return nil
 	}}
 	all["proxy-next-upstream-tries"] = annotation{read: number(0, 100, func(r *reader, n int) {
-		if r.retry.Tries = min(n, maxTries); n == 0 {
-			r.retry.Tries = maxTries
+		if n == 0 || n > maxTries {
+			n = maxTries
+		}
+		tries(r, n)
+	})}
+	all["proxy-next-upstream-timeout"] = annotation{read: number(0, 24*3600, func(r *reader, n int) {
+		r.RetryWithin = second(n)
+		if r.retry.Attempts == nil {
+			tries(r, defaultTries)
 		}
 	})}
-	all["proxy-next-upstream-timeout"] = annotation{read: number(0, 24*3600, func(r *reader, n int) { r.retry.Within = second(n) })}
 }

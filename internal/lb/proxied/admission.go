@@ -25,7 +25,7 @@ type usage struct {
 	sessions sessionQueue
 	clients  map[netip.Addr]int // connections of each, where that is bounded
 
-	// rates count the requests of clients, and routes those for routes with limits.
+	// rates count the requests of clients, and routes the ones for routes with limits.
 	rates, routes rates
 }
 
