@@ -63,6 +63,7 @@ func newFrontDoor(t *testing.T, nodes int) *frontDoor {
 	var running sync.WaitGroup
 	running.Go(func() {
 		recorder := events.NewRecorder(b.client, corev1.EventSource{Component: svc.LoadBalancer}, log)
+		defer recorder.Start()()
 		if err := gatewaycontroller.Run(ctx, gatewaycontroller.Options{Config: local, Log: log, Events: recorder, Gateway: true}); err != nil {
 			t.Error(err)
 		}

@@ -102,19 +102,31 @@ func readRewrite(r *reader, v string) error {
 }
 
 func readAppRoot(r *reader, v string) error {
-	if !pathText.MatchString(v) || strings.ContainsRune(v, '$') || v == "/" {
-		return fmt.Errorf("%q is no path of letters, digits and -._~/: below /", shorten(v))
+	err := checkPath(v)
+	switch {
+	case err != nil:
+		return err
+	case v == "/":
+		return errors.New("it sends clients to where they are")
 	}
 	r.AppRoot = v
 	return nil
 }
 
-func readForwardedPrefix(r *reader, v string) error {
+// checkPath returns why a text is no path.
+func checkPath(v string) error {
 	if !pathText.MatchString(v) || strings.ContainsRune(v, '$') {
-		return fmt.Errorf("%q is no path of letters, digits and -._~/:", shorten(v))
+		return fmt.Errorf("%q is no path: want letters, digits, and -._~/: after a slash", shorten(v))
 	}
-	r.ForwardedPrefix = v
 	return nil
+}
+
+func readForwardedPrefix(r *reader, v string) error {
+	err := checkPath(v)
+	if err == nil {
+		r.ForwardedPrefix = v
+	}
+	return err
 }
 
 func readBackendHost(r *reader, v string) error {
@@ -285,11 +297,11 @@ func addSessions(all map[string]annotation) {
 	add("session-cookie-expires", life)
 	add("session-cookie-max-age", life)
 	add("session-cookie-path", func(r *reader, v string) error {
-		if !pathText.MatchString(v) || strings.ContainsRune(v, '$') {
-			return fmt.Errorf("%q is no path of letters, digits and -._~/:", shorten(v))
+		err := checkPath(v)
+		if err == nil {
+			r.session.Path = v
 		}
-		r.session.Path = v
-		return nil
+		return err
 	})
 	add("session-cookie-domain", func(r *reader, v string) error {
 		if !isHost(strings.ToLower(strings.TrimPrefix(v, "."))) {
