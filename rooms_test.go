@@ -56,6 +56,7 @@ var rooms = map[string]int{
 	"dns/membership":          1,
 	"dns/plugin":              1,
 	"epslice":                 1,
+	"gateway/filter":          1,
 	"gateway/trust":           1,
 	"kernel":                  1,
 	"lb/acme":                 1,

@@ -65,6 +65,7 @@ type assembly struct {
 	quotas   *admit.Quotas
 	hooks    *admit.Hooks
 	keeper   *endpointKeeper
+	drain    *serve.Drain
 	members  *members.API // nil for the only server
 	custom   *custom.Server
 	generic  *genericapiserver.GenericAPIServer
@@ -74,7 +75,7 @@ type assembly struct {
 
 // assemble builds the generic server on kept and installs all kinds.
 func (s *Server) assemble(ctx context.Context, kept *store.Store) (*assembly, error) {
-	a := &assembly{Server: s, store: kept, config: genericapiserver.NewConfig(registry.Codecs)}
+	a := &assembly{Server: s, store: kept, config: genericapiserver.NewConfig(registry.Codecs), drain: serve.NewDrain()}
 	a.configureServing()
 	a.configureDocuments()
 	for _, step := range []func(context.Context) error{
@@ -117,7 +118,7 @@ func (a *assembly) filters(h http.Handler, c *genericapiserver.Config) http.Hand
 	if a.members != nil {
 		h = a.members.Joining(h)
 	}
-	return static(h, a.opts.Static)
+	return a.drain.Bounded(static(h, a.opts.Static))
 }
 
 // configureDocuments sets what describes the API: discovery and OpenAPI.
@@ -234,6 +235,9 @@ func (a *assembly) build(context.Context) (err error) {
 	}
 	serve.Groups(a.generic)
 	serve.NameUnservedOf(a.generic)
+	if err := a.generic.AddPreShutdownHook("fairlead/drain", a.drain.Begin); err != nil {
+		return err
+	}
 	return a.generic.AddPreShutdownHook("fairlead/leave", a.keeper.leave)
 }
 

@@ -10,6 +10,7 @@ import (
 
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 )
 
@@ -27,8 +28,8 @@ func splitCall(path string) (service, method string, ok bool) {
 
 // takes reports whether the regular expressions are for a service and a method.
 func (c *call) takes(service, method string) bool {
-	return (c.serviceRegex == nil || len(service) <= maxInput && c.serviceRegex.MatchString(service)) &&
-		(c.methodRegex == nil || len(method) <= maxInput && c.methodRegex.MatchString(method))
+	return (c.serviceRegex == nil || len(service) <= filter.MaxInput && c.serviceRegex.MatchString(service)) &&
+		(c.methodRegex == nil || len(method) <= filter.MaxInput && c.methodRegex.MatchString(method))
 }
 
 // callIndex finds the match of a call without a look at all matches of a host. The zero value has none.

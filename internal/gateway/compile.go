@@ -3,7 +3,6 @@ package gateway
 import (
 	"cmp"
 	"fmt"
-	"net/http"
 	"regexp"
 	"slices"
 	"strings"
@@ -11,6 +10,7 @@ import (
 
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -62,6 +62,9 @@ func hostsOf(names []gwv1.Hostname) (out []string) {
 	return out
 }
 
+// maxRoutePrograms is the size of the programs of all regular expressions of a route, in instructions.
+const maxRoutePrograms = 10_000
+
 // ruleCompiler reads a rule.
 type ruleCompiler struct {
 	objects *Objects
@@ -86,7 +89,7 @@ func (b *ruleCompiler) compile(index int) bool {
 	rule.Filters, rule.Redirect = b.filters(rule, b.spec.Filters, ".filters", true)
 	for i := range b.spec.Filters {
 		if f := &b.spec.Filters[i]; f.Type == gwv1.HTTPRouteFilterCORS && f.CORS != nil {
-			rule.CORS = b.cors(f.CORS, fmt.Sprintf(".filters[%d].cors", i))
+			rule.CORS = read(b, filter.ReadCORS, f.CORS, fmt.Sprintf(".filters[%d].cors", i))
 		}
 	}
 	if b.spec.Retry != nil {
@@ -114,7 +117,7 @@ func (b *ruleCompiler) session(rule *Rule) {
 		return
 	}
 	s, wrong := policy.ReadSession(b.spec.SessionPersistence)
-	if wrong == "" && s.Header && s.Name != "" && !validField(s.Name, "x") {
+	if wrong == "" && s.Header && s.Name != "" && !filter.ValidField(s.Name, "x") {
 		wrong = "sessionName: want the name of a field that belongs to no connection"
 	}
 	if rule.Session = s; wrong != "" {
@@ -216,7 +219,7 @@ func (b *ruleCompiler) value(to *[]valueMatch, name, value string, regex bool, a
 	}
 	v := valueMatch{name: name, value: value}
 	if regex {
-		v.regex = cmp.Or(b.regex(value, at), anything)
+		v.regex = cmp.Or(b.regex(value, at), filter.Anything)
 	}
 	*to = append(*to, v)
 }
@@ -224,21 +227,21 @@ func (b *ruleCompiler) value(to *[]valueMatch, name, value string, regex bool, a
 // regex compiles an expression within the bounds of its route, nil if it is not valid.
 func (b *ruleCompiler) regex(text, at string) *regexp.Regexp {
 	if b.route.skipped {
-		return anything
+		return filter.Anything
 	}
 	const together = "the regular expressions of the route are too complex together"
 	size, wrong := 0, together
 	if b.route.program <= maxRoutePrograms {
-		if size, wrong = regexSize(text); wrong == "" && b.route.program+size > maxRoutePrograms {
+		if size, wrong = filter.RegexSize(text); wrong == "" && b.route.program+size > maxRoutePrograms {
 			wrong = together
 		}
-		b.route.program += min(size, maxProgram)
+		b.route.program += min(size, filter.MaxProgram)
 	}
 	if wrong != "" {
 		b.fail("%s: %s", at, wrong)
 		return nil
 	}
-	re, wrong := compileRegex(text)
+	re, wrong := filter.CompileRegex(text)
 	if wrong != "" {
 		b.fail("%s: %s", at, wrong)
 	}
@@ -249,7 +252,7 @@ func (b *ruleCompiler) regex(text, at string) *regexp.Regexp {
 func (b *ruleCompiler) backend(rule *Rule, i int) {
 	ref, at := &b.spec.BackendRefs[i], fmt.Sprintf(".backendRefs[%d]", i)
 	w := Weighted{Weight: uint32(max(0, valueOf(ref.Weight, 1)))} //nolint:gosec // the definition of the kind bounds it
-	var redirect *Redirect
+	var redirect *filter.Redirect
 	if w.Filters, redirect = b.filters(rule, ref.Filters, at+".filters", false); redirect != nil {
 		b.fail("%s.filters: a redirect has no backend", at)
 	}
@@ -336,17 +339,26 @@ func backendProtocol(app string, secure bool) (p BackendProtocol, ok bool) {
 	return HTTP1, true
 }
 
+// read reads one filter of a rule.
+func read[S, F any](b *ruleCompiler, with func(S) (F, string), spec S, at string) F {
+	f, wrong := with(spec)
+	if wrong != "" {
+		b.fail("%s.%s", at, wrong)
+	}
+	return f
+}
+
 // filters reads the filters of a rule, or of one of its backends, which cannot have all of them.
-func (b *ruleCompiler) filters(rule *Rule, specs []gwv1.HTTPRouteFilter, at string, rules bool) (f Filters, redirect *Redirect) {
+func (b *ruleCompiler) filters(rule *Rule, specs []gwv1.HTTPRouteFilter, at string, rules bool) (f Filters, redirect *filter.Redirect) {
 	for i := range specs {
 		spec, at := &specs[i], fmt.Sprintf("%s[%d]", at, i)
 		switch {
 		case spec.Type == gwv1.HTTPRouteFilterRequestHeaderModifier && spec.RequestHeaderModifier != nil:
-			f.Request = b.modifier(spec.RequestHeaderModifier, at+".requestHeaderModifier")
+			f.Request = read(b, filter.ReadModifier, spec.RequestHeaderModifier, at+".requestHeaderModifier")
 		case spec.Type == gwv1.HTTPRouteFilterResponseHeaderModifier && spec.ResponseHeaderModifier != nil:
-			f.Response = b.modifier(spec.ResponseHeaderModifier, at+".responseHeaderModifier")
+			f.Response = read(b, filter.ReadModifier, spec.ResponseHeaderModifier, at+".responseHeaderModifier")
 		case spec.Type == gwv1.HTTPRouteFilterRequestRedirect && spec.RequestRedirect != nil && rules:
-			redirect = b.redirect(spec.RequestRedirect, at+".requestRedirect")
+			redirect = read(b, filter.ReadRedirect, spec.RequestRedirect, at+".requestRedirect")
 		case spec.Type == gwv1.HTTPRouteFilterCORS && spec.CORS != nil && rules: // see compile
 		case spec.Type == gwv1.HTTPRouteFilterRequestMirror && spec.RequestMirror != nil:
 			if m, ok := b.mirror(spec.RequestMirror, at+".requestMirror"); ok {
@@ -354,94 +366,10 @@ func (b *ruleCompiler) filters(rule *Rule, specs []gwv1.HTTPRouteFilter, at stri
 				f.Mirrors = append(f.Mirrors, m)
 			}
 		case spec.Type == gwv1.HTTPRouteFilterURLRewrite && spec.URLRewrite != nil && rules:
-			f.Rewrite = Rewrite{
-				Host: strings.ToLower(string(valueOf(spec.URLRewrite.Hostname, ""))),
-				Path: b.pathChange(spec.URLRewrite.Path, at+".urlRewrite.path"),
-			}
+			f.Rewrite = read(b, filter.ReadRewrite, spec.URLRewrite, at+".urlRewrite")
 		default:
 			b.fail("%s.type: filter %s is not served here", at, spec.Type)
 		}
 	}
 	return f, redirect
-}
-
-// framing are the fields by which messages and connections are told apart, or which the load balancer sets: no rule may
-// change them.
-var framing = []string{
-	"connection", "content-length", "host", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "expect",
-	"x-forwarded-for", "x-forwarded-proto", "x-forwarded-port",
-}
-
-func (b *ruleCompiler) modifier(spec *gwv1.HTTPHeaderFilter, at string) (m Modifier) {
-	read := func(field string, list []gwv1.HTTPHeader) (out []Field) {
-		for i, h := range list {
-			if !validField(string(h.Name), h.Value) {
-				b.fail("%s.%s[%d]: want the name of a field that belongs to no connection, and a value of one line", at, field, i)
-			}
-			out = append(out, Field{string(h.Name), h.Value})
-		}
-		return out
-	}
-	m.Set, m.Add = read("set", spec.Set), read("add", spec.Add)
-	for i, name := range spec.Remove {
-		if !validField(name, "x") {
-			b.fail("%s.remove[%d]: want the name of a field that belongs to no connection", at, i)
-		}
-		m.Remove = append(m.Remove, name)
-	}
-	return m
-}
-
-// validField reports whether a rule may set a field. The definitions of the kinds do not look at values: one with a line
-// break would begin another field, or another message.
-func validField(name, value string) bool {
-	if name == "" || slices.Contains(framing, strings.ToLower(name)) {
-		return false
-	}
-	for _, c := range []byte(name) {
-		if c <= ' ' || c >= 0x7f || strings.IndexByte(`"(),/:;<=>?@[\]{}`, c) >= 0 {
-			return false
-		}
-	}
-	for _, c := range []byte(value) {
-		if c < ' ' && c != '\t' || c == 0x7f {
-			return false
-		}
-	}
-	return true
-}
-
-func (b *ruleCompiler) pathChange(spec *gwv1.HTTPPathModifier, at string) *PathChange {
-	if spec == nil {
-		return nil
-	}
-	c := &PathChange{Whole: spec.Type == gwv1.FullPathHTTPPathModifier}
-	if c.Whole {
-		c.To = valueOf(spec.ReplaceFullPath, "/")
-	} else {
-		c.To = valueOf(spec.ReplacePrefixMatch, "/")
-	}
-	if c.To == "" || c.To[0] != '/' {
-		c.To = "/" + c.To
-	}
-	canonical, ok := hostpath.Path(c.To)
-	if !ok || strings.ContainsAny(c.To, " ?#") || strings.ContainsFunc(c.To, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
-		b.fail("%s: %.100q is no path that all servers read alike", at, c.To)
-	}
-	c.To = canonical
-	return c
-}
-
-func (b *ruleCompiler) redirect(spec *gwv1.HTTPRequestRedirectFilter, at string) *Redirect {
-	d := &Redirect{
-		Scheme: valueOf(spec.Scheme, ""), Host: string(valueOf(spec.Hostname, "")), Path: b.pathChange(spec.Path, at+".path"),
-		Port: uint16(valueOf(spec.Port, 0)), Status: valueOf(spec.StatusCode, http.StatusFound), //nolint:gosec // validated
-	}
-	if !slices.Contains([]string{"", "http", "https"}, d.Scheme) {
-		b.fail("%s.scheme: want http or https", at)
-	}
-	if !slices.Contains([]int{301, 302, 303, 307, 308}, d.Status) {
-		b.fail("%s.statusCode: want 301, 302, 303, 307 or 308", at)
-	}
-	return d
 }

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -264,7 +265,7 @@ func TestPathsDoNotLeadAroundRules(t *testing.T) {
 func TestRegexBounds(t *testing.T) {
 	nested := `a {headers: [{name: x, type: RegularExpression, value: "(a*)*b"}]}`
 	f := builtFrom(t, plainGateway+service("a", "b")+route("r", "", nested, "b {}"))
-	for _, n := range []int{10, maxInput, maxInput + 1, 60000} {
+	for _, n := range []int{10, filter.MaxInput, filter.MaxInput + 1, 60000} {
 		if got := ask(t, f.Table, "http://x/ x="+strings.Repeat("a", n)); got != "b" {
 			t.Error(got)
 		}
@@ -297,7 +298,7 @@ func TestRegexPrograms(t *testing.T) {
 				t.Errorf("%s of %s: %s, want %s", text, kind, got, want)
 			}
 		}
-		if _, got := regexSize(text); !strings.Contains(got, wrong) || wrong == "" && got != "" {
+		if _, got := filter.RegexSize(text); !strings.Contains(got, wrong) || wrong == "" && got != "" {
 			t.Errorf("%s: %s", text, got)
 		}
 	}
@@ -315,38 +316,6 @@ func TestRegexPrograms(t *testing.T) {
 	// No listener takes routes of another namespace: nothing is compiled for them, and nodes do not follow their backends.
 	if c := cached("foo"); c.program != 0 || len(f.Targets) != 1 {
 		t.Errorf("a route that no listener takes: %d instructions, targets %v", c.program, f.Targets)
-	}
-}
-
-func TestRedirectsAndRewrites(t *testing.T) {
-	prefix := func(to string) *PathChange { return &PathChange{To: to} }
-	for _, c := range []struct {
-		redirect         Redirect
-		scheme, host     string
-		port             uint16
-		path, query, pre string
-		want             string
-	}{
-		{Redirect{Scheme: "https"}, "http", "a.b", 80, "/x", "q=1", "", "https://a.b/x?q=1"},
-		{Redirect{Host: "c.d"}, "http", "a.b", 8080, "/x", "", "", "http://c.d:8080/x"},
-		{Redirect{Port: 8443, Scheme: "https"}, "http", "a.b", 80, "/", "", "", "https://a.b:8443/"},
-		{Redirect{Path: prefix("/new")}, "http", "a.b", 80, "/old/x", "", "/old", "http://a.b/new/x"},
-		{Redirect{Path: prefix("/")}, "http", "a.b", 80, "/old/x", "", "/old", "http://a.b/x"},
-		{Redirect{Path: &PathChange{Whole: true, To: "/whole"}}, "https", "a.b", 443, "/old/x", "", "/old", "https://a.b/whole"},
-	} {
-		if got := c.redirect.Location(c.scheme, c.host, c.port, c.path, c.query, c.pre); got != c.want {
-			t.Errorf("%+v: %s, want %s", c.redirect, got, c.want)
-		}
-	}
-	// The table of the specification (HTTPPathModifier.replacePrefixMatch).
-	for _, c := range [][4]string{
-		{"/foo/bar", "/foo", "/xyz", "/xyz/bar"}, {"/foo/bar", "/foo", "/xyz/", "/xyz/bar"}, {"/foo", "/foo", "/xyz", "/xyz"},
-		{"/foo/", "/foo", "/xyz", "/xyz/"}, {"/foo/bar", "/foo", "", "/bar"}, {"/foo/", "/foo", "", "/"}, {"/foo", "/foo", "", "/"},
-		{"/foo/", "/foo", "/", "/"}, {"/foo", "/foo", "/", "/"}, {"/foo/bar", "/foo", "/", "/bar"}, {"/foo", "/foo", "/xyz/", "/xyz/"},
-	} {
-		if got := prefix(c[2]).Apply(c[0], c[1]); got != c[3] {
-			t.Errorf("%v: %s", c, got)
-		}
 	}
 }
 

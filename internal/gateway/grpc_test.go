@@ -68,7 +68,7 @@ func BenchmarkCall(b *testing.B) {
 	}
 }
 
-// Backends of a GRPCRoute are spoken to by HTTP/2, whatever their port says, unless it says that this is impossible.
+// Backends of a GRPCRoute are spoken to by HTTP/2, whatever their port says, unless that rules it out.
 func TestCallBackends(t *testing.T) {
 	for app, want := range map[string]string{
 		"": "h2c True ResolvedRefs", "kubernetes.io/h2c": "h2c True ResolvedRefs", "grpc": "h2c True ResolvedRefs",

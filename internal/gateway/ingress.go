@@ -9,6 +9,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/dialect/nginx"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -27,9 +28,12 @@ type IngressFront struct {
 	// Secrets are the ones that nodes need, and Named all that Ingresses name, each once.
 	Secrets, Named []svc.Name
 	Targets        []Target
-	// Problems are the first invalid field of an Ingress, with the reason, by its name.
-	Problems map[svc.Name]string
-	refers   map[svc.Name]bool
+	// Problems are the first invalid field of an Ingress, with the reason, by its name, and Ignored its annotations without effect.
+	Problems, Ignored map[svc.Name]string
+	refers            map[svc.Name]bool
+	// options and regexes were read from what Ingresses have, and are kept while one has it.
+	options map[*networkingv1.Ingress]*nginx.Options
+	regexes map[string]*expression
 }
 
 // Refers reports whether an Ingress of the front names a Service.
@@ -41,27 +45,43 @@ func BuildIngress(o *Objects, before *IngressFront) *IngressFront {
 	b := &ingressBuilder{
 		objects: o,
 		front: &IngressFront{
-			Table: &Table{Ports: map[uint16]*Port{}}, Problems: map[svc.Name]string{}, refers: map[svc.Name]bool{},
+			Table: &Table{Ports: map[uint16]*Port{}}, Problems: map[svc.Name]string{}, Ignored: map[svc.Name]string{},
+			refers: map[svc.Name]bool{}, options: map[*networkingv1.Ingress]*nginx.Options{}, regexes: map[string]*expression{},
 		},
-		named: newSecretSet(o, maxIngressSecrets),
-		rules: map[string][]*match{}, secrets: map[string]svc.Name{}, seen: map[Backend]bool{}, owners: map[string]string{},
-		last: map[string][]*match{},
+		before: before, named: newSecretSet(o, maxIngressSecrets),
+		rules: map[string][]*match{}, secrets: map[string]svc.Name{}, seen: map[Target]bool{}, owners: map[string]string{},
+		last: map[string][]*match{}, asked: map[string]bool{}, https: map[*Rule]whenHTTPS{}, programs: map[string]int{},
+	}
+	if before == nil {
+		b.before = &IngressFront{Table: &Table{}}
 	}
 	all := slices.SortedFunc(maps.Values(o.Ingresses), func(x, y *networkingv1.Ingress) int { return keyOf(x).compare(keyOf(y)) })
+	var annotated []*annotatedIngress
 	for _, in := range all {
-		b.add(in)
+		a := b.read(in)
+		if annotated = append(annotated, a); a.Canary == nil {
+			b.add(a)
+		}
+	}
+	for _, a := range annotated {
+		if a.Canary != nil {
+			b.canary(a)
+		}
+	}
+	for _, a := range annotated {
+		if a.Canary == nil {
+			b.addHosts(a)
+		}
 	}
 	b.front.Secrets, b.front.Named = b.named.usable, b.named.named
 	if len(all) == 0 {
 		return b.front
 	}
 	plain := &Listener{Name: "http", hosts: hostpath.NewIndex[*paths](true), onlyBest: true}
-	var was *Listener
-	if before != nil {
-		was = before.Table.listener(IngressHTTP, plain.Name)
-	}
+	was := b.before.Table.listener(IngressHTTP, plain.Name)
 	b.addLast()
 	b.keepCertified()
+	b.redirectToHTTPS()
 	fill(plain, b.rules, was, nil)
 	port := &Port{Number: IngressHTTP, Listeners: []*Listener{plain}, hosts: hostpath.NewIndex[*Listener](true)}
 	port.hosts.Set("", plain)
@@ -78,8 +98,13 @@ type ingressBuilder struct {
 	last    map[string][]*match // default backends of Ingresses without rules, by namespace
 	named   *secretSet
 	secrets map[string]svc.Name // by host
-	seen    map[Backend]bool
+	seen    map[Target]bool
 	owners  map[string]string // namespaces by host
+	before  *IngressFront     // never nil
+	asked   map[string]bool   // hosts that TLS is asked for
+	https   map[*Rule]whenHTTPS
+	// programs are the sizes of the expressions of hosts.
+	programs map[string]int
 }
 
 // owns reports whether a host is for the namespace of an Ingress, which takes it if it is free. A "*" owns the hosts below
@@ -158,18 +183,11 @@ func (b *ingressBuilder) problem(in *networkingv1.Ingress, format string, args .
 }
 
 // add adds the rules of an Ingress.
-func (b *ingressBuilder) add(in *networkingv1.Ingress) {
-	index := 0
+func (b *ingressBuilder) add(a *annotatedIngress) {
+	in, index := a.Ingress, 0
 	rule := func(backend *networkingv1.IngressBackend, at string) *Rule {
-		r := &Rule{Route: keyOf(in), Index: index}
 		index++
-		w := Weighted{Weight: 1}
-		if w.Backend, w.Valid = b.resolve(in, backend, at); w.Valid && !b.seen[w.Backend] {
-			b.seen[w.Backend] = true
-			b.front.Targets = append(b.front.Targets, Target{Backend: w.Backend})
-		}
-		r.Backends, r.total = []Weighted{w}, 1
-		return r
+		return b.rule(a, index-1, backend, at)
 	}
 	hosts := map[string]bool{}
 	for i := range in.Spec.Rules {
@@ -185,16 +203,20 @@ func (b *ingressBuilder) add(in *networkingv1.Ingress) {
 		}
 		for j := range spec.HTTP.Paths {
 			at := fmt.Sprintf("rules[%d].http.paths[%d]", i, j)
-			m, ok := b.path(in, &spec.HTTP.Paths[j], at)
+			m, ok := b.path(a, host, &spec.HTTP.Paths[j], at)
 			if !ok {
 				continue
 			}
-			m.Rule = rule(&spec.HTTP.Paths[j].Backend, at+".backend")
+			if m.Rule == nil {
+				m.Rule = rule(&spec.HTTP.Paths[j].Backend, at+".backend")
+				b.annotate(a, m)
+			}
 			b.rules[host] = append(b.rules[host], m)
 		}
 	}
 	if d := in.Spec.DefaultBackend; d != nil {
 		m := &match{Rule: rule(d, "defaultBackend"), kind: lastMatch}
+		b.annotate(a, m)
 		for h := range hosts {
 			b.rules[h] = append(b.rules[h], m)
 		}
@@ -210,12 +232,31 @@ func (b *ingressBuilder) add(in *networkingv1.Ingress) {
 	b.certificates(in, hosts)
 }
 
+// rule returns a rule for a backend.
+func (b *ingressBuilder) rule(a *annotatedIngress, index int, backend *networkingv1.IngressBackend, at string) *Rule {
+	r := &Rule{Route: keyOf(a.Ingress), Index: index}
+	b.apply(a, r)
+	w := Weighted{Weight: 1}
+	w.Backend, w.Valid = b.resolve(a, backend, at)
+	b.target(r, &w)
+	r.Backends, r.total = []Weighted{w}, 1
+	return r
+}
+
+// target has nodes follow the endpoints of a backend.
+func (b *ingressBuilder) target(r *Rule, w *Weighted) {
+	if t := r.Target(w); w.Valid && !r.Closed && !b.seen[t] {
+		b.seen[t] = true
+		b.front.Targets = append(b.front.Targets, t)
+	}
+}
+
 // maxPath is the most that a path of a rule has, in bytes, as in the Gateway API.
 const maxPath = 1024
 
-// path reads a path of an Ingress. ImplementationSpecific means Prefix.
-func (b *ingressBuilder) path(in *networkingv1.Ingress, p *networkingv1.HTTPIngressPath, at string) (*match, bool) {
-	value := p.Path
+// path reads a path of a host. ImplementationSpecific means Prefix.
+func (b *ingressBuilder) path(a *annotatedIngress, host string, p *networkingv1.HTTPIngressPath, at string) (*match, bool) {
+	in, value := a.Ingress, p.Path
 	if value == "" {
 		value = "/"
 	}
@@ -223,19 +264,24 @@ func (b *ingressBuilder) path(in *networkingv1.Ingress, p *networkingv1.HTTPIngr
 		b.problem(in, "%s.path: it has more than %d bytes", at, maxPath)
 		return nil, false
 	}
+	exact := valueOf(p.PathType, networkingv1.PathTypeImplementationSpecific) == networkingv1.PathTypeExact
+	if a.expressions() && !exact {
+		return b.expressionMatch(a, host, value, at), true
+	}
 	path, ok := hostpath.Path(value)
 	if !ok {
 		b.problem(in, "%s.path: %.100q is no path that all servers read alike", at, value)
 		return nil, false
 	}
-	if valueOf(p.PathType, networkingv1.PathTypeImplementationSpecific) == networkingv1.PathTypeExact {
+	if exact {
 		return &match{kind: exactMatch, path: path}, true
 	}
 	return &match{kind: prefixMatch, path: strings.TrimSuffix(path, "/")}, true
 }
 
 // resolve returns the backend that an Ingress names.
-func (b *ingressBuilder) resolve(in *networkingv1.Ingress, spec *networkingv1.IngressBackend, at string) (Backend, bool) {
+func (b *ingressBuilder) resolve(a *annotatedIngress, spec *networkingv1.IngressBackend, at string) (Backend, bool) {
+	in := a.Ingress
 	if spec.Service == nil {
 		kind := "something else"
 		if spec.Resource != nil {
@@ -260,7 +306,7 @@ func (b *ingressBuilder) resolve(in *networkingv1.Ingress, spec *networkingv1.In
 			continue
 		}
 		if spec.Service.Port.Name != "" && p.Name == spec.Service.Port.Name || int32(p.Number) == spec.Service.Port.Number {
-			protocol, ok := backendProtocol(p.Protocol, false)
+			protocol, ok := a.protocol(p.Protocol)
 			if !ok {
 				b.problem(in, "%s: Service %s: appProtocol %.100s is not served", at, name, p.Protocol)
 			}
@@ -289,6 +335,9 @@ func (b *ingressBuilder) certificates(in *networkingv1.Ingress, ruled map[string
 		}
 		if len(t.Hosts) == 0 {
 			hosts = slices.Sorted(maps.Keys(ruled))
+		}
+		for _, h := range hosts {
+			b.asked[h] = true
 		}
 		name := svc.Name{Namespace: in.Namespace, Name: t.SecretName}
 		if t.SecretName == "" {
@@ -321,6 +370,12 @@ func IngressStatus(addresses []string, ports []uint16) (out []networkingv1.Ingre
 
 // OurClass reports whether a GatewayClass is ours.
 func OurClass(c *gwv1.GatewayClass) bool { return c.Spec.ControllerName == ControllerName }
+
+// OurIngressClass reports whether an IngressClass is ours, and whether its Ingresses were written for ingress-nginx.
+func OurIngressClass(c *networkingv1.IngressClass) (ours, nginx bool) {
+	nginx = c.Spec.Controller == NginxController
+	return nginx || c.Spec.Controller == IngressController, nginx
+}
 
 // ClassOf returns the name of the IngressClass of an Ingress, or byDefault if it names none.
 func ClassOf(in *networkingv1.Ingress, byDefault string) string {

@@ -368,14 +368,15 @@ func fill(l *Listener, rules map[string][]*match, before *Listener, changed map[
 	}
 }
 
-// alike reports whether two matches are the same. The matches of routes are kept while the route stays; the ones of Ingresses, which
-// have only paths, are read again at each change.
+// alike reports whether two matches are the same. The matches of routes are kept while the route stays; the ones of Ingresses are
+// read again at each change.
 func alike(a, b *match) bool {
 	if a == b {
 		return true
 	}
 	plain := func(m *match) bool { return m.Rule.Route.Kind == kindIngress }
-	return plain(a) && plain(b) && a.kind == b.kind && a.path == b.path && a.order == b.order && reflect.DeepEqual(a.Rule, b.Rule)
+	return plain(a) && plain(b) && a.kind == b.kind && a.path == b.path && a.order == b.order && reflect.DeepEqual(a.headers, b.headers) &&
+		reflect.DeepEqual(a.cookie, b.cookie) && reflect.DeepEqual(a.Rule, b.Rule)
 }
 
 func (t *Table) listener(port uint16, name string) *Listener {

@@ -124,7 +124,7 @@ func (b *meshBuilder) routes() (out []requests) {
 }
 
 // add adds a route to the ports that it names, and keeps its status. The hostnames of the route have no meaning here: the
-// ClusterIP says what a connection is for.
+// ClusterIP decides what a connection is for.
 func (b *meshBuilder) add(route requests, cached *cachedRoute) {
 	key := route.key()
 	admitted := b.service != nil && key.Namespace == b.name.Namespace

@@ -21,6 +21,8 @@ const (
 	ControllerName = svc.Domain + "/gateway"
 	// IngressController is spec.controller of IngressClasses.
 	IngressController = svc.Domain + "/ingress"
+	// NginxController is for classes of Ingresses that were written for ingress-nginx: a host with TLS has only that.
+	NginxController = svc.Domain + "/ingress-nginx"
 	// ClassName is the name of the GatewayClass and of the IngressClass that are made.
 	ClassName = "fairlead"
 )
@@ -92,8 +94,9 @@ type Objects struct {
 	Namespaces map[string]map[string]string
 	Services   map[svc.Name]*Service
 	Secrets    map[svc.Name]Secret
-	// Ingresses have a class of this controller.
+	// Ingresses have a class of this controller, and Secured have one of NginxController.
 	Ingresses map[svc.Name]*networkingv1.Ingress
+	Secured   map[svc.Name]bool
 	// Streams are the routes of connections and of datagrams, and Sets the ListenerSets of every Gateway.
 	Streams map[StreamKey]*Stream
 	Sets    map[svc.Name]*gwv1.ListenerSet

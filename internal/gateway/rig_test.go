@@ -155,7 +155,15 @@ type fields struct {
 }
 
 func (f fields) Header(name string) (string, bool) { v, ok := f.header[name]; return v, ok }
-func (f fields) Query(name string) (string, bool)  { return f.query.Get(name), f.query.Has(name) }
+func (f fields) Cookie(name string) (string, bool) {
+	for item := range strings.SplitSeq(f.header["cookie"], ";") {
+		if n, v, _ := strings.Cut(item, "="); n == name {
+			return v, true
+		}
+	}
+	return "", false
+}
+func (f fields) Query(name string) (string, bool) { return f.query.Get(name), f.query.Has(name) }
 
 // ask returns where the request "METHOD http://host:port/path?query name=value …" goes: the Service of the rule's first
 // backend, or a status.

@@ -2,13 +2,11 @@ package gateway
 
 import (
 	"cmp"
-	"regexp"
-	"regexp/syntax"
-	"strconv"
 	"time"
 
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -31,11 +29,21 @@ type Rule struct {
 	Index   int // within the route
 	Filters Filters
 	// Redirect, if not nil, answers requests instead of a backend.
-	Redirect *Redirect
+	Redirect *filter.Redirect
 	// CORS, if not nil, answers the questions of browsers, and tells them what they may use.
-	CORS     *CORS
+	CORS     *filter.CORS
 	Backends []Weighted
 	total    uint64 // of the weights
+	// Closed answers all requests with 503: what protects the rule cannot be done.
+	Closed bool
+	// HTTPS sends requests without TLS to the same place with it, before all else but Closed.
+	HTTPS bool
+	// Access, if not nil, is which clients get an answer other than 403.
+	Access *filter.Access
+	// Limits, if not nil, bound the requests of a client for all rules of the route together.
+	Limits *filter.Limits
+	// Body bounds the bodies of requests, in bytes; 0 is what the front has for all.
+	Body int64
 	// Timeout is how long a backend may be silent before the answer is 504; 0 is what the front has for all.
 	Timeout time.Duration
 	// Retry, if not nil, is when a request goes to a backend again.
@@ -97,7 +105,9 @@ type BackendProtocol string
 const (
 	HTTP1 BackendProtocol = "http"
 	H2C   BackendProtocol = "h2c"
-	TCP   BackendProtocol = "tcp" // bytes as they are
+	HTTPS BackendProtocol = "https" // with certificates that are not verified; only of Ingresses
+	H2    BackendProtocol = "h2"    // likewise, by HTTP/2
+	TCP   BackendProtocol = "tcp"   // bytes as they are
 	UDP   BackendProtocol = "udp"
 )
 
@@ -120,8 +130,8 @@ func (r *Rule) Pick(random uint64) *Weighted {
 
 // Filters change requests and answers on their way. The zero value changes nothing.
 type Filters struct {
-	Request, Response Modifier
-	Rewrite           Rewrite
+	Request, Response filter.Modifier
+	Rewrite           filter.Rewrite
 	Mirrors           []Mirror
 }
 
@@ -136,133 +146,3 @@ func (m *Mirror) Takes(random uint64) bool { return random%m.denominator < m.num
 
 // Mirror returns where a mirror of a rule leads to.
 func (r *Rule) Mirror(m *Mirror) Target { return Target{Backend: m.Backend, Timeout: r.Timeout} }
-
-// Modifier changes header fields: it removes, then sets, then adds. Names are as they were written; they are compared
-// without regard to case.
-type Modifier struct {
-	Set, Add []Field
-	Remove   []string
-}
-
-// Field is a header field.
-type Field struct{ Name, Value string }
-
-// Empty reports whether a modifier changes nothing.
-func (m *Modifier) Empty() bool { return len(m.Set)+len(m.Add)+len(m.Remove) == 0 }
-
-// Rewrite changes the host and the path of a request.
-type Rewrite struct {
-	Host string // "" leaves it
-	Path *PathChange
-}
-
-// PathChange replaces a path, or the prefix that a rule was found by.
-type PathChange struct {
-	Whole bool
-	To    string
-}
-
-// Apply returns the new path. prefix is the one that the rule was found by.
-func (c *PathChange) Apply(path, prefix string) string {
-	if c == nil {
-		return path
-	}
-	if c.Whole {
-		return c.To
-	}
-	rest := path[min(len(prefix), len(path)):]
-	to := c.To
-	if to != "" && to[len(to)-1] == '/' && (rest == "" || rest[0] == '/') {
-		to = to[:len(to)-1]
-		if rest == "" && to == "" {
-			return "/"
-		}
-		if rest == "" {
-			return c.To
-		}
-	}
-	if to += rest; to == "" || to[0] != '/' {
-		return "/" + to
-	}
-	return to
-}
-
-// Redirect answers with another place.
-type Redirect struct {
-	Scheme, Host string // "" is that of the request
-	Port         uint16 // 0 without one
-	Path         *PathChange
-	Status       int
-}
-
-// Location returns the value of the field Location for a request with an address scheme://host:port/path?query, of which
-// host has no port.
-func (d *Redirect) Location(scheme, host string, port uint16, path, query, prefix string) string {
-	to := cmp.Or(d.Scheme, scheme)
-	known := wellKnownPort(to)
-	switch {
-	case d.Port != 0:
-		port = d.Port
-	case d.Scheme != "" && known != 0:
-		port = known
-	}
-	out := to + "://" + cmp.Or(d.Host, host)
-	if port != 0 && port != known {
-		out += ":" + strconv.Itoa(int(port))
-	}
-	out += d.Path.Apply(path, prefix)
-	if query != "" {
-		out += "?" + query
-	}
-	return out
-}
-
-func wellKnownPort(scheme string) uint16 {
-	switch scheme {
-	case "http":
-		return 80
-	case "https":
-		return 443
-	}
-	return 0
-}
-
-// Bounds of regular expressions. Package regexp takes a time that is linear in the input, times the size of the program.
-const (
-	maxRegex = 256  // bytes
-	maxInput = 4096 // bytes of a value that a regular expression looks at; a longer one does not match
-	// maxProgram is the size of the program of an expression, and maxRoutePrograms that of all of a route, in instructions.
-	// 256 bytes can ask for a program of many thousands: "(?:.?){1000}".
-	maxProgram, maxRoutePrograms = 1000, 10_000
-)
-
-// anything matches every value.
-var anything = regexp.MustCompile("")
-
-// regexSize returns the size of the program of an expression, and what is wrong with it, "" if nothing is.
-func regexSize(text string) (size int, wrong string) {
-	if len(text) > maxRegex {
-		return 0, "the regular expression has more than 256 bytes"
-	}
-	tree, err := syntax.Parse(text, syntax.Perl)
-	if err != nil {
-		return 0, "the regular expression is invalid: " + err.Error()
-	}
-	prog, err := syntax.Compile(tree.Simplify())
-	if err != nil {
-		return 0, "the regular expression is invalid: " + err.Error()
-	}
-	if size = len(prog.Inst); size > maxProgram {
-		return size, "the regular expression is too complex"
-	}
-	return size, ""
-}
-
-// compileRegex compiles an expression that must match a whole value.
-func compileRegex(text string) (*regexp.Regexp, string) {
-	re, err := regexp.Compile(`^(?:` + text + `)$`)
-	if err != nil {
-		return nil, "the regular expression is invalid: " + err.Error()
-	}
-	return re, ""
-}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -20,6 +21,8 @@ type Request struct {
 type Fields interface {
 	// Header returns the value of a field, whose name is in lower case; several are joined by commas.
 	Header(name string) (value string, ok bool)
+	// Cookie returns the value of the first cookie of a name.
+	Cookie(name string) (value string, ok bool)
 	// Query returns the first value of a parameter of the query.
 	Query(name string) (value string, ok bool)
 }
@@ -150,8 +153,10 @@ type match struct {
 	method  string
 	headers []valueMatch
 	queries []valueMatch
+	cookie  *valueMatch
 	order   int // of the match, within its rule
 	call    *call
+	of      *match // what a canary is an alternative to
 }
 
 // valueMatch is a match of a header field or of a parameter.
@@ -165,7 +170,7 @@ func (v *valueMatch) takes(value string, ok bool) bool {
 	case !ok:
 		return false
 	case v.regex != nil:
-		return len(value) <= maxInput && v.regex.MatchString(value)
+		return len(value) <= filter.MaxInput && v.regex.MatchString(value)
 	}
 	return value == v.value
 }
@@ -185,16 +190,21 @@ func (m *match) takes(r *Request, path string) bool {
 			return false
 		}
 	}
-	return m.regex == nil || len(path) <= maxInput && m.regex.MatchString(path)
+	if m.cookie != nil && !m.cookie.takes(r.Fields.Cookie(m.cookie.name)) {
+		return false
+	}
+	return m.regex == nil || len(path) <= filter.MaxInput && m.regex.MatchString(path)
 }
 
 // compareMatches orders the matches with the same path by the precedence of the specification: a method, then more header
-// fields, then more parameters; then the older route, then the one whose name comes first, then the first rule.
+// fields, then more parameters; then a cookie (of Ingresses); then the older route, then the one whose name comes first, then the
+// first rule.
 func compareMatches(a, b *match) int {
 	return cmp.Or(
 		cmp.Compare(b2i(b.method != ""), b2i(a.method != "")),
 		cmp.Compare(len(b.headers), len(a.headers)),
 		cmp.Compare(len(b.queries), len(a.queries)),
+		cmp.Compare(b2i(b.cookie != nil), b2i(a.cookie != nil)),
 		a.Rule.Route.compare(b.Rule.Route),
 		cmp.Compare(a.Rule.Index, b.Rule.Index),
 		cmp.Compare(a.order, b.order),
@@ -215,7 +225,9 @@ type paths struct {
 	root    node
 	last    []*match
 	calls   callIndex
-	from    []*match // of which it was made, to be compared with
+	// byLength is true if of an expression and a prefix the longer text counts (Ingress).
+	byLength bool
+	from     []*match // of which it was made, to be compared with
 }
 
 // node is a prefix, in a trie of segments.
@@ -232,7 +244,7 @@ func newPaths(matches []*match) *paths {
 		case exactMatch:
 			p.exact[m.path] = append(p.exact[m.path], m)
 		case regexMatch:
-			p.regexes = append(p.regexes, m)
+			p.regexes, p.byLength = append(p.regexes, m), m.Rule.Route.Kind == kindIngress
 		case prefixMatch:
 			n := p.root.at(m.path)
 			n.matches = append(n.matches, m)
@@ -266,16 +278,27 @@ func (n *node) at(prefix string) *node {
 	return n
 }
 
+// unread closes the paths that the expressions of an Ingress do not look at: a rule that asks for less must not get them.
+var unread = &match{Rule: &Rule{Closed: true}}
+
 // find returns the match with the highest precedence that is for a request.
 func (p *paths) find(r *Request, path string) *match {
+	if p.byLength && len(path) > filter.MaxInput {
+		return unread
+	}
 	if m := first(p.exact[path], r, path); m != nil {
 		return m
 	}
-	if m := first(p.regexes, r, path); m != nil {
-		return m
+	regex := first(p.regexes, r, path)
+	if regex != nil && !p.byLength {
+		return regex
 	}
-	if m := p.root.find(r, path, path[1:]); m != nil {
-		return m
+	prefix := p.root.find(r, path, path[1:])
+	if regex != nil && (prefix == nil || len(regex.path) >= len(prefix.path)) {
+		return regex
+	}
+	if prefix != nil {
+		return prefix
 	}
 	if m := first(p.last, r, path); m != nil {
 		return m

@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/api"
+	gatewaycontroller "github.com/fairlead/fairlead/internal/gateway/controller"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/process"
@@ -59,7 +60,7 @@ func TestMeshConformance(t *testing.T) {
 		tools: filepath.Dir(client), agent: []string{"--image-map", "registry.k8s.io/gateway-api/echo-advanced=" + client},
 	}, "n1")
 	var features []string
-	for _, f := range gateway.MeshFeatures() {
+	for _, f := range gatewaycontroller.MeshFeatures() {
 		features = append(features, string(f.Name))
 	}
 	c.conforms(suite, "MESH-HTTP,MESH-GRPC", *meshReport, *meshLog, "-test.timeout", "20m",

@@ -63,6 +63,7 @@ func newFrontDoor(t *testing.T, nodes int) *frontDoor {
 	var running sync.WaitGroup
 	running.Go(func() {
 		recorder := events.NewRecorder(b.client, corev1.EventSource{Component: svc.LoadBalancer}, log)
+		defer recorder.Start()()
 		if err := gatewaycontroller.Run(ctx, gatewaycontroller.Options{Config: local, Log: log, Events: recorder, Gateway: true}); err != nil {
 			t.Error(err)
 		}
@@ -78,7 +79,7 @@ func newFrontDoor(t *testing.T, nodes int) *frontDoor {
 var resources = map[string]string{
 	"Service": "services", "Gateway": "gateways", "HTTPRoute": "httproutes", "Ingress": "ingresses", "ReferenceGrant": "referencegrants",
 	"TLSRoute": "tlsroutes", "TCPRoute": "tcproutes", "UDPRoute": "udproutes", "ListenerSet": "listenersets",
-	"BackendTLSPolicy": "backendtlspolicies",
+	"BackendTLSPolicy": "backendtlspolicies", "IngressClass": "ingressclasses",
 }
 
 // apply applies manifests.
@@ -90,7 +91,11 @@ func (f *frontDoor) apply(text string) {
 		o := unstructured.Unstructured{Object: object}
 		gv, err := schema.ParseGroupVersion(o.GetAPIVersion())
 		f.must(err)
-		kind := f.dynamic.Resource(gv.WithResource(resources[o.GetKind()])).Namespace(cmp.Or(o.GetNamespace(), "default"))
+		all := f.dynamic.Resource(gv.WithResource(resources[o.GetKind()]))
+		kind := dynamic.ResourceInterface(all)
+		if o.GetKind() != "IngressClass" {
+			kind = all.Namespace(cmp.Or(o.GetNamespace(), "default"))
+		}
 		_, err = kind.Apply(f.Context(), o.GetName(), &o, metav1.ApplyOptions{FieldManager: "test", Force: true})
 		f.must(err)
 	}
@@ -229,6 +234,14 @@ func TestFrontDoor(t *testing.T) {
 		return err
 	})
 	f.answers(shared, commands)
+	manifests, commands = f.document("ingress.md", "frontdoor_test.go, for ingress-nginx")
+	f.apply(manifests)
+	f.answers(shared, commands)
+	f.ingressEvents("private", "IngressNotServed", "auth-url")
+	f.reannotate("private", `{"nginx.ingress.kubernetes.io/auth-url": null}`)
+	f.answers(shared, [][2]string{{
+		"-s --resolve books.example.com:443:192.0.2.100 --cacert ca.pem https://books.example.com/private/x", "web: GET /private/x HTTP/1.1",
+	}})
 
 	f.must(f.api.Routes("default").Delete(t.Context(), "shop", metav1.DeleteOptions{}))
 	f.answers(vip, [][2]string{{
@@ -255,6 +268,31 @@ func awaitClass(t testing.TB, client *api.Client) {
 			err = fmt.Errorf("status %+v", c.Status)
 		}
 		return err
+	})
+}
+
+// reannotate changes annotations of an Ingress, and nothing else.
+func (f *frontDoor) reannotate(name, annotations string) {
+	f.Helper()
+	patch := []byte(`{"metadata": {"annotations": ` + annotations + `}}`)
+	_, err := f.client.NetworkingV1().Ingresses("default").Patch(f.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{})
+	f.must(err)
+}
+
+// ingressEvents waits for an Event of an Ingress whose text has a part.
+func (f *frontDoor) ingressEvents(name, reason, part string) {
+	f.Helper()
+	testbed.Until(f, "the Event "+reason+" of Ingress "+name, func() error {
+		list, err := f.client.CoreV1().Events("default").List(f.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, e := range list.Items {
+			if e.InvolvedObject.Name == name && e.Reason == reason && strings.Contains(e.Message, part) {
+				return nil
+			}
+		}
+		return fmt.Errorf("%d Events, not this one", len(list.Items))
 	})
 }
 

@@ -74,16 +74,16 @@ type controller struct {
 
 	unserved *unserved
 
-	settled  map[gateway.StreamKey]settled
-	problems map[svc.Name]string // of Ingresses, as they were recorded last
-	failed   string              // as it was logged last
+	settled           map[gateway.StreamKey]settled
+	problems, ignored recorded
+	failed            string // as it was logged last
 }
 
 // Run works until ctx ends, and returns when everything that it started has ended.
 func Run(ctx context.Context, o Options) error {
 	c := &controller{
-		o: o, wake: loop.NewSignal(), fronts: map[svc.Name]*corev1.Service{}, problems: map[svc.Name]string{},
-		settled: map[gateway.StreamKey]settled{},
+		o: o, wake: loop.NewSignal(), fronts: map[svc.Name]*corev1.Service{}, settled: map[gateway.StreamKey]settled{},
+		problems: recorded{}, ignored: recorded{},
 	}
 	var err, err2 error
 	c.client, err = kubernetes.NewForConfig(apiclient.Protobuf(o.Config))

@@ -40,7 +40,7 @@ func (c *controller) install(ctx context.Context) error {
 
 // features returns what is served with the installed definitions.
 func (c *controller) features() []gwv1.SupportedFeature {
-	return gateway.SupportedFeatures(c.experimental.Load())
+	return SupportedFeatures(c.experimental.Load())
 }
 
 // found notes the channel of an installed definition: that of HTTPRoutes is what features are about.

@@ -229,22 +229,31 @@ func (c *controller) syncIngresses(ctx context.Context, s *watch.State, have *co
 			_, err := c.client.NetworkingV1().Ingresses(n.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
 			*errs = append(*errs, ignoreRaces(err))
 		}
-		c.recordProblem(n, in, s.Ingress.Problems[n])
+		c.problems.record(c.o.Events, in, "IngressNotServed", s.Ingress.Problems[n])
+		c.ignored.record(c.o.Events, in, "IngressAnnotationIgnored", s.Ingress.Ignored[n])
 	}
-	for n := range c.problems {
-		if s.Ingresses[n] == nil {
-			delete(c.problems, n)
-		}
-	}
+	c.problems.keep(s.Ingresses)
+	c.ignored.keep(s.Ingresses)
 	return err
 }
 
-// recordProblem records why a part of an Ingress is not served, once for each change.
-func (c *controller) recordProblem(n svc.Name, in *networkingv1.Ingress, problem string) {
-	if c.problems[n] == problem {
-		return
+// recorded are the texts of the last Events of a kind about Ingresses.
+type recorded map[svc.Name]string
+
+// record records an Event about an Ingress, once for each change of its text, none for "".
+func (r recorded) record(events Recorder, in *networkingv1.Ingress, reason, text string) {
+	if n := svc.NameOf(in); r[n] != text {
+		if r[n] = text; text != "" {
+			events.Event(in, corev1.EventTypeWarning, reason, text)
+		}
 	}
-	if c.problems[n] = problem; problem != "" {
-		c.o.Events.Event(in, corev1.EventTypeWarning, "IngressNotServed", problem)
+}
+
+// keep forgets the Ingresses that are gone.
+func (r recorded) keep(have map[svc.Name]*networkingv1.Ingress) {
+	for n := range r {
+		if have[n] == nil {
+			delete(r, n)
+		}
 	}
 }

@@ -18,6 +18,10 @@ type Session struct {
 	Absolute time.Duration
 	// Permanent means that browsers keep the cookie for that long, also when they end.
 	Permanent bool
+	// Path, Domain and SameSite are attributes of the cookie, "" for "/", for none, and for Lax. Secure adds that attribute also
+	// where clients come without TLS.
+	Path, Domain, SameSite string
+	Secure                 bool
 }
 
 // ReadSession reads the session persistence of a rule. wrong names the first invalid field.

@@ -73,7 +73,7 @@ func New(o Options) *Watch {
 		objects: gateway.Objects{
 			Gateways: map[svc.Name]*gwv1.Gateway{}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Grants: map[svc.Name]*gwv1.ReferenceGrant{},
 			Namespaces: map[string]map[string]string{}, Services: map[svc.Name]*gateway.Service{}, Secrets: map[svc.Name]gateway.Secret{},
-			Ingresses: map[svc.Name]*networkingv1.Ingress{}, Streams: map[gateway.StreamKey]*gateway.Stream{},
+			Ingresses: map[svc.Name]*networkingv1.Ingress{}, Secured: map[svc.Name]bool{}, Streams: map[gateway.StreamKey]*gateway.Stream{},
 			Sets: map[svc.Name]*gwv1.ListenerSet{}, Calls: map[svc.Name]*gwv1.GRPCRoute{},
 			Policies: trust.NewPolicies(), Authorities: map[trust.Ref]string{},
 			Meshed: map[svc.Name]map[gateway.StreamKey]bool{},
@@ -174,10 +174,19 @@ func (w *Watch) classify() {
 	}
 	for n, in := range w.ingresses {
 		c := w.ingressClasses[gateway.ClassOf(in, byDefault)]
-		ours := c != nil && c.Spec.Controller == gateway.IngressController
+		ours, secured := false, false
+		if c != nil {
+			ours, secured = gateway.OurIngressClass(c)
+		}
+		if w.objects.Secured[n] != secured {
+			w.dirtyIngress = true
+			if delete(w.objects.Secured, n); secured {
+				w.objects.Secured[n] = true
+			}
+		}
 		if have := w.objects.Ingresses[n]; ours && have != in {
 			w.objects.Ingresses[n] = in
-			w.dirtyIngress = w.dirtyIngress || have == nil || !sameSpec(have, in)
+			w.dirtyIngress = w.dirtyIngress || have == nil || !sameSpec(have, in) || !maps.Equal(have.Annotations, in.Annotations)
 		} else if !ours && have != nil {
 			delete(w.objects.Ingresses, n)
 			w.dirtyIngress = true
@@ -186,6 +195,7 @@ func (w *Watch) classify() {
 	for n := range w.objects.Ingresses {
 		if w.ingresses[n] == nil {
 			delete(w.objects.Ingresses, n)
+			delete(w.objects.Secured, n)
 			w.dirtyIngress = true
 		}
 	}

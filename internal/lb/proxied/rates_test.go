@@ -4,6 +4,9 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/gateway/filter"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // A client has as many requests a second as it may, and at once the requests of one second; an IPv6 network of 64 bits is one client.
@@ -53,5 +56,26 @@ func TestRatesAreBounded(t *testing.T) {
 	}
 	if at = at.Add(2 * time.Second); !r.allow(client(1<<20), 1, at) || len(r.due) != 1 {
 		t.Errorf("%d clients after a while", len(r.due))
+	}
+}
+
+// The limits of a route hold for it and for no other one, and each of them by itself.
+func TestRatesOfRoutes(t *testing.T) {
+	var r rates
+	at, client := time.Now(), netip.MustParseAddr("192.0.2.1")
+	limits := []filter.Limit{{Each: time.Second / 2, AtOnce: 11}, {Each: time.Minute / 6, AtOnce: 13}}
+	allowed := func(route string) (n int) {
+		for range 100 {
+			if r.allowAll(client, svc.Name{Name: route}, limits, at) {
+				n++
+			}
+		}
+		return n
+	}
+	if n, m := allowed("a"), allowed("b"); n != 11 || m != 11 {
+		t.Errorf("%d and %d at once, want 11", n, m)
+	}
+	if at = at.Add(time.Minute); allowed("a") != 6+2 { // 13 in all, and 6 a minute
+		t.Error("the limit of a minute does not hold")
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 )
@@ -24,5 +24,5 @@ func (o redirector) Route(r *http1.Request, from Origin) Route {
 		host = "[" + host + "]"
 	}
 	// As by 301, but with the method of the request.
-	return redirect(&gateway.Redirect{Scheme: "https", Port: o.to, Status: http.StatusPermanentRedirect}, host, path, query, "", from)
+	return redirect(&filter.Redirect{Scheme: "https", Port: o.to, Status: http.StatusPermanentRedirect}, host, path, query, "", from)
 }

@@ -34,6 +34,8 @@ type Route struct {
 	Retry *policy.Retry
 	// Session, if there is one, chooses the Pod, and is told to the client.
 	Session *pods.Session
+	// Body bounds the body of the request, in bytes, beside the bound of the listener; 0 without a bound.
+	Body int64
 	// Edit, if there is one, changes the head of a Pod's answer.
 	Edit func(*http1.Response)
 }

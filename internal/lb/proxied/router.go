@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
@@ -22,6 +23,7 @@ type router struct {
 	port    *gateway.Port
 	targets map[gateway.Target]*Config
 	key     string // of the front
+	usage   *usage
 	// sessions are those of the rules that have had requests: *pods.Sessions by *gateway.Rule.
 	sessions sync.Map
 }
@@ -52,15 +54,10 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 	}
 	origin := ""
 	if rule.CORS != nil {
-		fields := head{r: r}
-		origin, _ = fields.Header("origin")
-		if method, asks := fields.Header("access-control-request-method"); asks && origin != "" && string(r.Method) == http.MethodOptions {
-			headers, _ := fields.Header("access-control-request-headers")
-			return preflight(rule.CORS, origin, method, headers)
-		}
+		origin, _ = (&head{r: r}).Header("origin")
 	}
-	if d := rule.Redirect; d != nil {
-		return redirect(d, host, canonical, query, prefix, from)
+	if early := o.answer(rule, r, host, canonical, query, prefix, origin, from); early.Reply != nil {
+		return early
 	}
 	w, session := o.pick(rule, r)
 	if w == nil || !w.Valid {
@@ -71,6 +68,9 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 		return reply(http.StatusServiceUnavailable) // its endpoints have not been read yet
 	}
 	changed := rule.Filters.Rewrite.Path.Apply(canonical, prefix)
+	if changed == "" {
+		return reply(http.StatusBadRequest)
+	}
 	if changed != path {
 		if asked {
 			changed += "?" + query
@@ -80,10 +80,10 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 	if h := rule.Filters.Rewrite.Host; h != "" {
 		r.Host = []byte(h)
 	}
-	for _, m := range []*gateway.Modifier{&rule.Filters.Request, &w.Filters.Request} {
+	for _, m := range []*filter.Modifier{&rule.Filters.Request, &w.Filters.Request} {
 		r.Fields = modify(r.Fields, m)
 	}
-	out := Route{To: to, Mirrors: o.mirrors(rule, w), Retry: rule.Retry, Session: session}
+	out := Route{To: to, Mirrors: o.mirrors(rule, w), Retry: rule.Retry, Session: session, Body: rule.Body}
 	if !rule.Filters.Response.Empty() || !w.Filters.Response.Empty() || rule.CORS != nil {
 		out.Edit = func(answer *http1.Response) {
 			answer.Fields = modify(answer.Fields, &w.Filters.Response)
@@ -95,6 +95,32 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 		}
 	}
 	return out
+}
+
+// answer returns the reply to a request that goes to no backend, without one for the others. origin is that of the page, "" without one
+// or without CORS.
+func (o *router) answer(rule *gateway.Rule, r *http1.Request, host, path, query, prefix, origin string, from Origin) Route {
+	switch {
+	case rule.Closed:
+		return reply(http.StatusServiceUnavailable)
+	case rule.HTTPS && !from.Secure:
+		return redirect(&filter.Redirect{Scheme: "https", Status: http.StatusPermanentRedirect}, host, path, query, prefix, from)
+	case !rule.Access.Admits(from.Client.Addr()):
+		return reply(http.StatusForbidden)
+	case !o.usage.allowsBy(from.Client.Addr(), rule.Route.Name, rule.Limits.For(from.Client.Addr())):
+		return Route{Reply: &Reply{Status: http.StatusTooManyRequests, Fields: []http1.Field{{Name: []byte("Retry-After"), Value: []byte("1")}}}}
+	}
+	if origin != "" && string(r.Method) == http.MethodOptions {
+		fields := head{r: r}
+		if method, asks := fields.Header("access-control-request-method"); asks {
+			headers, _ := fields.Header("access-control-request-headers")
+			return preflight(rule.CORS, origin, method, headers)
+		}
+	}
+	if d := rule.Redirect; d != nil {
+		return redirect(d, host, path, query, prefix, from)
+	}
+	return Route{}
 }
 
 // pick returns the backend of a request: that of its session, or one by the weights.
@@ -152,7 +178,7 @@ func (o *router) mirrors(rule *gateway.Rule, w *gateway.Weighted) (out []*Config
 }
 
 // preflight answers a browser's question whether a page of another origin may send a request.
-func preflight(c *gateway.CORS, origin, method, headers string) Route {
+func preflight(c *filter.CORS, origin, method, headers string) Route {
 	status, fields := c.Preflight(origin, method, headers)
 	r := &Reply{Status: status}
 	for _, f := range fields {
@@ -162,7 +188,7 @@ func preflight(c *gateway.CORS, origin, method, headers string) Route {
 }
 
 // redirect answers with another place, at the port by which the client came unless that is changed.
-func redirect(d *gateway.Redirect, host, path, query, prefix string, from Origin) Route {
+func redirect(d *filter.Redirect, host, path, query, prefix string, from Origin) Route {
 	scheme := "http"
 	if from.Secure {
 		scheme = "https"
@@ -172,7 +198,7 @@ func redirect(d *gateway.Redirect, host, path, query, prefix string, from Origin
 }
 
 // modify changes fields as a modifier asks for.
-func modify(fields []http1.Field, m *gateway.Modifier) []http1.Field {
+func modify(fields []http1.Field, m *filter.Modifier) []http1.Field {
 	if m.Empty() {
 		return fields
 	}
@@ -219,6 +245,12 @@ func (h *head) Header(name string) (value string, ok bool) {
 		}
 	}
 	return strings.Join(all, ","), len(all) > 0
+}
+
+// Cookie returns the value of the first cookie of a name.
+func (h *head) Cookie(name string) (value string, ok bool) {
+	value = pods.CookieIn(http1.ValuesOf(h.r.Fields, http1.Cookie), name)
+	return value, value != ""
 }
 
 // Query returns the first value of a parameter.

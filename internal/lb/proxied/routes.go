@@ -96,7 +96,7 @@ func carries(table *gateway.Port, p dialect.Protocol) bool {
 func (t *Routes) give(c *Config, l dialect.Listener, key string, targets map[gateway.Target]*Config) {
 	table := t.port(l)
 	if c.Protocol.IsHTTP() {
-		c.Router = &router{port: table, targets: targets, key: key}
+		c.Router = &router{port: table, targets: targets, key: key, usage: c.usage}
 	}
 	if table.Streams {
 		c.streams = &streams{port: table, targets: targets}
@@ -216,6 +216,8 @@ func (m *targeting) one(t gateway.Target, addrs []netip.AddrPort, old *Config) *
 	case gateway.UDP:
 		c.Protocol, c.Backend = dialect.UDP, dialect.UDP
 		health = datagramChecks(health)
+	case gateway.HTTPS, gateway.H2:
+		c.Backend, c.Pods.Second = dialect.HTTPS, t.Protocol == gateway.H2
 	case gateway.HTTP1:
 	}
 	if t.Policy != (svc.Name{}) {

@@ -3,6 +3,7 @@ package networking
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
 
+	"github.com/fairlead/fairlead/internal/dialect/nginx"
 	"github.com/fairlead/fairlead/internal/registry/store"
 )
 
@@ -149,17 +151,43 @@ func ingressRules() store.Rules[*networkingv1.Ingress] {
 			return validateIngressUpdate(i, prev)
 		},
 		Warn: func(i, prev *networkingv1.Ingress) []string {
+			out := nginxWarnings(i, prev)
 			_, annotated := i.Annotations[classAnnotation]
 			switch {
 			case prev != nil || i.Spec.IngressClassName != nil:
-				return nil
+				return out
 			case annotated:
-				return []string{fmt.Sprintf("annotation %q is deprecated, please use 'spec.ingressClassName' instead", classAnnotation)}
+				return append(out, fmt.Sprintf("annotation %q is deprecated, please use 'spec.ingressClassName' instead", classAnnotation))
 			}
-			return []string{"spec.ingressClassName is not set and no IngressClass is the default: controllers that serve only a class " +
-				"do not serve this Ingress (docs/compatibility.md)"}
+			return append(out, "spec.ingressClassName is not set and no IngressClass is the default: controllers that serve only a class "+
+				"do not serve this Ingress (docs/compatibility.md)")
 		},
 	}
+}
+
+// Bounds of the warnings about annotations of one Ingress, in number and bytes.
+const (
+	maxNginxWarnings     = 5
+	maxNginxWarningBytes = 400
+)
+
+// nginxWarnings returns which annotations of ingress-nginx fairlead does not act on, if they are new.
+func nginxWarnings(i, prev *networkingv1.Ingress) (out []string) {
+	if prev != nil && maps.Equal(i.Annotations, prev.Annotations) {
+		return nil
+	}
+	o := nginx.Read(i.Annotations)
+	all := o.Ignored
+	if o.Closed != "" {
+		all = append([]string{o.Closed + "; fairlead answers requests for the paths with 503"}, all...)
+	}
+	for n, text := range all {
+		if n == maxNginxWarnings {
+			return append(out, "more annotations have no effect (docs/ingress.md)")
+		}
+		out = append(out, strings.ToValidUTF8(text[:min(len(text), maxNginxWarningBytes)], ""))
+	}
+	return out
 }
 
 func ingressStatusRules(r store.Rules[*networkingv1.Ingress]) store.Rules[*networkingv1.Ingress] {

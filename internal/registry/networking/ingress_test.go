@@ -2,10 +2,13 @@ package networking
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/dialect/nginx"
 )
 
 func TestIngressColumns(t *testing.T) {
@@ -30,5 +33,37 @@ func TestIngressColumns(t *testing.T) {
 	c.Spec.Parameters = &networkingv1.IngressClassParametersReference{APIGroup: new("example.com"), Kind: "P", Name: "n"}
 	if got, want := classCells(c)[:3], []any{"c (default)", "example.com/x", "P.example.com/n"}; !slices.Equal(got, want) {
 		t.Errorf("class: %q, want %q", got, want)
+	}
+}
+
+// Who applies annotations that are not done is warned, once for each change, and in few words.
+func TestIngressNginxWarnings(t *testing.T) {
+	of := func(annotations map[string]string) *networkingv1.Ingress {
+		i := &networkingv1.Ingress{Spec: networkingv1.IngressSpec{IngressClassName: new("nginx")}}
+		i.Annotations = map[string]string{"example.com/x": "y"}
+		for k, v := range annotations {
+			i.Annotations[nginx.Prefix+k] = v
+		}
+		return i
+	}
+	warn := ingressRules().Warn
+	if out := warn(of(nil), nil); out != nil {
+		t.Errorf("%q", out)
+	}
+	if out := warn(of(map[string]string{"rewrite-target": "/$1", "proxy-body-size": "8m"}), nil); out != nil {
+		t.Errorf("%q", out)
+	}
+	bad := of(map[string]string{"auth-url": "http://x", "proxy-buffering": "on", "server-alias": strings.Repeat("!,", 60), "typo": "x"})
+	out := warn(bad, of(nil))
+	if len(out) != maxNginxWarnings+1 || !strings.Contains(out[0], "auth-url") || !strings.Contains(out[0], "503") {
+		t.Errorf("%q", out)
+	}
+	for _, text := range out {
+		if len(text) > maxNginxWarningBytes {
+			t.Errorf("%d bytes", len(text))
+		}
+	}
+	if out := warn(bad, bad); out != nil {
+		t.Errorf("again: %q", out)
 	}
 }

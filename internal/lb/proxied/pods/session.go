@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"cmp"
 	"crypto/hmac"
 	"encoding/base64"
 	"encoding/binary"
@@ -135,9 +136,10 @@ func (s *Session) Token(of *Pool, m *Member) string {
 
 // Cookie returns the field Set-Cookie for a token.
 func (s *Session) Cookie(token string, secure bool) string {
-	out := setCookie(s.of.name, token, secure)
-	if s.of.rule.Permanent {
-		out += fmt.Sprintf("; Max-Age=%d", s.of.rule.Absolute/time.Second)
+	r := s.of.rule
+	out := setCookie(s.of.name, token, cookieAttributes{r.Path, r.Domain, r.SameSite}, secure || r.Secure)
+	if r.Permanent {
+		out += fmt.Sprintf("; Max-Age=%d", r.Absolute/time.Second)
 	}
 	return out
 }
@@ -150,9 +152,15 @@ func (s *Session) Field() string {
 	return ""
 }
 
+// cookieAttributes are attributes of a cookie, each "" for the usual one.
+type cookieAttributes struct{ path, domain, sameSite string }
+
 // setCookie returns a field Set-Cookie, without how long the cookie lasts.
-func setCookie(name, value string, secure bool) string {
-	out := fmt.Sprintf("%s=%s; Path=/; HttpOnly; SameSite=Lax", name, value)
+func setCookie(name, value string, with cookieAttributes, secure bool) string {
+	out := fmt.Sprintf("%s=%s; Path=%s; HttpOnly; SameSite=%s", name, value, cmp.Or(with.path, "/"), cmp.Or(with.sameSite, "Lax"))
+	if with.domain != "" {
+		out += "; Domain=" + with.domain
+	}
 	if secure {
 		out += "; Secure"
 	}

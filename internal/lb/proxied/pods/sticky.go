@@ -126,7 +126,7 @@ func (s *Sticky) Keep(of *Pool, m *Member, cookies, set []string, secure bool) s
 	of.mu.Lock()
 	value := m.tag
 	of.mu.Unlock()
-	out := setCookie(s.cookie, value, secure)
+	out := setCookie(s.cookie, value, cookieAttributes{}, secure)
 	if s.spec.Lifetime > 0 {
 		out += fmt.Sprintf("; Max-Age=%d", s.spec.Lifetime.Std()/time.Second)
 	}

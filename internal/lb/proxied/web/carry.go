@@ -59,6 +59,7 @@ func (x *exchange) carry() bool {
 		x.reply(tooMany)
 		return true
 	}
+	x.most = int64(x.config.Spec.Clients.Body) << 10
 	if tooLong(x, x.req.Length) {
 		x.reply(&proxied.Reply{Status: http.StatusRequestEntityTooLarge})
 		return true
@@ -67,6 +68,12 @@ func (x *exchange) carry() bool {
 	if route.Reply != nil {
 		x.reply(route.Reply)
 		return true
+	}
+	if route.Body > 0 && (x.most == 0 || route.Body < x.most) {
+		if x.most = route.Body; tooLong(x, x.req.Length) {
+			x.reply(&proxied.Reply{Status: http.StatusRequestEntityTooLarge})
+			return true
+		}
 	}
 	x.to, x.edit, x.held = route.To, route.Edit, route.Session
 	markRequest(x)
@@ -246,7 +253,7 @@ func (x *exchange) beginUpload(b pod) {
 	up := &upload{exchange: x, done: make(chan struct{})}
 	x.upload = up
 	up.pump = pump{to: b, from: x.client.source(), trailers: x.req.Announced || x.second, timeout: x.limit(), bytes: &x.received, of: up}
-	up.most = bodyLimit(x)
+	up.most = x.most
 	up.copied, up.kept = x.copied, x.again.keep()
 	up.err = panics.Err // if there is one
 	x.engine.host.Run(func() {
@@ -441,13 +448,9 @@ func (x *exchange) switchProtocols(b pod) error {
 // statusLeft is what the access log has of a request whose client has left before an answer, as nginx has it.
 const statusLeft = 499
 
-// bodyLimit is how long the body of the request may be, in bytes, 0 without a bound.
-func bodyLimit(x *exchange) int64 { return int64(x.config.Spec.Clients.Body) << 10 }
-
 // tooLong reports whether a body is longer than it may be.
 func tooLong(x *exchange, length int64) bool {
-	limit := bodyLimit(x)
-	return limit > 0 && length > limit
+	return x.most > 0 && length > x.most
 }
 
 // failed answers for a Pod, unless its answer has begun. It reports whether the client has a whole answer.

@@ -79,6 +79,7 @@ type exchange struct {
 	member   *pods.Member
 	link     *pods.Link
 	drained  atomic.Bool
+	most     int64           // bytes that the body may have, 0 without a bound
 	bodyLong atomic.Bool     // the body is longer than it may be
 	counted  *proxied.Config // by Host.AdmitRequest, nil if it was not
 

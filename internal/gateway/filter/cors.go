@@ -1,4 +1,4 @@
-package gateway
+package filter
 
 import (
 	"fmt"
@@ -82,7 +82,7 @@ func echoes(list []string, asked string) string {
 	if !slices.Contains(list, "*") {
 		return strings.Join(list, ", ")
 	}
-	if len(asked) > maxInput || !validField("x", asked) {
+	if len(asked) > MaxInput || !ValidField("x", asked) {
 		return ""
 	}
 	return asked
@@ -132,9 +132,14 @@ func parseOrigin(text string) (o origin, err error) {
 	return o, nil
 }
 
-// cors reads a filter of type CORS.
-func (b *ruleCompiler) cors(spec *gwv1.HTTPCORSFilter, at string) *CORS {
-	c := &CORS{credentials: valueOf(spec.AllowCredentials, false), maxAge: "5"}
+// ReadCORS reads a filter of type CORS. wrong names the first invalid field.
+func ReadCORS(spec *gwv1.HTTPCORSFilter) (c *CORS, wrong string) {
+	fail := func(format string, args ...any) {
+		if wrong == "" {
+			wrong = fmt.Sprintf(format, args...)
+		}
+	}
+	c = &CORS{credentials: spec.AllowCredentials != nil && *spec.AllowCredentials, maxAge: "5"}
 	if spec.MaxAge > 0 {
 		c.maxAge = strconv.Itoa(int(spec.MaxAge))
 	}
@@ -146,20 +151,20 @@ func (b *ruleCompiler) cors(spec *gwv1.HTTPCORSFilter, at string) *CORS {
 		o, err := parseOrigin(string(text))
 		rest := strings.TrimPrefix(o.host, "*")
 		if err != nil || strings.Contains(rest, "*") || rest != o.host && rest != "" && rest[0] != '.' {
-			b.fail("%s.allowOrigins[%d]: want *, or a scheme and a host, which may begin with *., as https://*.example.com", at, i)
+			fail("allowOrigins[%d]: want *, or a scheme and a host, which may begin with *., as https://*.example.com", i)
 		}
 		c.origins = append(c.origins, o)
 	}
 	for i, m := range spec.AllowMethods {
-		if !validField(string(m), "x") {
-			b.fail("%s.allowMethods[%d]: want the name of a method", at, i)
+		if !ValidField(string(m), "x") {
+			fail("allowMethods[%d]: want the name of a method", i)
 		}
 		c.methods = append(c.methods, string(m))
 	}
 	names := func(field string, list []gwv1.HTTPHeaderName) (out []string) {
 		for i, h := range list {
-			if !validField("x-"+string(h), "x") {
-				b.fail("%s.%s[%d]: want the name of a field", at, field, i)
+			if !ValidField("x-"+string(h), "x") {
+				fail("%s[%d]: want the name of a field", field, i)
 			}
 			out = append(out, string(h))
 		}
@@ -168,7 +173,7 @@ func (b *ruleCompiler) cors(spec *gwv1.HTTPCORSFilter, at string) *CORS {
 	c.headers = names("allowHeaders", spec.AllowHeaders)
 	c.expose = strings.Join(names("exposeHeaders", spec.ExposeHeaders), ", ")
 	if c.credentials && c.expose == "*" {
-		b.fail("%s.exposeHeaders: with allowCredentials, * is the name of a field for browsers; want the names", at)
+		fail("exposeHeaders: with allowCredentials, * is the name of a field for browsers; want the names")
 	}
-	return c
+	return c, wrong
 }

@@ -1,0 +1,40 @@
+package serve
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A request that waits for a store that does not answer ends with the server, and one that is done in time is not touched.
+func TestDrain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := NewDrain()
+		begin := time.Now()
+		ask := func(takes time.Duration) (ended time.Duration, err error) {
+			d.Bounded(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+				select {
+				case <-time.After(takes):
+				case <-r.Context().Done():
+				}
+				ended, err = time.Since(begin), r.Context().Err()
+			})).ServeHTTP(nil, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil))
+			return ended, err
+		}
+		if took, err := ask(time.Minute); took != time.Minute || err != nil {
+			t.Errorf("before the end: %s, %v", took, err)
+		}
+		begin = time.Now()
+		if err := d.Begin(); err != nil {
+			t.Fatal(err)
+		}
+		if took, err := ask(time.Second); took != time.Second || err != nil {
+			t.Errorf("a short one: %s, %v", took, err)
+		}
+		if took, err := ask(time.Minute); took != drainGrace || err == nil {
+			t.Errorf("a long one: %s, %v", took, err)
+		}
+	})
+}

@@ -1,0 +1,232 @@
+package nginx
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fairlead/fairlead/internal/gateway/policy"
+)
+
+// Prefix begins the names of all annotations.
+const Prefix = "nginx.ingress.kubernetes.io/"
+
+// Options is what the annotations of an Ingress ask for. The zero value asks for nothing.
+type Options struct {
+	// Closed is why no request may pass, "" if they may: who asks for protection must not be served without it.
+	Closed string
+	// Ignored has the annotations without effect, each with the reason.
+	Ignored []string
+
+	// UseRegex makes paths regular expressions, and so does a RewriteTarget.
+	UseRegex                                             bool
+	RewriteTarget, AppRoot, ForwardedPrefix, BackendHost string
+	// SSLRedirect is nil without the annotation.
+	SSLRedirect *bool
+	ForceSSL    bool
+	// Redirect, if not nil, answers all requests.
+	Redirect *Redirect
+	WWW      bool
+	Aliases  []string
+	Backend  Backend
+	// Body bounds the bodies of requests, in bytes; 0 for no bound.
+	Body        int64
+	Timeout     time.Duration // 0 without one
+	Allow, Deny []netip.Prefix
+	// PerSecond and PerMinute bound the requests of a client, 0 for no bound; it may have Burst times as many at once. Clients
+	// of Unlimited have no bound.
+	PerSecond, PerMinute, Burst int
+	Unlimited                   []netip.Prefix
+	CORS                        *gwv1.HTTPCORSFilter
+	Session                     *policy.Session
+	// Retry, if not nil, is when a request goes to a Pod again, and RetryWithin bounds the time of all attempts, 0 without a bound.
+	Retry       *gwv1.HTTPRouteRetry
+	RetryWithin time.Duration
+	// Canary, if not nil, makes the Ingress an alternative to another one.
+	Canary *Canary
+}
+
+// Redirect answers with another place.
+type Redirect struct {
+	URL    string
+	Status int
+}
+
+// Backend is the protocol that backends are spoken to in.
+type Backend struct{ TLS, GRPC bool }
+
+// Canary is which requests for the paths of another Ingress the Ingress gets: the ones with the Header, else the ones with the Cookie,
+// and of the others Weight of Total.
+type Canary struct {
+	Header, Value, Pattern, Cookie string
+	Weight, Total                  int
+}
+
+// Bounds of values, in bytes and in items: an annotation may have 256 KiB, and each request could pay for it.
+const (
+	maxValue  = 4096
+	maxList   = 64 << 10
+	maxRanges = 1000
+	maxNames  = 64
+)
+
+// Has reports whether an Ingress has annotations of ingress-nginx.
+func Has(annotations map[string]string) bool {
+	for key := range annotations {
+		if strings.HasPrefix(key, Prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// Read reads the annotations of an Ingress.
+func Read(annotations map[string]string) *Options {
+	r := &reader{Options: &Options{}, all: annotations}
+	if !Has(annotations) {
+		return r.Options
+	}
+	for _, key := range slices.Sorted(maps.Keys(annotations)) {
+		if name, ours := strings.CutPrefix(key, Prefix); ours {
+			r.read(name, strings.TrimSpace(annotations[key]))
+		}
+	}
+	r.combine()
+	return r.Options
+}
+
+// reader reads the annotations of one Ingress.
+type reader struct {
+	*Options
+	all     map[string]string
+	canary  Canary
+	cors    gwv1.HTTPCORSFilter
+	session policy.Session
+	retry   gwv1.HTTPRouteRetry
+	retries bool
+	status  map[string]int // of redirects, by annotation
+	to      map[string]string
+	send    time.Duration
+}
+
+// value returns the value of another annotation.
+func (r *reader) value(name string) string { return strings.TrimSpace(r.all[Prefix+name]) }
+
+func (r *reader) close(name, format string, args ...any) {
+	if r.Closed == "" {
+		r.Closed = "annotation " + Prefix + name + ": " + fmt.Sprintf(format, args...)
+	}
+}
+
+func (r *reader) ignore(name, format string, args ...any) {
+	r.Ignored = append(r.Ignored, "annotation "+Prefix+name+": "+fmt.Sprintf(format, args...))
+}
+
+// read reads one annotation.
+func (r *reader) read(name, value string) {
+	a, known := annotations[name]
+	switch {
+	case !known && protects(name):
+		r.close(name, "it is unknown, and could be meant to protect")
+	case !known:
+		r.ignore(name, "it is unknown, and has no effect")
+	case a.read == nil && a.guards:
+		if !a.off(value) {
+			r.close(name, "%s", a.none)
+		}
+	case a.read == nil:
+		r.ignore(name, "it has no effect: %s", a.none)
+	default:
+		if a.needs != "" && r.value(a.needs) == "" {
+			r.ignore(name, "it has no effect without %s", a.needs)
+			return
+		}
+		if err := a.parse(r, value); err != nil && a.guards {
+			r.close(name, "%s", err)
+		} else if err != nil {
+			r.ignore(name, "it has no effect: %s", err)
+		}
+	}
+}
+
+// protects reports whether the name of an unknown annotation looks like protection, as one with a typing error does.
+func protects(name string) bool {
+	return slices.ContainsFunc(protection, func(part string) bool { return strings.Contains(name, part) })
+}
+
+// protection are parts of the names of annotations that protect.
+//
+//nolint:gochecknoglobals // constant
+var protection = []string{"auth", "list", "range", "limit", "modsecurity", "owasp", "snippet", "satisfy", "verify", "secret"}
+
+// combine does what several annotations ask for together.
+func (r *reader) combine() {
+	if r.value("enable-cors") == "true" {
+		r.combineCORS()
+	}
+	if r.value("affinity") == "cookie" {
+		r.session.Name = orElse(r.session.Name, "INGRESSCOOKIE")
+		r.session.Secure = r.session.Secure || r.session.SameSite == "None" // which browsers take only together
+		r.Session = &r.session
+	}
+	r.Timeout = max(r.Timeout, r.send)
+	if r.PerSecond+r.PerMinute > 0 && r.Burst == 0 {
+		r.Burst = defaultBurst
+	}
+	for _, kind := range []string{"temporal-redirect", "permanent-redirect"} {
+		if to := r.to[kind]; to != "" && r.Redirect == nil {
+			r.Redirect = &Redirect{URL: to, Status: r.status[kind]}
+			if r.Redirect.Status == 0 {
+				r.Redirect.Status = map[string]int{"temporal-redirect": 302, "permanent-redirect": 301}[kind]
+			}
+		}
+	}
+	if on := r.value("canary"); on == "true" {
+		if r.canary.Total == 0 {
+			r.canary.Total = 100
+		}
+		r.canary.Weight = min(r.canary.Weight, r.canary.Total)
+		r.Canary = &r.canary
+	}
+	if r.retries {
+		r.Retry = &r.retry
+	}
+}
+
+// combineCORS adds the defaults of ingress-nginx.
+func (r *reader) combineCORS() {
+	c := &r.cors
+	if c.AllowOrigins == nil {
+		c.AllowOrigins = []gwv1.CORSOrigin{"*"}
+	}
+	if c.AllowMethods == nil {
+		c.AllowMethods = []gwv1.HTTPMethodWithWildcard{"GET", "PUT", "POST", "DELETE", "PATCH", "OPTIONS"}
+	}
+	if c.AllowHeaders == nil {
+		c.AllowHeaders = []gwv1.HTTPHeaderName{
+			"DNT", "Keep-Alive", "User-Agent", "X-Requested-With", "If-Modified-Since", "Cache-Control", "Content-Type", "Range", "Authorization",
+		}
+	}
+	if c.MaxAge == 0 {
+		c.MaxAge = 1728000
+	}
+	// With "*" ingress-nginx sends an answer that browsers refuse for requests with credentials. An answer that names the origin
+	// would let every page use the sessions of its visitors.
+	c.AllowCredentials = new(r.value("cors-allow-credentials") != "false" && !slices.Contains(c.AllowOrigins, "*"))
+	if *c.AllowCredentials { // then "*" is the name of a field for browsers, which no backend sends
+		c.ExposeHeaders = slices.DeleteFunc(c.ExposeHeaders, func(h gwv1.HTTPHeaderName) bool { return h == "*" })
+	}
+	r.CORS = c
+}
+
+func orElse(s, other string) string {
+	if s == "" {
+		return other
+	}
+	return s
+}

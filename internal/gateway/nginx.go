@@ -1,0 +1,377 @@
+package gateway
+
+import (
+	"fmt"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	networkingv1 "k8s.io/api/networking/v1"
+
+	"github.com/fairlead/fairlead/internal/dialect/nginx"
+	"github.com/fairlead/fairlead/internal/gateway/filter"
+	"github.com/fairlead/fairlead/internal/gateway/hostpath"
+	"github.com/fairlead/fairlead/internal/gateway/policy"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// annotatedIngress is an Ingress with what its annotations for ingress-nginx ask for.
+type annotatedIngress struct {
+	*networkingv1.Ingress
+	*nginx.Options
+	https whenHTTPS
+}
+
+// whenHTTPS is when requests without TLS are sent to the same place with it.
+type whenHTTPS int
+
+// The times.
+const (
+	neverHTTPS whenHTTPS = iota
+	askedHTTPS           // if TLS is asked for at the host
+	forceHTTPS
+)
+
+// expression is a regular expression of a path, or of a header field.
+type expression struct {
+	*regexp.Regexp
+	size  int
+	wrong string
+}
+
+// maxIgnored bounds the text about annotations without effect, in bytes: an Event has 1,024.
+const maxIgnored = 900
+
+// read reads the annotations of an Ingress.
+func (b *ingressBuilder) read(in *networkingv1.Ingress) *annotatedIngress {
+	o := b.before.options[in]
+	if o == nil {
+		o = nginx.Read(in.Annotations)
+	}
+	b.front.options[in] = o
+	a := &annotatedIngress{Ingress: in, Options: o}
+	if b.objects.Secured[svc.NameOf(in)] {
+		a.https = askedHTTPS
+	}
+	if o.SSLRedirect != nil {
+		a.https = neverHTTPS
+		if *o.SSLRedirect {
+			a.https = askedHTTPS
+		}
+	}
+	if o.ForceSSL {
+		a.https = forceHTTPS
+	}
+	if o.Closed != "" {
+		b.problem(in, "%s; requests for its paths are answered with 503", o.Closed)
+	}
+	if text := strings.Join(o.Ignored, "; "); text != "" {
+		b.front.Ignored[svc.NameOf(in)] = strings.ToValidUTF8(text[:min(len(text), maxIgnored)], "")
+	}
+	return a
+}
+
+// expressions reports whether paths are regular expressions.
+func (a *annotatedIngress) expressions() bool { return a.UseRegex || a.RewriteTarget != "" }
+
+// protocol returns the protocol of a backend with an appProtocol.
+func (a *annotatedIngress) protocol(app string) (BackendProtocol, bool) {
+	switch a.Backend {
+	case nginx.Backend{TLS: true}:
+		return HTTPS, true
+	case nginx.Backend{TLS: true, GRPC: true}:
+		return H2, true
+	case nginx.Backend{GRPC: true}:
+		return H2C, true
+	}
+	return backendProtocol(app, false)
+}
+
+// apply gives a rule what does not depend on its path.
+func (b *ingressBuilder) apply(a *annotatedIngress, r *Rule) {
+	if r.Closed = a.Closed != ""; r.Closed {
+		return
+	}
+	b.https[r] = a.https
+	r.Timeout, r.Body = a.Timeout, a.Body
+	if len(a.Allow)+len(a.Deny) > 0 {
+		r.Access = &filter.Access{Allow: a.Allow, Deny: a.Deny}
+	}
+	if a.PerSecond+a.PerMinute > 0 {
+		r.Limits = limits(a)
+	}
+	if d := a.Redirect; d != nil {
+		r.Redirect = &filter.Redirect{To: d.URL, Status: d.Status}
+	}
+	r.Filters.Rewrite.Host = a.BackendHost
+	if a.ForwardedPrefix != "" {
+		r.Filters.Request.Set = []filter.Field{{Name: "X-Forwarded-Prefix", Value: a.ForwardedPrefix}}
+	}
+	r.Session = a.Session
+	if a.CORS != nil {
+		wrong := ""
+		if r.CORS, wrong = filter.ReadCORS(a.CORS); wrong != "" {
+			b.problem(a.Ingress, "annotations %scors-*: %s; pages of other origins get nothing", nginx.Prefix, wrong)
+			r.CORS = &filter.CORS{}
+		}
+	}
+	if a.Retry != nil {
+		wrong := ""
+		if r.Retry, wrong = policy.ReadRetry(a.Retry, a.RetryWithin); wrong != "" {
+			b.problem(a.Ingress, "annotations %sproxy-next-upstream*: %s", nginx.Prefix, wrong)
+		}
+	}
+}
+
+// limits returns the bounds of requests, with as many at once as in ingress-nginx.
+func limits(a *annotatedIngress) *filter.Limits {
+	out := &filter.Limits{Exempt: a.Unlimited}
+	add := func(n int, in time.Duration) {
+		if n > 0 {
+			out.All = append(out.All, filter.Limit{Each: in / time.Duration(n), AtOnce: n*a.Burst + 1})
+		}
+	}
+	add(a.PerSecond, time.Second)
+	add(a.PerMinute, time.Minute)
+	return out
+}
+
+// annotate gives the rule of a match what depends on its path.
+func (b *ingressBuilder) annotate(a *annotatedIngress, m *match) {
+	const challenges = "/.well-known/acme-challenge" // whoever orders a certificate has none yet; so in ingress-nginx
+	r := m.Rule
+	if strings.HasPrefix(m.path, challenges) {
+		b.https[r] = neverHTTPS
+	}
+	target := a.RewriteTarget
+	if target == "" || r.Closed || m.kind == lastMatch || target == m.path { // so in ingress-nginx, for / to /
+		return
+	}
+	r.Filters.Rewrite.Path = &filter.PathChange{Whole: true, To: target, Groups: m.regex}
+	if m.regex == nil {
+		r.Filters.Rewrite.Path.Groups = filter.Anything // there are no groups
+	}
+}
+
+// expressionMatch returns the match of a path that is a regular expression. One that cannot be used closes the paths that begin with
+// the text before its first special character: a less specific rule must not get their requests.
+func (b *ingressBuilder) expressionMatch(a *annotatedIngress, host, text, at string) *match {
+	e := b.expression("path "+text, text, filter.CompilePrefix)
+	wrong := b.spend(host, e)
+	if wrong == "" {
+		return &match{kind: regexMatch, path: text, regex: e.Regexp}
+	}
+	literal := text
+	if i := strings.IndexAny(text, `^$[](){}*+?|\.`); i >= 0 {
+		literal = text[:i]
+	}
+	b.problem(a.Ingress, "%s.path: %s; requests for paths that begin with %.100q are answered with 503", at, wrong, literal)
+	closed := regexp.MustCompile("^(?i:" + regexp.QuoteMeta(literal) + ")")
+	return &match{kind: regexMatch, path: text, regex: closed, Rule: &Rule{Route: keyOf(a.Ingress), Closed: true}}
+}
+
+// spend counts the size of an expression of a host, which each of its requests pays for. It returns why it cannot be used, "" if it can.
+func (b *ingressBuilder) spend(host string, e *expression) string {
+	if e.wrong != "" {
+		return e.wrong
+	}
+	if b.programs[host]+e.size > maxRoutePrograms {
+		return "the regular expressions of the host are too complex together"
+	}
+	b.programs[host] += e.size
+	return ""
+}
+
+// expression returns an expression that was compiled before, or compiles it.
+func (b *ingressBuilder) expression(key, text string, compile func(string) (*regexp.Regexp, string)) *expression {
+	e := b.front.regexes[key]
+	if e == nil {
+		e = b.before.regexes[key]
+	}
+	if e == nil {
+		e = &expression{}
+		if e.size, e.wrong = filter.RegexSize(text); e.wrong == "" {
+			e.Regexp, e.wrong = compile(text)
+		}
+	}
+	b.front.regexes[key] = e
+	return e
+}
+
+// addHosts adds what annotations ask for beside the paths of an Ingress, after all Ingresses have theirs.
+func (b *ingressBuilder) addHosts(a *annotatedIngress) {
+	if len(a.Aliases) == 0 && !a.WWW && a.AppRoot == "" {
+		return
+	}
+	aliases := a.Aliases
+	for i := range a.Spec.Rules {
+		host := strings.ToLower(a.Spec.Rules[i].Host)
+		if b.owners[host] != a.Namespace {
+			continue
+		}
+		if a.AppRoot != "" {
+			b.appRoot(a, host, &a.Spec.Rules[i])
+		}
+		if a.WWW && host != "" && host[0] != '*' {
+			b.www(a, host)
+		}
+		for _, alias := range aliases {
+			if b.free(a, "server-alias", alias) {
+				b.rules[alias] = slices.Clone(b.rules[host])
+			}
+		}
+		aliases = nil // they are for the first host
+	}
+}
+
+// free reports whether a further host is for no other Ingress. It takes the host.
+func (b *ingressBuilder) free(a *annotatedIngress, annotation, host string) bool {
+	if b.owns(a.Ingress, host) && b.rules[host] == nil {
+		return true
+	}
+	b.problem(a.Ingress, "annotation %s%s: host %q belongs to another Ingress", nginx.Prefix, annotation, host)
+	return false
+}
+
+// appRoot sends requests for / to another path.
+func (b *ingressBuilder) appRoot(a *annotatedIngress, host string, rule *networkingv1.IngressRule) {
+	root := func(p networkingv1.HTTPIngressPath) bool { return p.Path == "/" || p.Path == "" }
+	if a.Closed != "" || rule.HTTP == nil || !slices.ContainsFunc(rule.HTTP.Paths, root) {
+		return
+	}
+	r := &Rule{Route: keyOf(a.Ingress), Index: -1} // before an exact path of the Ingress
+	b.apply(a, r)
+	r.Redirect = &filter.Redirect{To: a.AppRoot, Status: http.StatusFound}
+	b.rules[host] = append(b.rules[host], &match{Rule: r, kind: exactMatch, path: "/"})
+}
+
+// www sends requests for a host with www. to the one without, or the other way round.
+func (b *ingressBuilder) www(a *annotatedIngress, host string) {
+	other, with := strings.CutPrefix(host, "www.")
+	if !with {
+		other = "www." + host
+	}
+	if !b.free(a, "from-to-www-redirect", other) {
+		return
+	}
+	r := &Rule{
+		Route: keyOf(a.Ingress), Closed: a.Closed != "",
+		Redirect: &filter.Redirect{Host: host, Status: http.StatusPermanentRedirect},
+	}
+	b.rules[other] = []*match{{Rule: r, kind: prefixMatch}}
+}
+
+// canary adds an alternative to the backends of other Ingresses of its namespace.
+func (b *ingressBuilder) canary(a *annotatedIngress) {
+	taken := false
+	for i := range a.Spec.Rules {
+		spec := &a.Spec.Rules[i]
+		host := strings.ToLower(spec.Host)
+		if b.owners[host] != a.Namespace || spec.HTTP == nil {
+			continue
+		}
+		for j := range spec.HTTP.Paths {
+			at := fmt.Sprintf("rules[%d].http.paths[%d]", i, j)
+			for _, m := range b.rules[host] {
+				if m.Rule.Route.Kind != kindIngress || m.kind == lastMatch || !samePath(m, &spec.HTTP.Paths[j]) {
+					continue
+				}
+				taken = true
+				b.addCanary(a, host, m, &spec.HTTP.Paths[j].Backend, at+".backend")
+				break
+			}
+		}
+	}
+	if !taken {
+		b.problem(a.Ingress, "annotation %scanary: no other Ingress of the namespace has a host and a path of it", nginx.Prefix)
+	}
+}
+
+// samePath reports whether a match was made from a path.
+func samePath(m *match, p *networkingv1.HTTPIngressPath) bool {
+	exact := valueOf(p.PathType, networkingv1.PathTypeImplementationSpecific) == networkingv1.PathTypeExact
+	if exact != (m.kind == exactMatch) || m.Rule.Index < 0 {
+		return false
+	}
+	if m.kind == regexMatch {
+		return m.path == p.Path
+	}
+	path, ok := hostpath.Path(p.Path)
+	if m.kind == prefixMatch {
+		path = strings.TrimSuffix(path, "/")
+	}
+	return ok && m.path == path
+}
+
+// addCanary adds an alternative to the backend of a match.
+func (b *ingressBuilder) addCanary(a *annotatedIngress, host string, m *match, backend *networkingv1.IngressBackend, at string) {
+	main, c := m.Rule, a.Canary
+	if a.Closed != "" || main.Closed || main.Redirect != nil {
+		return
+	}
+	if len(main.Backends) != 1 || slices.ContainsFunc(b.rules[host], func(o *match) bool { return o.of == m }) {
+		b.problem(a.Ingress, "%s: another Ingress is the canary of this path already", at)
+		return
+	}
+	w := Weighted{Weight: 1}
+	if w.Backend, w.Valid = b.resolve(a, backend, at); !w.Valid {
+		return
+	}
+	b.target(main, &w)
+	always := func(to Weighted, header, cookie *valueMatch) {
+		rule, further := *main, *m
+		rule.Backends, rule.total = []Weighted{to}, 1
+		b.https[&rule] = b.https[main]
+		if further.Rule, further.cookie, further.of = &rule, cookie, m; header != nil {
+			further.headers = []valueMatch{*header}
+		}
+		b.rules[host] = append(b.rules[host], &further)
+	}
+	switch {
+	case c.Header == "":
+	case c.Value != "":
+		always(w, &valueMatch{name: c.Header, value: c.Value}, nil)
+	case c.Pattern != "":
+		e := b.expression("value "+c.Pattern, c.Pattern, func(text string) (*regexp.Regexp, string) {
+			return filter.CompileRegex(`(?s:.*)(?:` + text + `)(?s:.*)`)
+		})
+		if wrong := b.spend(host, e); wrong != "" {
+			b.problem(a.Ingress, "annotation %scanary-by-header-pattern: %s", nginx.Prefix, wrong)
+			return
+		}
+		always(w, &valueMatch{name: c.Header, regex: e.Regexp}, nil)
+	default:
+		always(w, &valueMatch{name: c.Header, value: "always"}, nil)
+		always(main.Backends[0], &valueMatch{name: c.Header, value: "never"}, nil)
+	}
+	if c.Cookie != "" {
+		always(w, nil, &valueMatch{name: c.Cookie, value: "always"})
+		always(main.Backends[0], nil, &valueMatch{name: c.Cookie, value: "never"})
+	}
+	if c.Weight > 0 {
+		main.Backends[0].Weight, w.Weight = uint32(c.Total-c.Weight), uint32(c.Weight) //nolint:gosec // bounded
+		main.Backends, main.total = append(main.Backends, w), uint64(c.Total)          //nolint:gosec // bounded
+	}
+}
+
+// redirectToHTTPS has the rules that ask for it sent to HTTPS, at the hosts where that holds.
+func (b *ingressBuilder) redirectToHTTPS() {
+	for host, matches := range b.rules {
+		asked := b.asked[host]
+		if i := strings.IndexByte(host, '.'); !asked && i > 0 {
+			wide := "*" + host[i:]
+			asked = b.asked[wide] && b.owners[wide] == b.owners[host]
+		}
+		for i, m := range matches {
+			when := b.https[m.Rule]
+			if when == neverHTTPS || when == askedHTTPS && !asked || m.Rule.Closed {
+				continue
+			}
+			rule, with := *m.Rule, *m
+			rule.HTTPS, with.Rule = true, &rule
+			matches[i] = &with
+		}
+	}
+}

@@ -1,0 +1,103 @@
+package web
+
+import (
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+
+	networkingv1 "k8s.io/api/networking/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/fairlead/fairlead/internal/dialect/nginx"
+	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/lb/proxied"
+	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// ingress makes the Service of a rig the front of Ingresses, each for a path of its name with annotations "name: value; …" and with a
+// Pod.
+func (r *rig) ingress(annotations map[string]string, pod netip.AddrPort) {
+	r.Helper()
+	web := svc.Name{Namespace: "default", Name: "web"}
+	o := &gateway.Objects{
+		Ingresses: map[svc.Name]*networkingv1.Ingress{},
+		Services:  map[svc.Name]*gateway.Service{web: {Ports: []gateway.ServicePort{{Number: 80}}}},
+	}
+	for name, text := range annotations {
+		in := &networkingv1.Ingress{}
+		r.Must(yaml.UnmarshalStrict(fmt.Appendf(nil, "metadata: {namespace: default, name: %s}\nspec: {rules: [{http: {paths: ["+
+			"{path: /%s, pathType: Prefix, backend: {service: {name: web, port: {number: 80}}}}]}}]}", name, name), in))
+		in.Annotations = map[string]string{}
+		for a := range strings.SplitSeq(text, "; ") {
+			k, v, _ := strings.Cut(a, ": ")
+			in.Annotations[nginx.Prefix+k] = v
+		}
+		o.Ingresses[svc.NameOf(in)] = in
+	}
+	f := gateway.BuildIngress(o, nil)
+	if len(f.Problems)+len(f.Ignored) > 0 {
+		r.Fatalf("%v, %v", f.Problems, f.Ignored)
+	}
+	r.service.Routes = &proxied.Routes{
+		Ports: map[uint16]*gateway.Port{r.At.Port(): f.Table.Ports[gateway.IngressHTTP]}, Targets: map[gateway.Target][]netip.AddrPort{},
+	}
+	for _, t := range f.Targets {
+		r.service.Routes.Targets[t] = []netip.AddrPort{pod}
+	}
+	r.set()
+}
+
+// What the annotations of an Ingress ask for happens to requests: TLS to Pods, bounds of bodies also where their length is not
+// announced, ranges of clients, and limits of requests.
+func TestAnnotatedIngresses(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http"})
+	cert, _, _ := lbtest.Certificate(t, "pod")
+	pod := r.secureWeb(&tls.Config{Certificates: []tls.Certificate{cert}})
+	r.ingress(map[string]string{
+		"https": "backend-protocol: HTTPS", "grpcs": "backend-protocol: GRPCS", "body": "backend-protocol: HTTPS; proxy-body-size: 10",
+		"allow": "backend-protocol: HTTPS; whitelist-source-range: 127.0.0.0/8", "deny": "denylist-source-range: 127.0.0.0/8",
+		"limit": "backend-protocol: HTTPS; limit-rpm: 1; limit-burst-multiplier: 1", "other": "backend-protocol: HTTPS; limit-rpm: 1",
+		"away": "permanent-redirect: https://elsewhere.example.com/",
+	}, pod)
+	ask := func(path string, body io.Reader) string {
+		t.Helper()
+		client := r.Client()
+		client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+		answer, err := client.Post("http://"+r.At.String()+path, "text/plain", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = answer.Body.Close() }()
+		text, err := io.ReadAll(answer.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if answer.StatusCode == http.StatusOK {
+			return string(text)
+		}
+		return strings.TrimSpace(fmt.Sprint(answer.StatusCode, " ", answer.Header.Get("Location")))
+	}
+	unannounced := func(n int) io.Reader { return io.MultiReader(strings.NewReader(strings.Repeat("x", n))) }
+	for _, c := range []struct {
+		path string
+		body io.Reader
+		want string
+	}{
+		{"/https", nil, "HTTP/1.1"}, {"/grpcs", nil, "HTTP/2.0"},
+		{"/body", strings.NewReader("0123456789"), "HTTP/1.1"}, {"/body", strings.NewReader("0123456789a"), "413"},
+		{"/body", unannounced(10), "HTTP/1.1"}, {"/body", unannounced(11), "413"}, {"/body", unannounced(1 << 20), "413"},
+		{"/https", unannounced(1 << 20), "HTTP/1.1"},
+		{"/allow", nil, "HTTP/1.1"}, {"/deny", nil, "403"},
+		{"/limit", nil, "HTTP/1.1"}, {"/limit", nil, "HTTP/1.1"}, {"/limit", nil, "429"}, {"/other", nil, "HTTP/1.1"},
+		{"/away/x", nil, "301 https://elsewhere.example.com/"},
+	} {
+		if got := ask(c.path, c.body); got != c.want {
+			t.Errorf("%s: %q, want %q", c.path, got, c.want)
+		}
+	}
+}
