@@ -55,7 +55,7 @@ func spawn(h *host, dir, name, program string, args ...string) (*process, error)
 	return p, nil
 }
 
-// alive says why the process has ended, or nil.
+// alive is why the process has ended, or nil.
 func (p *process) alive() error {
 	select {
 	case <-p.ended:

@@ -102,7 +102,7 @@ func (s stale) end() (ended int, err error) {
 			switch err := destroy(family, &one.ID); {
 			case err == nil:
 				ended++
-			case !errors.Is(err, unix.ENOENT): // it was closed meanwhile
+			case !errors.Is(err, unix.ENOENT): // it was closed just now
 				return ended, fmt.Errorf("cannot end a socket that is connected with %s: %w", one.ID.Destination, err)
 			}
 		}
