@@ -42,7 +42,9 @@ func (p *Programs) EndSockets(stay func(front, endpoint netip.AddrPort) bool) (e
 	}
 	errs = append(errs, p.eachNamespace(found, func(cookie uint64) error {
 		n, err := found[cookie].end()
-		ended += n
+		if ended += n; err != nil {
+			delete(found, cookie) // for the next time
+		}
 		return err
 	}))
 	for _, all := range found {
