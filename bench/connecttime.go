@@ -144,7 +144,9 @@ func (b *bench) connectTimeIn(ctx context.Context, r *connectRig, endpoint netip
 }
 
 // connectThrough starts a proxy on its own host and waits until all Services answer.
-func (b *bench) connectThrough(ctx context.Context, w *world, p proxy, vip netip.AddrPort) (way *connectWay, stop func() error, err error) {
+func (b *bench) connectThrough(ctx context.Context, w *world, p proxy, vip netip.AddrPort) (
+	way *connectWay, stop func() error, err error,
+) {
 	h, err := b.net.host(ctx, fmt.Sprintf("node%d", b.net.count))
 	if err != nil {
 		return nil, nil, err

@@ -38,6 +38,8 @@ type Options struct {
 	// FallbackReason is why Mode is not the mode asked for, empty if it is. It
 	// becomes a Warning Event of the Node.
 	FallbackReason string
+	// ConnectTime is what the status shows of connect-time: "on", why it is off if that was left to choose, or nothing.
+	ConnectTime string
 	// Schedulers are the schedulers that the mode offers to Services that name one by the
 	// annotation svc.SchedulerAnnotation; nil leaves that unread.
 	Schedulers []string

@@ -82,6 +82,7 @@ func New(opts Options) (*Proxy, error) {
 		taken:    &takenPorts{taken: opts.PortTaken},
 		looks:    make(chan look),
 	}
+	p.status.s.ConnectTime = opts.ConnectTime
 	p.owners = dataplane.NewOwnerIndex(p.Table)
 	if c, ok := opts.Dataplane.(dataplane.Counter); ok {
 		p.metrics.registry.MustRegister(newDropMetrics(c, p.owners, opts.Log))

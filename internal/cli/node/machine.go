@@ -43,7 +43,7 @@ func (f *Flags) Machine(stateDir string, first bool) preflight.Machine {
 		}
 	}
 	m.Modes = f.Proxy.Probes(f.Networks)
-	m.Features = f.features()
+	m.Features = append(f.features(), f.Proxy.Features()...)
 	addrs := []netip.Addr(f.Host.IPs)
 	if len(addrs) == 0 {
 		addrs = []netip.Addr{netip.IPv4Unspecified()}

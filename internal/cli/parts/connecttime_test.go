@@ -1,10 +1,15 @@
 package parts
 
 import (
+	"log/slog"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead/fairlead/internal/dataplane"
+	kconnect "github.com/fairlead/fairlead/internal/kernel/connect"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 func TestConnectTimeFlags(t *testing.T) {
@@ -17,7 +22,9 @@ func TestConnectTimeFlags(t *testing.T) {
 		{connectFlags{value: "off"}, "ipvs", dataplane.RoundRobin, ""},
 		{connectFlags{value: "on"}, "auto", dataplane.Random, ""},
 		{connectFlags{value: "on", cgroup: "/sys/fs/cgroup"}, "nft", dataplane.Random, ""},
-		{connectFlags{value: "auto"}, "nft", dataplane.Random, "auto is not available"},
+		{connectFlags{value: "auto"}, "nft", dataplane.Random, ""},
+		{connectFlags{value: "auto", cgroup: "/sys/fs/cgroup"}, "ipvs", dataplane.RoundRobin, ""},
+		{connectFlags{value: "auto", cgroup: "here"}, "nft", dataplane.Random, "absolute path"},
 		{connectFlags{value: "yes"}, "nft", dataplane.Random, `--connect-time is "yes"`},
 		{connectFlags{value: "on"}, "ipvs", dataplane.Random, "in front of mode nft"},
 		{connectFlags{value: "on"}, "nft", dataplane.RoundRobin, "--balance roundrobin"},
@@ -41,5 +48,49 @@ func TestConnectTimeHasNoFallback(t *testing.T) {
 	err := f.candidates()[0].probe(t.Context(), &modeSetup{flags: f})
 	if err == nil {
 		t.Error("a folder that is no control group is accepted")
+	}
+}
+
+// auto is in front where everything works, and says why not elsewhere.
+func TestConnectTimeAuto(t *testing.T) {
+	group := testbed.Group(t).Dir
+	var st unix.Statfs_t
+	if err := unix.Statfs(kconnect.DefaultFS, &st); err != nil || st.Type != unix.BPF_FS_MAGIC {
+		if err := unix.Mount("bpf", kconnect.DefaultFS, "bpf", 0, ""); err != nil { // in the mount namespace of the test
+			t.Fatal(err)
+		}
+		defer func() { _ = unix.Unmount(kconnect.DefaultFS, unix.MNT_DETACH) }()
+	}
+	for name, c := range map[string]struct {
+		flags   connectFlags
+		mode    string
+		balance dataplane.Balance
+		in      bool
+		shown   string
+	}{
+		"works":            {connectFlags{value: "auto", cgroup: group}, "nft", dataplane.Random, true, "on"},
+		"on":               {connectFlags{value: "on", cgroup: group}, "nft", dataplane.Random, true, "on"},
+		"off":              {connectFlags{value: "off"}, "nft", dataplane.Random, false, ""},
+		"not given":        {connectFlags{}, "nft", dataplane.Random, false, ""},
+		"another mode":     {connectFlags{value: "auto"}, "iptables", dataplane.Random, false, "off: it works in front of mode nft"},
+		"roundrobin":       {connectFlags{value: "auto"}, "nft", dataplane.RoundRobin, false, "off: it chooses endpoints at random"},
+		"no control group": {connectFlags{value: "auto", cgroup: t.TempDir()}, "nft", dataplane.Random, false, "is not a control group"},
+	} {
+		f := &ProxyFlags{connect: c.flags}
+		m, shown := f.connectTime(proxyMode{name: c.mode}, &modeSetup{flags: f, balance: c.balance, log: slog.New(slog.DiscardHandler)})
+		if m.name != c.mode || f.connect.in != c.in || (shown == "") != (c.shown == "") || !strings.Contains(shown, c.shown) {
+			t.Errorf("%s: mode %s, in front %v, %q; want %v, %q", name, m.name, f.connect.in, shown, c.in, c.shown)
+		}
+		if no := f.NoMesh(c.mode); c.mode == "nft" && (no != "") != c.in {
+			t.Errorf("%s: %q", name, no)
+		}
+	}
+	// 'fairlead check' looks at it only if it is left to choose.
+	auto := &ProxyFlags{connect: connectFlags{value: "auto", cgroup: t.TempDir()}}
+	if all := auto.Features(); len(all) != 1 || all[0].Probe() == nil {
+		t.Errorf("%d features, or a folder that is no control group is accepted", len(all))
+	}
+	if all := (&ProxyFlags{connect: connectFlags{value: "on"}}).Features(); len(all) != 0 {
+		t.Error("on is no feature but a mode that must work")
 	}
 }

@@ -75,8 +75,8 @@ func (f *ProxyFlags) NoMesh(mode string) string {
 		return "the proxy is in mode ipvs, which is the first to get the packets to ClusterIPs"
 	case mode == "iptables":
 		return "the proxy is in mode iptables, whose packet filter drops what the node sends to a ClusterIP that is not translated"
-	case f.connect.on():
-		return "the proxy has --connect-time on, which translates connections before there are packets"
+	case f.connect.in:
+		return "the proxy has --connect-time on or auto, which translates connections before there are packets"
 	}
 	return ""
 }

@@ -155,6 +155,20 @@ func (f *ProxyFlags) chooseMode(ctx context.Context, s *modeSetup) (m proxyMode,
 	return m, fallbackReason, nil
 }
 
+// connectTime returns the mode, with connect-time in front if that is wanted and works, and what the status shows: "on", or why it is off
+// where that was left to choose.
+func (f *ProxyFlags) connectTime(m proxyMode, s *modeSetup) (proxyMode, string) {
+	m, why := f.connect.inFront(m, s.balance)
+	switch {
+	case f.connect.in:
+		return m, connectOn
+	case why == nil:
+		return m, ""
+	}
+	s.log.Info("connect-time is off", "reason", why)
+	return m, connectOff + ": " + base.OneLine(why)
+}
+
 // CleanUpModes removes what the modes other than keep wrote to the kernel; with
 // keep empty, what every mode wrote.
 func CleanUpModes(ctx context.Context, keep string) error {
@@ -233,4 +247,15 @@ func (f *ProxyFlags) Probes(networks base.NetworkFlags) (out []preflight.Mode) {
 		}})
 	}
 	return out
+}
+
+// Features returns what these flags leave away where the machine cannot have it, for a look at the machine.
+func (f *ProxyFlags) Features() []preflight.Feature {
+	if f.connect.value != modeAuto {
+		return nil
+	}
+	return []preflight.Feature{{
+		Name: "connect-time", Probe: func() error { return kconnect.Probe(f.connect.config()) },
+		Without: "nft translates the connections of local clients, too", Remedy: "do what it says, or give --connect-time off",
+	}}
 }

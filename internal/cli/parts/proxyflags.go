@@ -140,6 +140,7 @@ func (f *ProxyFlags) Open(
 	if err != nil {
 		return proxy.Options{}, err
 	}
+	mode, connectTime := f.connectTime(mode, setup)
 	addrs, err := table.ParseNodePortAddresses(f.nodePortAddresses)
 	if err != nil {
 		return proxy.Options{}, err
@@ -156,7 +157,7 @@ func (f *ProxyFlags) Open(
 	}
 	setup.dropInvalid = f.conntrack.apply(log)
 	o := proxy.Options{
-		Client: client, NodeName: nodeName, Log: log, Mode: mode.name, FallbackReason: fallbackReason,
+		Client: client, NodeName: nodeName, Log: log, Mode: mode.name, FallbackReason: fallbackReason, ConnectTime: connectTime,
 		ServiceCIDRs: networks.ServiceCIDRs, ClusterCIDRs: networks.PodCIDRs, DetectLocal: detectLocal,
 		PodInterfaces: f.PodInterfaces,
 		MasqueradeAll: f.masqueradeAll, NodePortAddresses: addrs,

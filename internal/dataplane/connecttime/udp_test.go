@@ -230,6 +230,28 @@ func TestStaleSocketsEnd(t *testing.T) {
 	}
 }
 
+// A socket that has sent to a Service, and then connects with it, keeps its endpoint: to connection tracking it is one flow.
+func TestConnectAfterSending(t *testing.T) {
+	e := flows.NewEnv(t, newRig(t).create)
+	e.Apply(t, web(e, "a", "b", "d"), nil)
+	for range 8 {
+		s := open(t, e.Node, "udp4")
+		want, _ := exchange(t, s, web4)
+		raw, err := s.SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var connected error
+		if err := raw.Control(func(fd uintptr) { connected = unix.Connect(int(fd), sockaddr(web4)) }); err != nil || connected != nil {
+			t.Fatal(err, connected)
+		}
+		got, err := testbed.AskOn(s)
+		if err != nil || got.Name != want {
+			t.Errorf("answered by %s, %v; want %s as before", got.Name, err, want)
+		}
+	}
+}
+
 // A socket keeps its endpoint of each Service while that serves, whatever else changes, and gets another one afterwards.
 func TestSocketKeepsItsEndpoint(t *testing.T) {
 	e := flows.NewEnv(t, newRig(t).create)

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 )
@@ -290,11 +291,38 @@ func detach(path string) error {
 	return os.Remove(path)
 }
 
-// Probe returns why the programs cannot work here, or nil. It loads them, and leaves nothing.
+// Probe returns why the programs cannot work here, or nil. It loads them and attaches others, which do nothing, for a moment. It
+// leaves nothing.
 func Probe(cfg Config) error {
 	p, err := Open(cfg)
 	if err != nil {
 		return err
 	}
-	return p.Close()
+	return errors.Join(p.tryAttach(), p.Close())
+}
+
+// tryAttach attaches a program to each hook that lets everything pass, and takes it away.
+func (p *Programs) tryAttach() error {
+	group, err := os.Open(p.cfg.Cgroup)
+	if err != nil {
+		return err
+	}
+	defer group.Close()
+	for _, h := range hooks {
+		program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+			Type: p.col.Programs[h.name].Type(), AttachType: h.attach, License: "Apache-2.0",
+			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()},
+		})
+		if err != nil {
+			return explain("load a program for "+h.name, err)
+		}
+		l, err := link.AttachRawLink(link.RawLinkOptions{Target: int(group.Fd()), Program: program, Attach: h.attach})
+		if err == nil {
+			err = errors.Join(l.Detach(), l.Close())
+		}
+		if err = errors.Join(err, program.Close()); err != nil {
+			return explain("attach "+h.name+" to "+p.cfg.Cgroup, err)
+		}
+	}
+	return nil
 }

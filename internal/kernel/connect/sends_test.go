@@ -1,6 +1,7 @@
 package connect
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -14,8 +15,9 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
-// What is remembered of a socket that sends datagrams goes with it, however many come and go.
-func TestSocketsLeaveNothing(t *testing.T) {
+// attached has programs attached, with a Service of UDP at front whose endpoint is the returned socket.
+func attached(t *testing.T) (*Programs, *net.UDPConn) {
+	t.Helper()
 	cfg := Config{Cgroup: testbed.Group(t).Dir, FS: testbed.BPFFS(t)}
 	lo, err := netlink.LinkByName("lo")
 	if err == nil {
@@ -28,12 +30,12 @@ func TestSocketsLeaveNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = server.Close() }()
+	t.Cleanup(func() { _ = server.Close() })
 	p, err := Open(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = p.Close() }()
+	t.Cleanup(func() { _ = p.Close() })
 	at := server.LocalAddr().(*net.UDPAddr).AddrPort()
 	if err := p.PutSlots(1, []netip.AddrPort{at}); err != nil {
 		t.Fatal(err)
@@ -44,6 +46,53 @@ func TestSocketsLeaveNothing(t *testing.T) {
 	if err := p.Attach(); err != nil {
 		t.Fatal(err)
 	}
+	return p, server
+}
+
+// Clients that connect sockets until there is no room leave the others to the packet filter, and the sockets of which
+// nothing is left make room again.
+func TestNoRoomForConnectedSockets(t *testing.T) {
+	p, server := attached(t)
+	connects := func() error {
+		c, err := net.Dial("udp4", front.String())
+		if err != nil {
+			return err
+		}
+		defer func() { _ = c.Close() }()
+		if _, err := c.Write([]byte("x")); err != nil {
+			return err
+		}
+		_, _, err = server.ReadFromUDPAddrPort(make([]byte, 8))
+		return err
+	}
+	if err := connects(); err != nil {
+		t.Fatal(err)
+	}
+	room := int(p.maps.Sockets.MaxEntries())
+	cookies, closed := make([]uint64, room), make([]programConnected, room)
+	for i := range cookies {
+		cookies[i] = 1<<60 + uint64(i)
+	}
+	if _, err := p.maps.Sockets.BatchUpdate(cookies, closed, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := connects(); !errors.Is(err, unix.ENETUNREACH) { // there is no packet filter here, and no route to the Service
+		t.Errorf("without room: %v, want an untranslated address", err)
+	}
+	if n, err := p.EndSockets(func(_, _ netip.AddrPort) bool { return true }); n != 0 || err != nil {
+		t.Errorf("all may stay: %d ended, %v", n, err)
+	}
+	if n, err := p.EndSockets(func(_, _ netip.AddrPort) bool { return false }); n != 0 || err != nil {
+		t.Errorf("all are gone: %d ended, %v", n, err)
+	}
+	if err := connects(); err != nil {
+		t.Errorf("with room again: %v", err)
+	}
+}
+
+// What is remembered of a socket that sends datagrams goes with it, however many come and go.
+func TestSocketsLeaveNothing(t *testing.T) {
+	p, server := attached(t)
 	to := &unix.SockaddrInet4{Addr: front.Addr().As4(), Port: int(front.Port())}
 	send := func() int {
 		fd := open(t)

@@ -42,7 +42,9 @@ func (p *Programs) EndSockets(stay func(front, endpoint netip.AddrPort) bool) (e
 	}
 	errs = append(errs, p.eachNamespace(found, func(cookie uint64) error {
 		n, err := found[cookie].end()
-		ended += n
+		if ended += n; err != nil {
+			delete(found, cookie) // for the next time
+		}
 		return err
 	}))
 	for _, all := range found {
@@ -102,7 +104,7 @@ func (s stale) end() (ended int, err error) {
 			switch err := destroy(family, &one.ID); {
 			case err == nil:
 				ended++
-			case !errors.Is(err, unix.ENOENT): // it was closed meanwhile
+			case !errors.Is(err, unix.ENOENT): // it was closed just now
 				return ended, fmt.Errorf("cannot end a socket that is connected with %s: %w", one.ID.Destination, err)
 			}
 		}

@@ -287,46 +287,6 @@ INLINE int bound(struct bpf_sock_addr *ctx, int six)
 	return sk->src_ip6[0] || sk->src_ip6[1] || sk->src_ip6[2] || sk->src_ip6[3];
 }
 
-/* note tells the agent of a connected socket of UDP, and reports whether there was room. */
-INLINE int note(struct bpf_sock_addr *ctx, const struct front_key *k, const struct endpoint *to)
-{
-	__u64 cookie = bpf_get_socket_cookie(ctx);
-	struct connected c = {.cookie = bpf_get_netns_cookie(ctx), .front = *k, .to = *to};
-	return !bpf_map_update_elem(&sockets, &cookie, &c, 0);
-}
-
-/* forget is for a socket that is connected with something else now. */
-INLINE void forget(struct bpf_sock_addr *ctx, __u8 protocol)
-{
-	bpf_sk_storage_delete(&peers, ctx->sk);
-	if (protocol == UDP) {
-		__u64 cookie = bpf_get_socket_cookie(ctx);
-		bpf_map_delete_elem(&sockets, &cookie);
-	}
-}
-
-/* translate finds where a connection to k goes, and remembers k for getpeername. */
-INLINE int translate(struct bpf_sock_addr *ctx, struct front_key *k, struct endpoint *to, int six)
-{
-	if (!ctx->sk)
-		return 0;
-	if ((k->protocol != TCP && !(k->protocol == UDP && ends_sockets)) || bound(ctx, six) || choose(ctx, k, to) < 0) {
-		forget(ctx, k->protocol);
-		return 0;
-	}
-	struct peer *p = bpf_sk_storage_get(&peers, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-	if (!p)
-		return 0;
-	if (k->protocol == UDP && !note(ctx, k, to)) {
-		forget(ctx, k->protocol);
-		return 0;
-	}
-	p->addr = k->addr;
-	p->port = k->port;
-	p->to = *to;
-	return 1;
-}
-
 INLINE int same_address(const struct address *a, const struct address *b)
 {
 	return a->word[0] == b->word[0] && a->word[1] == b->word[1] && a->word[2] == b->word[2] && a->word[3] == b->word[3];
@@ -350,7 +310,7 @@ INLINE int keeps(const struct front *f, struct sent *e)
 	return 0;
 }
 
-/* send_to finds where a datagram to k goes that is sent with an address. What was decided for the first one of a socket
+/* send_to finds where a datagram to k goes. What was decided for the first one of a socket
  * stays, as connection tracking has it: a socket that was left to nft would otherwise change its endpoint. The kernel
  * holds the socket's lock. */
 INLINE int send_to(struct bpf_sock_addr *ctx, struct front_key *k, struct endpoint *to)
@@ -401,6 +361,52 @@ INLINE int send_to(struct bpf_sock_addr *ctx, struct front_key *k, struct endpoi
 	e->to = *to;
 	e->list = list;
 	e->state = SENT_TRANSLATED;
+	return 1;
+}
+
+/* note tells the agent of a connected socket of UDP, and reports whether there was room. */
+INLINE int note(struct bpf_sock_addr *ctx, const struct front_key *k, const struct endpoint *to)
+{
+	__u64 cookie = bpf_get_socket_cookie(ctx);
+	struct connected c = {.cookie = bpf_get_netns_cookie(ctx), .front = *k, .to = *to};
+	return !bpf_map_update_elem(&sockets, &cookie, &c, 0);
+}
+
+/* forget is for a socket that is connected with something else now. */
+INLINE void forget(struct bpf_sock_addr *ctx, __u8 protocol)
+{
+	if (!bpf_sk_storage_delete(&peers, ctx->sk) && protocol == UDP) {
+		__u64 cookie = bpf_get_socket_cookie(ctx);
+		bpf_map_delete_elem(&sockets, &cookie);
+	}
+}
+
+/* translate finds where a connection to k goes, and remembers k for getpeername. */
+INLINE int translate(struct bpf_sock_addr *ctx, struct front_key *k, struct endpoint *to, int six)
+{
+	if (!ctx->sk)
+		return 0;
+	int found = 0;
+	if (!bound(ctx, six)) {
+		if (k->protocol == TCP)
+			found = choose(ctx, k, to) > 0;
+		else if (ends_sockets)
+			found = send_to(ctx, k, to); /* as the socket's datagrams before it was connected */
+	}
+	if (!found) {
+		forget(ctx, k->protocol);
+		return 0;
+	}
+	struct peer *p = bpf_sk_storage_get(&peers, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!p)
+		return 0;
+	if (k->protocol == UDP && !note(ctx, k, to)) {
+		forget(ctx, k->protocol);
+		return 0;
+	}
+	p->addr = k->addr;
+	p->port = k->port;
+	p->to = *to;
 	return 1;
 }
 
