@@ -43,9 +43,11 @@ func TestFallbackOfIPVS(t *testing.T) {
 	}
 }
 
-// Modes that keep connections to ClusterIPs from routes say so, and connect-time does in front of the others.
+// Modes that keep connections to ClusterIPs from routes say so.
 func TestNoMesh(t *testing.T) {
-	for mode, want := range map[string]string{"nft": "", "userspace": "", "iptables": "is in mode iptables, whose", "ipvs": "is in mode ipvs, which"} {
+	for mode, want := range map[string]string{
+		"nft": "", "userspace": "", "iptables": "is in mode iptables, whose", "ipvs": "is in mode ipvs, which",
+	} {
 		var f ProxyFlags
 		if got := f.NoMesh(mode); !strings.Contains(got, want) || (got == "") != (want == "") {
 			t.Errorf("%s: %q, want %q", mode, got, want)
