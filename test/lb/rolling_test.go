@@ -15,7 +15,8 @@ import (
 )
 
 // Restarting the nodes one after the other, each as soon as the one before is up again, fails no new
-// connection: a node goes on to answer until another one can. The five go on to what happens when one dies.
+// connection: a node goes on to answer until another one can. With more than two, no kept connection is lost
+// while the address stays where it is. The five go on to what happens when one dies.
 func TestRollingRestart(t *testing.T) {
 	t.Parallel()
 	for _, nodes := range []int{2, 5} {
@@ -37,6 +38,10 @@ func rollingRestart(t *testing.T, nodes int) {
 	vip := selectorless(t, c.server, backend.Addr4())
 	c.voters(map[int]int{2: 3, 5: 5}[nodes])
 	c.ask(c.wire.Host(), vip)
+	outlast := func(time.Time) {} // a voter of two that was just restarted does not keep the address of the other one yet
+	if nodes > 2 {
+		outlast = c.hold(vip).outlast
+	}
 	load := startLoad(c.wire.Host(), netip.AddrPortFrom(vip, 80))
 	const rounds = 2
 	for range rounds {
@@ -46,6 +51,7 @@ func rollingRestart(t *testing.T, nodes int) {
 			ended := time.Since(begin)
 			n.start()
 			t.Logf("%s ended after %s, and is up after %s", n.name, ended.Round(time.Millisecond), time.Since(begin).Round(time.Millisecond))
+			outlast(begin)
 		}
 	}
 	load.stop()

@@ -86,7 +86,7 @@ func (c *lbCommand) run(ctx context.Context) error {
 				return err
 			}
 		}
-		speaker, err := c.NewSpeaker(log, config, c.nodeName, c.nodeIP[0], nil, parts.NoMeshBesides())
+		speaker, err := c.NewSpeaker(log, config, c.nodeName, c.nodeIP[0], nil, parts.NoMeshBesides(ctx, log))
 		if err != nil {
 			return err
 		}

@@ -85,11 +85,11 @@ func (f *hubbleFlags) open(log *slog.Logger, node string) *Flows {
 }
 
 // loses closes the log of packets that reach no endpoint unless the mode fills it.
-func (f *Flows) loses(mode string) {
-	if f == nil || f.lost == nil || mode == "nft" {
+func (f *Flows) loses(mode proxyMode) {
+	if f == nil || f.lost == nil || mode.logs {
 		return
 	}
-	f.log.Info("packets that reach no endpoint are not shown as flows: only mode nft logs them", "mode", mode)
+	f.log.Info("packets that reach no endpoint are not shown as flows: only mode nft logs them", "mode", mode.name)
 	_ = f.lost.Close()
 	f.lost = nil
 }

@@ -3,13 +3,14 @@ package parts
 import (
 	"context"
 	"log/slog"
-	"net"
 	"net/netip"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/cli/lifecycle"
+	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/lb"
 	"github.com/fairlead/fairlead/internal/lb/front"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
@@ -70,24 +71,41 @@ func (f *LBFlags) NewSpeaker(
 // NoMesh returns why connections to ClusterIPs cannot be led to routes on a node whose proxy has these flags and runs in a
 // mode, "" if they can.
 func (f *ProxyFlags) NoMesh(mode string) string {
-	switch {
-	case mode == "ipvs":
-		return "the proxy is in mode ipvs, which is the first to get the packets to ClusterIPs"
-	case mode == "iptables":
-		return "the proxy is in mode iptables, whose packet filter drops what the node sends to a ClusterIP that is not translated"
-	case f.connect.in:
+	for _, m := range proxyModes() {
+		if m.name == mode && m.noMesh != "" {
+			return "the proxy is in mode " + mode + ", " + m.noMesh
+		}
+	}
+	if f.connect.in {
 		return "the proxy has --connect-time on or auto, which translates connections before there are packets"
 	}
 	return ""
 }
 
-// NoMeshBesides is NoMesh for the proxy of another program.
-func NoMeshBesides() string {
-	const device = "kube-ipvs0" // of kube-proxy's mode ipvs
-	if _, err := net.InterfaceByName(device); err != nil {
-		return ""
+// lookTimeout bounds the look at the kernel of NoMeshBesides.
+const lookTimeout = 10 * time.Second
+
+// NoMeshBesides is NoMesh for the proxy of another process, by what it has in the kernel now.
+func NoMeshBesides(ctx context.Context, log *slog.Logger) string {
+	const kubeProxy = "kube-ipvs0" // the device of its mode ipvs
+	others := []proxyMode{{name: "ipvs of kube-proxy", noMesh: firstAtClusterIPs, present: func(context.Context) (bool, error) {
+		return link.HasDevice(kubeProxy)
+	}}}
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	for _, m := range append(others, proxyModes()...) {
+		if m.noMesh == "" {
+			continue
+		}
+		present, err := m.present(ctx)
+		if err != nil {
+			log.Warn("cannot find out whether a proxy keeps connections to ClusterIPs from routes", "mode", m.name, "err", err)
+		}
+		if present {
+			return "a proxy of this node is in mode " + m.name + ", " + m.noMesh
+		}
 	}
-	return "there is a device " + device + ": kube-proxy in mode ipvs is the first to get the packets to ClusterIPs"
+	return ""
 }
 
 // forwards reports whether a table has an address of a load balancer for a service port.

@@ -40,16 +40,27 @@ type proxyMode struct {
 	// guards is set if the mode keeps other machines from 127.0.0.0/8 while that is routed
 	// (dataplane.Settings.Guard).
 	guards bool
+	// noMesh is why connections to ClusterIPs cannot be led to routes beside this mode, "" if they can. Then present reports whether
+	// it runs on this machine, by whatever process.
+	noMesh  string
+	present func(context.Context) (bool, error)
+	// logs is set if the mode logs packets that reach no endpoint.
+	logs bool
 }
+
+// firstAtClusterIPs is the noMesh of IPVS, also of kube-proxy's.
+const firstAtClusterIPs = "which is the first to get the packets to ClusterIPs"
 
 // proxyModes are the modes. All else that depends on which there are derives
 // from this table.
 func proxyModes() []proxyMode {
 	return []proxyMode{
-		{name: "nft", auto: true, guards: true, cleanup: nft.Cleanup, open: openNFT,
+		{name: "nft", auto: true, guards: true, logs: true, cleanup: nft.Cleanup, open: openNFT,
 			probe: func(context.Context, *modeSetup) error { return nft.Probe() }},
-		{name: "iptables", auto: true, guards: true, cleanup: iptables.Cleanup, open: openIPTables, probe: probeIPTables},
-		{name: "ipvs", fallback: []string{"iptables", "nft"}, cleanup: ipvs.Cleanup, open: openIPVS, probe: probeIPVS},
+		{name: "iptables", auto: true, guards: true, cleanup: iptables.Cleanup, open: openIPTables, probe: probeIPTables,
+			present: iptables.Present, noMesh: "whose packet filter drops what the node sends to a ClusterIP that is not translated"},
+		{name: "ipvs", fallback: []string{"iptables", "nft"}, cleanup: ipvs.Cleanup, open: openIPVS, probe: probeIPVS,
+			present: ipvs.Present, noMesh: firstAtClusterIPs},
 		{name: "userspace", cleanup: userspace.Cleanup, open: openUserspace,
 			probe: func(context.Context, *modeSetup) error { return userspace.Probe() }},
 	}

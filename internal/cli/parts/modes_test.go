@@ -43,6 +43,23 @@ func TestFallbackOfIPVS(t *testing.T) {
 	}
 }
 
+// Modes that keep connections to ClusterIPs from routes say so.
+func TestNoMesh(t *testing.T) {
+	for mode, want := range map[string]string{
+		"nft": "", "userspace": "", "iptables": "is in mode iptables, whose", "ipvs": "is in mode ipvs, which",
+	} {
+		var f ProxyFlags
+		if got := f.NoMesh(mode); !strings.Contains(got, want) || (got == "") != (want == "") {
+			t.Errorf("%s: %q, want %q", mode, got, want)
+		}
+	}
+	for _, m := range proxyModes() {
+		if (m.noMesh == "") != (m.present == nil) {
+			t.Errorf("mode %s cannot be found, or need not be", m.name)
+		}
+	}
+}
+
 // The first candidate that works is chosen, each is probed at most once, and an
 // error has the reasons of all.
 func TestChoose(t *testing.T) {

@@ -166,7 +166,7 @@ func (f *ProxyFlags) Open(
 		HealthzAddress: f.Healthz, MetricsAddress: f.Metrics, AuditPeriod: f.auditPeriod,
 	}
 	if f.flows = f.hubble.open(log, nodeName); f.flows != nil {
-		f.flows.loses(mode.name)
+		f.flows.loses(mode)
 		setup.logLost = f.flows.lost != nil
 		o.FollowSlices = f.flows.peers.Slices
 	}

@@ -166,6 +166,16 @@ func probe(ctx context.Context, t tool, f svc.Family) error {
 	return nil
 }
 
+// Present reports whether this mode has written chains, in this process or another one.
+func Present(ctx context.Context) (found bool, err error) {
+	err = iptables.Each(func(t *iptables.Tool) error {
+		p, err := t.Part(ctx, ours)
+		found = found || err == nil && p.Chains > 0
+		return err
+	})
+	return found, err
+}
+
 // Cleanup removes all our chains, of both variants, the rules that lead to them,
 // and the sets that they count in. Where there are none it does nothing.
 func Cleanup(ctx context.Context) error {

@@ -223,8 +223,13 @@ func TestCleanupOfBothVariants(t *testing.T) {
 			}
 			flows.Apply(t, p, flows.EveryField(), nil)
 		}
-		if err := Cleanup(t.Context()); err != nil {
-			t.Fatal(err)
+		for _, want := range []bool{true, false} {
+			if found, err := Present(t.Context()); err != nil || found != want {
+				t.Errorf("chains are present: %t, %v; want %t", found, err, want)
+			}
+			if err := Cleanup(t.Context()); err != nil {
+				t.Fatal(err)
+			}
 		}
 		for _, program := range []string{"iptables-nft-save", "iptables-legacy-save", "ip6tables-nft-save", "ip6tables-legacy-save"} {
 			if out := flows.Command(t, "", program); strings.Contains(out, prefix) {

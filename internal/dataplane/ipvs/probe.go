@@ -137,6 +137,9 @@ func probeTables(ctx context.Context, t tool, l *layout, rename *strings.Replace
 	return nil
 }
 
+// Present reports whether this mode has its device, by this process or another one.
+func Present(context.Context) (bool, error) { return link.HasDevice(deviceName) }
+
 // Cleanup removes all that this mode wrote: the rules of both variants of
 // iptables, its virtual servers, its device and its sets. Where there are none it
 // does nothing.

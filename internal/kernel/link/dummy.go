@@ -53,6 +53,18 @@ func createDummy(name, alias string) error {
 	return nil
 }
 
+// HasDevice reports whether there is a device called name.
+func HasDevice(name string) (bool, error) {
+	_, err := netlink.LinkByName(name)
+	if isMissing(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("find device %s: %w", name, err)
+	}
+	return true, nil
+}
+
 // RemoveDevice removes the device called name if it has the alias; any other is
 // not changed.
 func RemoveDevice(name, alias string) error {

@@ -140,6 +140,35 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// What a BFDProfile asks for and fairlead does not do is a note, and an interval that it does not keep is refused.
+func TestBFDProfiles(t *testing.T) {
+	const peer = "peerAddress: 10.0.0.1"
+	for _, c := range []struct{ profile, note, refusal string }{
+		{"echoMode: true", "BFDProfile/f: spec.echoMode: it has no effect", ""},
+		{"passiveMode: true", "BFDProfile/f: spec.passiveMode: it has no effect", ""},
+		{"minimumTtl: 250", "BFDProfile/f: spec.minimumTtl: it has no effect", ""},
+		{"echoMode: false, passiveMode: false, receiveInterval: 10, transmitInterval: 60000", "", ""},
+		{"receiveInterval: 9", "", "BFDProfile/f: spec.receiveInterval: it is 9ms: want 10ms to 1m0s"},
+		{"transmitInterval: 60001", "", "BFDProfile/f: spec.transmitInterval: it is 1m0.001s: want"},
+	} {
+		r, err := Convert(strings.NewReader(strings.Replace(base, peer, peer+", bfdProfile: f", 1) +
+			"---\n{apiVersion: metallb.io/v1beta1, kind: BFDProfile, metadata: {name: f, namespace: metallb-system}, spec: {" + c.profile + "}}\n"))
+		if c.refusal != "" {
+			if err == nil || !strings.Contains(err.Error(), c.refusal) {
+				t.Errorf("%s: %v; want %s", c.profile, err, c.refusal)
+			}
+			continue
+		}
+		if err != nil || r.Peers[0].Spec.BFD == nil {
+			t.Errorf("%s: %+v, %v", c.profile, r, err)
+			continue
+		}
+		if notes := strings.Join(r.Notes, "\n"); !strings.Contains(notes, c.note) || strings.Contains(notes, "BFDProfile") != (c.note != "") {
+			t.Errorf("%s: %s; want %s", c.profile, notes, c.note)
+		}
+	}
+}
+
 // Pools that would be announced to more than before are refused as a whole.
 func TestRefusalsOfWays(t *testing.T) {
 	parts := strings.Split(base, "---")

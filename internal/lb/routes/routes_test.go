@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	"github.com/fairlead/fairlead/internal/events"
+	"github.com/fairlead/fairlead/internal/lb/bfd"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
@@ -59,6 +61,39 @@ protocol bgp node {
 	return port, func(command ...string) string {
 		out, _ := process.Try(exec.CommandContext(context.Background(), "birdc", append([]string{"-s", socket}, command...)...))
 		return out
+	}
+}
+
+// A BFD session has the given times, and the defaults for the others.
+func TestBFDOfPeers(t *testing.T) {
+	t.Parallel()
+	ms := func(n time.Duration) *metav1.Duration { return &metav1.Duration{Duration: n * time.Millisecond} }
+	own := bfd.Config{Transmit: 50 * time.Millisecond, Receive: 70 * time.Millisecond, Multiplier: 5}
+	one := bfd.Default()
+	one.Receive = 70 * time.Millisecond
+	for _, c := range []struct {
+		spec  *v1.BFDSpec
+		want  bfd.Config
+		wrong string
+	}{
+		{nil, bfd.Config{}, ""},
+		{&v1.BFDSpec{}, bfd.Default(), ""},
+		{&v1.BFDSpec{ReceiveInterval: ms(70)}, one, ""},
+		{&v1.BFDSpec{TransmitInterval: ms(50), ReceiveInterval: ms(70), DetectMultiplier: 5}, own, ""},
+		{&v1.BFDSpec{TransmitInterval: ms(1)}, bfd.Config{}, "the BFD transmit interval 1ms is not between"},
+		{&v1.BFDSpec{DetectMultiplier: 1}, bfd.Config{}, "the BFD detection multiplier 1 is not between"},
+	} {
+		spec := v1.BGPPeerSpec{Address: "192.0.2.9", LocalASN: 64513, PeerASN: 64512, BFD: c.spec}
+		p, use, err := new(Routes).peerOf(&v1.BGPPeer{Spec: spec})
+		if c.wrong != "" {
+			if err == nil || !strings.Contains(err.Error(), c.wrong) {
+				t.Errorf("%+v: %v, want %s", c.spec, err, c.wrong)
+			}
+			continue
+		}
+		if err != nil || !use || p.BFD != c.want {
+			t.Errorf("%+v: %+v, %t, %v; want %+v", c.spec, p.BFD, use, err, c.want)
+		}
 	}
 }
 
