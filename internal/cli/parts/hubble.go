@@ -24,6 +24,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane/drops"
 	"github.com/fairlead/fairlead/internal/hubble"
 	"github.com/fairlead/fairlead/internal/hubble/capture"
+	"github.com/fairlead/fairlead/internal/hubble/seen"
 	"github.com/fairlead/fairlead/internal/kernel/nflog"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/proxy"
@@ -67,6 +68,7 @@ type Flows struct {
 	peers    *capture.Peers
 	ring     *hubble.Ring
 	lost     *nflog.Log // nil if the mode logs none
+	l7       *capture.Applications
 	observer *hubble.Observer
 }
 
@@ -76,6 +78,7 @@ func (f *hubbleFlags) open(log *slog.Logger, node string) *Flows {
 		return nil
 	}
 	out := &Flows{log: log, path: f.path, peers: capture.NewPeers(node), ring: hubble.NewRing(hubble.RingSize)}
+	out.l7 = capture.NewApplications(out.ring, out.peers)
 	out.observer = hubble.NewObserver(node, base.Version, out.ring)
 	var err error
 	if out.lost, err = nflog.Open(drops.LogGroup); err != nil {
@@ -92,6 +95,22 @@ func (f *Flows) loses(mode string) {
 	f.log.Info("packets that reach no endpoint are not shown as flows: only mode nft logs them", "mode", mode)
 	_ = f.lost.Close()
 	f.lost = nil
+}
+
+// Requests records requests of HTTP, nil if none are recorded.
+func (f *Flows) Requests() seen.Requests {
+	if f == nil {
+		return nil
+	}
+	return f.l7.Requests()
+}
+
+// Questions records questions of DNS, nil if none are recorded.
+func (f *Flows) Questions() seen.Questions {
+	if f == nil {
+		return nil
+	}
+	return f.l7.Questions()
 }
 
 // ServeHTTP answers the relay of the API server.
@@ -134,6 +153,7 @@ func (f *Flows) Components(client kubernetes.Interface, p *proxy.Proxy, node str
 	return []lifecycle.Component{
 		{Name: "Pods of flows", Run: follow},
 		{Name: "flows", Run: recorder.Run},
+		{Name: "flows of requests", Run: f.l7.Run},
 		{Name: "Hubble's API", Run: func(ctx context.Context) error { return f.serve(ctx, listener) }},
 	}, nil
 }
