@@ -69,6 +69,7 @@ type Flows struct {
 	ring     *hubble.Ring
 	lost     *nflog.Log // nil if the mode logs none
 	l7       *capture.Applications
+	metrics  *hubble.Metrics
 	observer *hubble.Observer
 }
 
@@ -77,7 +78,8 @@ func (f *hubbleFlags) open(log *slog.Logger, node string) *Flows {
 	if f.path == "" {
 		return nil
 	}
-	out := &Flows{log: log, path: f.path, peers: capture.NewPeers(node), ring: hubble.NewRing(hubble.RingSize)}
+	out := &Flows{log: log, path: f.path, peers: capture.NewPeers(node), ring: hubble.NewRing(hubble.RingSize), metrics: hubble.NewMetrics()}
+	out.ring.Count(out.metrics)
 	out.l7 = capture.NewApplications(out.ring, out.peers)
 	out.observer = hubble.NewObserver(node, base.Version, out.ring)
 	var err error
@@ -122,8 +124,8 @@ func (f *Flows) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	hubble.Handler(f.observer).ServeHTTP(w, r)
 }
 
-// Components record flows and answer at the socket; none if f is nil. With all set all Pods of the cluster are followed, otherwise
-// the Pods of this node: others are known by EndpointSlices.
+// Components record flows, count them among the metrics of p, and answer at the socket; none if f is nil. With all set all Pods of the
+// cluster are followed, otherwise the Pods of this node: others are known by EndpointSlices.
 func (f *Flows) Components(client kubernetes.Interface, p *proxy.Proxy, node string, all bool) ([]lifecycle.Component, error) {
 	if f == nil {
 		return nil, nil
@@ -132,6 +134,7 @@ func (f *Flows) Components(client kubernetes.Interface, p *proxy.Proxy, node str
 	if err != nil {
 		return nil, fmt.Errorf("--hubble-listen-address: %w", err)
 	}
+	p.Register(f.metrics)
 	pods := metav1.ListOptions{}
 	if !all {
 		pods.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
