@@ -79,6 +79,7 @@ func TestHubble(t *testing.T) {
 	s.applications()
 	s.stories()
 	s.observes(socket)
+	s.counts()
 	s.program = copied(t, s.program, filepath.Join(open, "hubble"))
 	s.refuses(socket)
 }
@@ -283,6 +284,22 @@ func (s *shell) observes(socket string) {
 		wrong := slices.ContainsFunc(all, func(f seen) bool { return !q.right(f) })
 		if wrong || len(all) == 0 && !strings.HasSuffix(q.filter, "nobody") || strings.HasSuffix(q.filter, " 1") && len(all) != 1 {
 			c.t.Errorf("hubble observe %s: %+v", q.filter, all)
+		}
+	}
+}
+
+// counts looks for the flows of applications in the metrics of the node.
+func (s *shell) counts() {
+	c := s.c
+	c.t.Helper()
+	metrics := process.Output(c.t, c.node.Command(c.t.Context(), "curl", "-sS", "--max-time", "30", "http://127.0.0.1:10249/metrics"))
+	for _, want := range []string{
+		`hubble_http_requests_total{method="GET",protocol="HTTP/1.1",reporter="client",status="503"} `,
+		`hubble_drop_total{protocol="HTTP",reason="SERVICE_BACKEND_NOT_FOUND"} `,
+		`hubble_dns_queries_total{ips_returned="0",qtypes="A",rcode=""} `,
+	} {
+		if !strings.Contains(metrics, "\n"+want) {
+			c.t.Errorf("the metrics have no %s", want)
 		}
 	}
 }

@@ -54,6 +54,9 @@ func answered(t *testing.T, ring *hubble.Ring) []*flow.Flow {
 	return s.got
 }
 
+// summaryOf is what the hubble command prints of a flow.
+func summaryOf(m *flow.Flow) string { return m.GetSummary() } //nolint:staticcheck // the command reads it
+
 // A request is a flow to the endpoint, and its answer one from there; what no endpoint got is dropped, and the proxy answers.
 func TestRequests(t *testing.T) {
 	for _, c := range []struct {
@@ -90,7 +93,7 @@ func TestRequests(t *testing.T) {
 			request.GetDestination().GetPodName() != c.from || request.GetSource().GetPodName() != "client-1" ||
 			request.GetDestinationService().GetName() != "web" || request.GetIsReply().GetValue() ||
 			request.GetL7().GetType() != flow.L7FlowType_REQUEST || request.GetL7().GetHttp().GetCode() != 0 ||
-			request.GetSummary() != "HTTP/1.1 GET http://web/cart" || !request.GetTime().AsTime().Equal(noon) {
+			summaryOf(request) != "HTTP/1.1 GET http://web/cart" || !request.GetTime().AsTime().Equal(noon) {
 			t.Errorf("%s: the request: %v", c.name, request)
 		}
 		if answer.GetVerdict() != flow.Verdict_FORWARDED || answer.GetIP().GetSource() != c.destination ||
@@ -210,8 +213,8 @@ func TestQuestions(t *testing.T) {
 			t.Fatalf("%s: %v", c.name, all)
 		}
 		d := all[1].GetL7().GetDns()
-		if all[0].GetSummary() != "DNS Query "+c.name+" "+mdns.Type(c.typ).String() || all[0].GetL4().GetUDP().GetDestinationPort() != 53 ||
-			all[1].GetSummary() != c.want || d.GetRcode() != uint32(c.rcode) || d.GetTtl() != c.ttl || d.GetObservationSource() != "proxy" ||
+		if summaryOf(all[0]) != "DNS Query "+c.name+" "+mdns.Type(c.typ).String() || all[0].GetL4().GetUDP().GetDestinationPort() != 53 ||
+			summaryOf(all[1]) != c.want || d.GetRcode() != uint32(c.rcode) || d.GetTtl() != c.ttl || d.GetObservationSource() != "proxy" ||
 			len(d.GetRrtypes()) != len(c.records) || all[1].GetDestination().GetPodName() != "client-1" {
 			t.Errorf("%s: %v", c.name, all)
 		}
