@@ -73,6 +73,7 @@ var rooms = map[string]int{
 	"lb/bfd":                  1,
 	"migrate/coredns":         1,
 	"hubble":                  1,
+	"hubble/seen":             1,
 	"apiserver/pki":           2,
 	"checks":                  2,
 	"cli/config":              2,

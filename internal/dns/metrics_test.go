@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,6 +21,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/fairlead/fairlead/internal/hubble/seen"
 )
 
 // scrape gets one of the paths that monitoring asks for.
@@ -228,6 +231,52 @@ func (l *lines) queries(t *testing.T) []string {
 		out = append(out, string(b))
 	}
 	return out
+}
+
+// watcher keeps questions, in words, while they are wanted.
+type watcher struct {
+	wanted atomic.Bool
+	got    chan string
+}
+
+func (w *watcher) Wants() bool { return w.wanted.Load() }
+
+func (w *watcher) Question(q *seen.Question) {
+	m := new(mdns.Msg)
+	if err := m.Unpack(q.Answer); err != nil || !q.Client.Addr().IsLoopback() || !q.Server.Addr().IsLoopback() || q.Client == q.Server ||
+		q.Latency <= 0 || q.Answered.IsZero() {
+		w.got <- fmt.Sprintf("%v: %+v", err, q)
+		return
+	}
+	w.got <- fmt.Sprintf("%s %s %s %d", m.Question[0].Name, q.Protocol, mdns.RcodeToString[m.Rcode], len(m.Answer))
+}
+
+// Every question that is wanted is shown with its answer, whoever answers it.
+func TestQuestionsAreShown(t *testing.T) {
+	w := &watcher{got: make(chan string, 10)}
+	o := clusterOptions()
+	o.Upstream, o.Questions = upstreams(startUpstream(t, answerWith("@ 60 IN A 192.0.2.1"))), w
+	s := start(t, o)
+	fill(s.Zone(), objects(t))
+	exchange(t, s, "udp", question("my-service.prod.svc.cluster.local.", mdns.TypeA)) // not wanted
+	for _, c := range []struct{ network, name, want string }{
+		{"udp", "my-service.prod.svc.cluster.local.", "my-service.prod.svc.cluster.local. UDP NOERROR 1"},
+		{"tcp", "my-service.prod.svc.cluster.local.", "my-service.prod.svc.cluster.local. TCP NOERROR 1"},
+		{"udp", "missing.prod.svc.cluster.local.", "missing.prod.svc.cluster.local. UDP NXDOMAIN 0"},
+		{"tcp", "www.example.com.", "www.example.com. TCP NOERROR 1"}, // asked of the upstream
+		{"udp", "www.example.com.", "www.example.com. UDP NOERROR 1"}, // kept
+	} {
+		w.wanted.Store(true)
+		exchange(t, s, c.network, question(c.name, mdns.TypeA))
+		select {
+		case got := <-w.got:
+			if got != c.want {
+				t.Errorf("%s, want %s", got, c.want)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("nothing is shown, want %s", c.want)
+		}
+	}
 }
 
 // Every question has its line, whoever answers it, and only when that is wanted.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/dns/membership"
+	"github.com/fairlead/fairlead/internal/hubble/seen"
 	"github.com/fairlead/fairlead/internal/zone"
 )
 
@@ -114,7 +115,9 @@ type Options struct {
 	MaxConns int
 	// LogQueries logs every question.
 	LogQueries bool
-	Logger     *slog.Logger
+	// Questions, if not nil, is shown questions.
+	Questions seen.Questions
+	Logger    *slog.Logger
 }
 
 // Stub is a domain that is forwarded to its own resolvers.

@@ -8,6 +8,8 @@ import (
 
 	mdns "github.com/miekg/dns"
 
+	"github.com/fairlead/fairlead/internal/hubble/seen"
+	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/zone"
 )
 
@@ -21,8 +23,8 @@ type worker struct {
 	udp   bool
 	stats *workerStats
 	// client is the source of the request: over TCP, and over UDP if an upstream is
-	// asked or questions are logged.
-	client netip.AddrPort
+	// asked, or questions are logged or shown. server is the address of the socket.
+	client, server netip.AddrPort
 	// family of the client, as an index of familyNames.
 	family int
 
@@ -188,7 +190,7 @@ func (w *worker) handOver(req []byte, what fate, send func([]byte)) bool {
 	}
 	j := &job{
 		s: s, req: append([]byte(nil), req...), udp: w.udp, stats: w.stats,
-		client: w.client, family: w.family, send: send, start: time.Now(),
+		client: w.client, server: w.server, family: w.family, send: send, start: time.Now(),
 	}
 	a, name := w.ask(), &w.q.Name
 	if what == follow {
@@ -237,6 +239,7 @@ type job struct {
 	udp    bool
 	stats  *workerStats
 	client netip.AddrPort
+	server netip.AddrPort
 	family int
 	send   func([]byte)
 	start  time.Time
@@ -259,7 +262,7 @@ func (j *job) finish(r result) {
 
 // worker makes a worker that stands where the first one stood.
 func (j *job) worker() *worker {
-	w := &worker{s: j.s, udp: j.udp, stats: j.stats, client: j.client, family: j.family, out: make([]byte, 0, udpSize)}
+	w := &worker{s: j.s, udp: j.udp, stats: j.stats, client: j.client, server: j.server, family: j.family, out: make([]byte, 0, udpSize)}
 	w.q.parse(j.req)
 	return w
 }
@@ -310,6 +313,15 @@ func (j *job) finishChain(a ask, r result) {
 	}
 	w.rcode, w.searched = int(r.e.rcode), j.reply.BySearch
 	w.out = w.q.finish(packed, flags, w.rcode, uint16(len(m.Answer)), uint16(len(m.Ns)), 0)
+}
+
+// show shows the request to whoever records flows.
+func (w *worker) show(to seen.Questions, took time.Duration) {
+	q := seen.Question{Client: w.client, Server: clientOf(w.server), Protocol: svc.TCP, Answer: w.out, Answered: time.Now(), Latency: took}
+	if w.udp {
+		q.Protocol = svc.UDP
+	}
+	to.Question(&q)
 }
 
 // log writes the request to the query log.

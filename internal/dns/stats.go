@@ -149,11 +149,14 @@ func family(a netip.Addr) int {
 	return 0
 }
 
-// finished counts and logs the request that w has answered.
+// finished counts, logs and shows the request that w has answered.
 func (w *worker) finished(reqSize int, took time.Duration) {
 	w.count(reqSize, took)
 	if w.s.options.LogQueries {
 		w.log(took)
+	}
+	if to := w.s.options.Questions; to != nil && to.Wants() {
+		w.show(to, took)
 	}
 }
 

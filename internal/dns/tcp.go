@@ -31,7 +31,7 @@ const (
 // tcpConn is the connection of a client.
 type tcpConn struct {
 	net.Conn
-	client netip.AddrPort
+	client, server netip.AddrPort
 	// used is when it was opened or last had a request or an answer, in
 	// nanoseconds since 1970.
 	used atomic.Int64
@@ -42,11 +42,14 @@ func newTCPConn(conn net.Conn) *tcpConn {
 	if a, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
 		c.client = clientOf(a.AddrPort())
 	}
+	if a, ok := conn.LocalAddr().(*net.TCPAddr); ok {
+		c.server = clientOf(a.AddrPort())
+	}
 	c.used.Store(time.Now().UnixNano())
 	return c
 }
 
-// clientOf returns the address of a client as shares and the query log have it.
+// clientOf returns the address of a client as shares, the query log and flows have it.
 func clientOf(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
 }
@@ -172,7 +175,7 @@ func (s *Server) serveTCP(l net.Listener, stats *workerStats) {
 // together is answered together: a system call costs more than an answer.
 func (s *Server) serveConn(conn *tcpConn, stats *workerStats) {
 	w := s.newWorker(false, stats)
-	w.client = conn.client
+	w.client, w.server = conn.client, conn.server
 	w.family = family(conn.client.Addr())
 	r := bufio.NewReaderSize(conn, tcpBuffer)
 	answers := &stream{conn: conn}

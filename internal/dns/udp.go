@@ -42,13 +42,13 @@ const udpBatch = 16
 // that are known are sent at once; the others never hold up the loop.
 func (s *Server) serveUDP(conn *net.UDPConn, stats *workerStats, wildcard bool) {
 	w := s.newWorker(true, stats)
+	w.server = conn.LocalAddr().(*net.UDPAddr).AddrPort()
 	// Longer requests are cut, which makes them malformed.
 	batch, err := socket.NewBatch(conn, udpBatch, maxRequest, wildcard)
 	if err != nil {
 		s.log.Error("cannot read a socket", "address", conn.LocalAddr(), "err", err)
 		return
 	}
-	self := conn.LocalAddr().(*net.UDPAddr).AddrPort()
 	outs := make([][]byte, udpBatch)
 	for {
 		n, err := batch.Receive()
@@ -61,7 +61,7 @@ func (s *Server) serveUDP(conn *net.UDPConn, stats *workerStats, wildcard bool) 
 		start := time.Now()
 		for i := range n {
 			w.out = outs[i]
-			s.answerUDP(w, conn, batch, i, start, self)
+			s.answerUDP(w, conn, batch, i, start)
 			outs[i] = w.out
 		}
 		if err := batch.Flush(); err != nil {
@@ -71,7 +71,7 @@ func (s *Server) serveUDP(conn *net.UDPConn, stats *workerStats, wildcard bool) 
 }
 
 // answerUDP answers one request of a batch, or hands it over.
-func (s *Server) answerUDP(w *worker, conn *net.UDPConn, batch *socket.Batch, i int, start time.Time, self netip.AddrPort) {
+func (s *Server) answerUDP(w *worker, conn *net.UDPConn, batch *socket.Batch, i int, start time.Time) {
 	req := batch.Datagram(i)
 	w.family = 1
 	if batch.Is4(i) {
@@ -79,13 +79,13 @@ func (s *Server) answerUDP(w *worker, conn *net.UDPConn, batch *socket.Batch, i 
 	}
 	what := w.answer(req)
 	if what == drop {
-		if batch.From(i) != self { // see hello
+		if batch.From(i) != w.server { // see hello
 			w.stats.dropped.Add(1)
 		}
 		return
 	}
 	asked := what == forward || what == follow
-	if asked || s.options.LogQueries {
+	if asked || s.options.LogQueries || s.options.Questions != nil {
 		w.client = clientOf(batch.From(i))
 	}
 	if asked {

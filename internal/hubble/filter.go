@@ -2,6 +2,7 @@ package hubble
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"path"
 	"slices"
@@ -99,7 +100,7 @@ func fieldNames() []string {
 func fields() map[string]matcher {
 	type ff = *flow.FlowFilter
 	type mf = *flow.Flow
-	return map[string]matcher{
+	all := map[string]matcher{
 		"uuid":                 among(ff.GetUuid, func(m mf) string { return m.GetUuid() }),
 		"source_ip":            inRange(ff.GetSourceIp, func(m mf) string { return m.GetIP().GetSource() }),
 		"source_ip_xlated":     inRange(ff.GetSourceIpXlated, func(m mf) string { return m.GetIP().GetSourceXlated() }),
@@ -125,6 +126,8 @@ func fields() map[string]matcher {
 		"event_type":           eventTypes,
 		"node_name":            nodeNames,
 	}
+	maps.Copy(all, l7Fields())
+	return all
 }
 
 // among matches flows whose value is one of the filter's.
@@ -226,12 +229,22 @@ func ported(want func(*flow.FlowFilter) []string, of func(*flow.Flow) uint32) ma
 func protocols(f *flow.FlowFilter) (func(*flow.Flow) bool, error) {
 	var want []string
 	for _, p := range f.GetProtocol() {
-		if p = strings.ToLower(p); p != "tcp" && p != "udp" && p != "sctp" {
-			return nil, fmt.Errorf("%q is not tcp, udp or sctp, which are the protocols of flows", p)
+		if p = strings.ToLower(p); !slices.Contains([]string{"tcp", "udp", "sctp", "http", "dns"}, p) {
+			return nil, fmt.Errorf("%q is not tcp, udp, sctp, http or dns, which are the protocols of flows", p)
 		}
 		want = append(want, p)
 	}
 	return func(m *flow.Flow) bool {
+		switch m.GetL7().GetRecord().(type) {
+		case *flow.Layer7_Http:
+			if slices.Contains(want, "http") {
+				return true
+			}
+		case *flow.Layer7_Dns:
+			if slices.Contains(want, "dns") {
+				return true
+			}
+		}
 		switch m.GetL4().GetProtocol().(type) {
 		case *flow.Layer4_TCP:
 			return slices.Contains(want, "tcp")

@@ -1,5 +1,5 @@
-// Package hubble shows the flows of a node by Hubble's API: connections, and packets that reached no endpoint, with the Pods and the
-// Service that they belong to.
+// Package hubble shows the flows of a node by Hubble's API: connections, packets that reached no endpoint, and requests of HTTP and
+// DNS, with the Pods and the Service that they belong to.
 package hubble
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// Flow is a new connection, or a packet that reached no endpoint, as a node saw it.
+// Flow is a new connection, a packet that reached no endpoint, or a request or its answer, as a node saw it.
 type Flow struct {
 	Time     time.Time
 	Protocol svc.Protocol
@@ -33,6 +33,10 @@ type Flow struct {
 	// Reason is why the packet reached no endpoint, 0 for a connection, and Summary the reason in words.
 	Reason  flow.DropReason
 	Summary string
+	// L7 is a request of an application; nil for a connection or packet. Answer reports that the flow is the answer to it: from the
+	// endpoint to the client, and Service is of the endpoint.
+	L7     *L7
+	Answer bool
 	// SYN reports that the packet has the flags of a first TCP segment.
 	SYN bool
 	// Missed is about how many flows were not recorded. A Flow with it is no connection.
@@ -86,6 +90,9 @@ func (f *Flow) message(node string, boot uint64) *flow.Flow {
 		out.Verdict, out.DropReasonDesc, out.TraceObservationPoint = flow.Verdict_DROPPED, f.Reason, 0
 		out.DropReason = uint32(f.Reason) //nolint:staticcheck // older clients read it
 		out.EventType = &flow.CiliumEventType{Type: eventDrop, SubType: int32(f.Reason)}
+	}
+	if f.L7 != nil {
+		f.layer7(out)
 	}
 	return out
 }

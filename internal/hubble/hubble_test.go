@@ -140,10 +140,11 @@ func TestFiltersThatNothingHas(t *testing.T) {
 		f    *f
 		want string
 	}{
-		{&f{HttpMethod: []string{"GET"}}, "whitelist[0].http_method: flows of this server do not have that; they have destination_identity,"},
+		{&f{HttpHeader: []*flow.HTTPHeader{{Key: "a"}}},
+			"whitelist[0].http_header: flows of this server do not have that; they have destination_identity,"},
 		{&f{SourceFqdn: []string{"*"}}, "source_fqdn"},
 		{&f{Experimental: &flow.FlowFilter_Experimental{CelExpression: []string{"true"}}}, "experimental"},
-		{&f{Protocol: []string{"http"}}, `protocol: "http" is not tcp, udp or sctp`},
+		{&f{Protocol: []string{"icmp"}}, `protocol: "icmp" is not tcp, udp, sctp, http or dns`},
 		{&f{SourceIp: []string{"10.0.0.0/33"}}, `source_ip: "10.0.0.0/33" is not an IP address`},
 		{&f{SourcePort: []string{"0"}}, `source_port: "0" is not a port`},
 		{&f{SourceLabel: []string{"a in b"}}, "source_label: "},
@@ -251,7 +252,7 @@ func TestGetFlows(t *testing.T) {
 		{"since", &r{Since: at(9)}, "9 10 lost 99"},
 		{"since and until", &r{Since: at(6), Until: at(8), Number: 20}, "6 7 8"},
 		{"first and follow", &r{Number: 1, First: true, Follow: true}, "first and follow exclude each other"},
-		{"no filter", &r{Whitelist: []*flow.FlowFilter{{HttpMethod: []string{"x"}}}}, "whitelist[0].http_method: "},
+		{"no filter", &r{Whitelist: []*flow.FlowFilter{{SourceFqdn: []string{"x"}}}}, "whitelist[0].source_fqdn: "},
 		{"no time", &r{Since: &timestamppb.Timestamp{Nanos: -1}}, "since: "},
 		{"no mask", &r{FieldMask: &fieldmaskpb.FieldMask{Paths: []string{"nothing"}}}, "field_mask: "},
 	} {

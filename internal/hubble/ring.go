@@ -11,13 +11,21 @@ type Ring struct {
 	flows []Flow
 	next  uint64        // the number of the flow that comes next
 	wake  chan struct{} // closed when it has come; nil without readers that wait
+
+	metrics *Metrics // nil if none count
 }
 
 // NewRing returns a Ring for size flows.
 func NewRing(size int) *Ring { return &Ring{flows: make([]Flow, size)} }
 
+// Count has m count what is added. It is called before Add.
+func (r *Ring) Count(m *Metrics) { r.metrics = m }
+
 // Add adds a flow and gives it its number.
 func (r *Ring) Add(f Flow) {
+	if r.metrics != nil {
+		r.metrics.count(&f)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	f.number = r.next

@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiclient"
 	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/gateway/api"
+	"github.com/fairlead/fairlead/internal/hubble/seen"
 	"github.com/fairlead/fairlead/internal/lb/bgp"
 	"github.com/fairlead/fairlead/internal/lb/front"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
@@ -52,6 +53,8 @@ type SpeakerOptions struct {
 	NoMesh string
 	// Store, if not nil, keeps the listeners of the proxied way over a restart.
 	Store proxied.Store
+	// Requests, if not nil, is shown the requests of HTTP in the proxied way.
+	Requests seen.Requests
 }
 
 // Speaker announces addresses on this node, and serves the Services of the proxied way.
@@ -72,7 +75,9 @@ func NewSpeaker(o SpeakerOptions) (Speaker, error) {
 	f := &fronted{}
 	f.Front = front.New(front.Options{
 		NodeName: o.NodeName, Client: client, Gateway: routes, Events: recorder, Log: o.Log, AccessLogs: o.AccessLogs, UploadLogs: o.UploadLogs,
-		Server: proxied.New(proxied.Options{Log: o.Log, AccessLogs: o.AccessLogs, Node: o.NodeName, Store: o.Store, Engine: web.Start}),
+		Server: proxied.New(proxied.Options{
+			Log: o.Log, AccessLogs: o.AccessLogs, Node: o.NodeName, Store: o.Store, Engine: web.Start, Requests: o.Requests,
+		}),
 		Served: func() { served() }, Listed: f.all.Load, NoMesh: o.NoMesh,
 	})
 	s, err := speaker.New(speaker.Options{

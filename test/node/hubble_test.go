@@ -7,7 +7,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -18,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/miekg/dns"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -72,10 +75,72 @@ func TestHubble(t *testing.T) {
 		}
 		return nil
 	})
+	s.applications()
 	s.stories()
 	s.observes(socket)
+	s.counts()
 	s.program = copied(t, s.program, filepath.Join(open, "hubble"))
 	s.refuses(socket)
+}
+
+// routed is a Service with a route at it: one path has no endpoint.
+const routed = `
+apiVersion: v1
+kind: Service
+metadata: {name: shop}
+spec: {selector: {app: MyApp}, ports: [{port: 80, targetPort: 9376}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: shop}
+spec:
+  parentRefs: [{group: "", kind: Service, name: shop}]
+  rules:
+  - matches: [{path: {value: /cart}}]
+    backendRefs: [{name: typo, port: 80}]
+  - backendRefs: [{name: shop, port: 80}]
+`
+
+// applications waits until the node carries requests as the route says, and makes them and a question of DNS.
+func (s *shell) applications() {
+	c := s.c
+	c.t.Helper()
+	file := c.path("routed.yaml")
+	if err := os.WriteFile(file, []byte(routed), 0o600); err != nil {
+		c.t.Fatal(err)
+	}
+	testbed.Until(c.t, "the API server has the kind of routes", func() error {
+		_, err := c.try("apply", "-f", file)
+		return err
+	})
+	at := netip.MustParseAddrPort(c.frontend("shop"))
+	client := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return c.node.Dial(ctx, svc.TCP, at) },
+	}}
+	testbed.Until(c.t, "requests go by the route", func() error {
+		for path, want := range map[string]int{"/cart/7?token=secret": 503, "/": 200} {
+			answer, err := client.Get("http://shop" + path)
+			if err != nil {
+				return err
+			}
+			_, _ = io.Copy(io.Discard, answer.Body)
+			_ = answer.Body.Close()
+			if answer.StatusCode != want {
+				return fmt.Errorf("%s: %s, want %d", path, answer.Status, want)
+			}
+		}
+		return nil
+	})
+	c.name("my-service.default.svc.cluster.local.")
+}
+
+// name asks the DNS server of the node for the addresses of a name.
+func (c *cluster) name(name string) {
+	c.t.Helper()
+	testbed.Until(c.t, "an answer for "+name, func() error {
+		return askOnce(c.node, new(dns.Msg).SetQuestion(name, dns.TypeA))
+	})
 }
 
 // openDir returns a directory that every user can enter, unlike that of a test.
@@ -110,7 +175,7 @@ func (s *shell) stories() {
 	c.t.Helper()
 	page := strings.ReplaceAll(mustRead(c.t, "../../docs/hubble.md"), "192.0.2.10", c.server.Addr4().String())
 	blocks := regexp.MustCompile("(?ms)^<!-- run by test/node/hubble_test.go -->\n```console\n(.*?)^```").FindAllStringSubmatch(page, -1)
-	if len(blocks) != 5 {
+	if len(blocks) != 7 {
 		c.t.Fatalf("docs/hubble.md has %d blocks to run", len(blocks))
 	}
 	served, typo := c.frontend("my-service"), c.frontend("typo")
@@ -156,6 +221,9 @@ type seen struct {
 			Workloads []struct{ Name, Kind string }
 		}
 		Service struct{ Name, Namespace string } `json:"destination_service"`
+		L7      struct {
+			HTTP struct{ URL string }
+		}
 	}
 }
 
@@ -192,6 +260,9 @@ func (s *shell) observes(socket string) {
 	refused := func(f seen) bool {
 		return f.Flow.Verdict == "DROPPED" && f.Flow.Reason == "SERVICE_BACKEND_NOT_FOUND" && f.Flow.Service.Name == "typo"
 	}
+	lost := func(f seen) bool {
+		return f.Flow.Verdict == "DROPPED" && f.Flow.Service.Name == "typo" && f.Flow.L7.HTTP.URL == "http://shop/cart/7"
+	}
 	none := func(seen) bool { return false }
 	for _, q := range []struct {
 		ask    func(string) []seen
@@ -202,6 +273,9 @@ func (s *shell) observes(socket string) {
 		{server, "--to-label app=MyApp --service my-service --last 1", served},
 		{server, "--not --verdict FORWARDED --to-service typo --since 1h", refused},
 		{server, "--service nobody", none},
+		{server, "--protocol http --verdict DROPPED", lost},
+		{server, "--http-path ^/cart/ --http-method get --not-reply", lost},
+		{node, "--protocol dns --type l7", func(f seen) bool { return f.Flow.Verdict == "FORWARDED" }},
 		{node, "--service my-service --first 1", served},
 		{node, "--verdict DROPPED --service typo", refused},
 	} {
@@ -209,6 +283,22 @@ func (s *shell) observes(socket string) {
 		wrong := slices.ContainsFunc(all, func(f seen) bool { return !q.right(f) })
 		if wrong || len(all) == 0 && !strings.HasSuffix(q.filter, "nobody") || strings.HasSuffix(q.filter, " 1") && len(all) != 1 {
 			c.t.Errorf("hubble observe %s: %+v", q.filter, all)
+		}
+	}
+}
+
+// counts looks for the flows of applications in the metrics of the node.
+func (s *shell) counts() {
+	c := s.c
+	c.t.Helper()
+	metrics := process.Output(c.t, c.node.Command(c.t.Context(), "curl", "-sS", "--max-time", "30", "http://127.0.0.1:10249/metrics"))
+	for _, want := range []string{
+		`hubble_http_requests_total{method="GET",protocol="HTTP/1.1",reporter="client",status="503"} `,
+		`hubble_drop_total{protocol="HTTP",reason="SERVICE_BACKEND_NOT_FOUND"} `,
+		`hubble_dns_queries_total{ips_returned="0",qtypes="A",rcode=""} `,
+	} {
+		if !strings.Contains(metrics, "\n"+want) {
+			c.t.Errorf("the metrics have no %s", want)
 		}
 	}
 }

@@ -198,7 +198,7 @@ func (b *builder) openDNS(context.Context) error {
 	for _, a := range b.Host.IPs {
 		opts.Listen = append(opts.Listen, netip.AddrPortFrom(a, b.DNS.port).String())
 	}
-	opts.Client, opts.Logger, opts.Progress = b.client, b.Log, b.progress
+	opts.Client, opts.Logger, opts.Progress, opts.Questions = b.client, b.Log, b.progress, b.Proxy.Flows().Questions()
 	opts.Publish = &membership.Self{NodeName: b.Host.Name, Addresses: b.Host.IPs, Port: b.DNS.port}
 	if b.DNS.nodeLocal {
 		addrs, err := b.Networks.ClusterDNS()
@@ -213,6 +213,7 @@ func (b *builder) openDNS(context.Context) error {
 
 func (b *builder) openSpeaker(context.Context) error {
 	var err error
+	b.LB.Requests = b.Proxy.Flows().Requests()
 	b.speaker, err = b.LB.NewSpeaker(b.Log, b.shared, b.Host.Name, b.Host.IPs[0], b.proxy, b.Proxy.NoMesh(b.proxy.Status().Mode))
 	if err != nil {
 		return err

@@ -24,6 +24,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane/drops"
 	"github.com/fairlead/fairlead/internal/hubble"
 	"github.com/fairlead/fairlead/internal/hubble/capture"
+	"github.com/fairlead/fairlead/internal/hubble/seen"
 	"github.com/fairlead/fairlead/internal/kernel/nflog"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/proxy"
@@ -67,6 +68,8 @@ type Flows struct {
 	peers    *capture.Peers
 	ring     *hubble.Ring
 	lost     *nflog.Log // nil if the mode logs none
+	l7       *capture.Applications
+	metrics  *hubble.Metrics
 	observer *hubble.Observer
 }
 
@@ -75,7 +78,9 @@ func (f *hubbleFlags) open(log *slog.Logger, node string) *Flows {
 	if f.path == "" {
 		return nil
 	}
-	out := &Flows{log: log, path: f.path, peers: capture.NewPeers(node), ring: hubble.NewRing(hubble.RingSize)}
+	out := &Flows{log: log, path: f.path, peers: capture.NewPeers(node), ring: hubble.NewRing(hubble.RingSize), metrics: hubble.NewMetrics()}
+	out.ring.Count(out.metrics)
+	out.l7 = capture.NewApplications(out.ring, out.peers)
 	out.observer = hubble.NewObserver(node, base.Version, out.ring)
 	var err error
 	if out.lost, err = nflog.Open(drops.LogGroup); err != nil {
@@ -94,6 +99,22 @@ func (f *Flows) loses(mode proxyMode) {
 	f.lost = nil
 }
 
+// Requests records requests of HTTP, nil if none are recorded.
+func (f *Flows) Requests() seen.Requests {
+	if f == nil {
+		return nil
+	}
+	return f.l7.Requests()
+}
+
+// Questions records questions of DNS, nil if none are recorded.
+func (f *Flows) Questions() seen.Questions {
+	if f == nil {
+		return nil
+	}
+	return f.l7.Questions()
+}
+
 // ServeHTTP answers the relay of the API server.
 func (f *Flows) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if f == nil {
@@ -103,8 +124,8 @@ func (f *Flows) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	hubble.Handler(f.observer).ServeHTTP(w, r)
 }
 
-// Components record flows and answer at the socket; none if f is nil. With all set all Pods of the cluster are followed, otherwise
-// the Pods of this node: others are known by EndpointSlices.
+// Components record flows, count them among the metrics of p, and answer at the socket; none if f is nil. With all set all Pods of the
+// cluster are followed, otherwise the Pods of this node: others are known by EndpointSlices.
 func (f *Flows) Components(client kubernetes.Interface, p *proxy.Proxy, node string, all bool) ([]lifecycle.Component, error) {
 	if f == nil {
 		return nil, nil
@@ -113,6 +134,7 @@ func (f *Flows) Components(client kubernetes.Interface, p *proxy.Proxy, node str
 	if err != nil {
 		return nil, fmt.Errorf("--hubble-listen-address: %w", err)
 	}
+	p.Register(f.metrics)
 	pods := metav1.ListOptions{}
 	if !all {
 		pods.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
@@ -134,6 +156,7 @@ func (f *Flows) Components(client kubernetes.Interface, p *proxy.Proxy, node str
 	return []lifecycle.Component{
 		{Name: "Pods of flows", Run: follow},
 		{Name: "flows", Run: recorder.Run},
+		{Name: "flows of requests", Run: f.l7.Run},
 		{Name: "Hubble's API", Run: func(ctx context.Context) error { return f.serve(ctx, listener) }},
 	}, nil
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/gateway/api"
 	gatewaycontroller "github.com/fairlead/fairlead/internal/gateway/controller"
+	"github.com/fairlead/fairlead/internal/hubble/seen"
 	lbcontroller "github.com/fairlead/fairlead/internal/lb/controller"
 	"github.com/fairlead/fairlead/internal/lb/pool"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
@@ -26,7 +27,9 @@ import (
 
 // LBFlags set up load balancers; 'lb', 'up', 'server' and 'agent' have them.
 type LBFlags struct {
-	Pools      LBPools
+	Pools LBPools
+	// Requests, which no flag sets, is shown the requests of HTTP; nil for none.
+	Requests   seen.Requests
 	byDefault  bool
 	interfaces []string
 	announce   string

@@ -34,7 +34,7 @@ func (f *LBFlags) NewSpeaker(
 ) (Speaker, error) {
 	o := lb.SpeakerOptions{
 		Config: config, NodeName: nodeName, Peer: netip.AddrPortFrom(at, f.peerPort), Interfaces: f.interfaces, Log: log,
-		Announce: f.announce, BGPPeers: f.bgpPeers, AccessLogs: f.accessLogs, NoMesh: noMesh,
+		Announce: f.announce, BGPPeers: f.bgpPeers, AccessLogs: f.accessLogs, NoMesh: noMesh, Requests: f.Requests,
 	}
 	var err error
 	if o.UploadLogs, err = f.logUpload.options(); err != nil {
@@ -50,7 +50,9 @@ func (f *LBFlags) NewSpeaker(
 	if f.announce == announceNone {
 		return front.NewListening(config, front.Options{
 			NodeName: nodeName, Log: log, AccessLogs: o.AccessLogs, UploadLogs: o.UploadLogs, NoMesh: noMesh,
-			Server: proxied.New(proxied.Options{Log: log, AccessLogs: o.AccessLogs, Node: nodeName, Store: o.Store, Engine: web.Start}),
+			Server: proxied.New(proxied.Options{
+				Log: log, AccessLogs: o.AccessLogs, Node: nodeName, Store: o.Store, Engine: web.Start, Requests: o.Requests,
+			}),
 		})
 	}
 	if p != nil {

@@ -153,13 +153,19 @@ func (r *Recorder) add(f *hubble.Flow) {
 	var fromHere, toHere bool
 	f.From, fromHere = r.o.Peers.Of(f.Source)
 	f.To, toHere = r.o.Peers.Of(f.Destination)
+	f.Direction = directionOf(fromHere, toHere)
+	r.o.Ring.Add(*f)
+}
+
+// directionOf is the direction of a flow by which of its ends are on this node.
+func directionOf(fromHere, toHere bool) flow.TrafficDirection {
 	switch {
 	case fromHere:
-		f.Direction = flow.TrafficDirection_EGRESS
+		return flow.TrafficDirection_EGRESS
 	case toHere:
-		f.Direction = flow.TrafficDirection_INGRESS
+		return flow.TrafficDirection_INGRESS
 	}
-	r.o.Ring.Add(*f)
+	return flow.TrafficDirection_TRAFFIC_DIRECTION_UNKNOWN
 }
 
 // owner returns the port of the Service that has an address, without a name if the Service has no such port; zero if no Service has

@@ -176,7 +176,9 @@ func TestLost(t *testing.T) {
 			}
 		}
 		f := r.find(t, c.text, send, func(f *hubble.Flow) bool { return f.Destination == ap(c.to) && f.Reason != 0 })
-		if f.Reason != c.reason || f.Summary != c.text || f.Protocol != c.p || (f.Service.Namespace == "shop") == (c.reason == flow.DropReason_STALE_OR_UNROUTABLE_IP) || f.SYN != (c.p == svc.TCP) {
+		known := c.reason != flow.DropReason_STALE_OR_UNROUTABLE_IP
+		if f.Reason != c.reason || f.Summary != c.text || f.Protocol != c.p || (f.Service.Namespace == "shop") != known ||
+			f.SYN != (c.p == svc.TCP) {
 			t.Errorf("%+v, want %v, %s", f, c.reason, c.text)
 		}
 	}

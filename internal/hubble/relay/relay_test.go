@@ -253,8 +253,9 @@ func TestCompletes(t *testing.T) {
 	ring := hubble.NewRing(2)
 	for i := range 2 {
 		ring.Add(hubble.Flow{
-			Time: noon.Add(time.Duration(i) * time.Hour), Source: netip.MustParseAddrPort("[::1]:1"), Destination: netip.MustParseAddrPort("[::1]:80"),
-			From: &hubble.Peer{Namespace: "shop", Pod: "web-1", Partial: true, Labels: hubble.NamespaceLabels("shop")}, To: hubble.World,
+			Time: noon.Add(time.Duration(i) * time.Hour), Source: netip.MustParseAddrPort("[::1]:1"),
+			Destination: netip.MustParseAddrPort("[::1]:80"),
+			From:        &hubble.Peer{Namespace: "shop", Pod: "web-1", Partial: true, Labels: hubble.NamespaceLabels("shop")}, To: hubble.World,
 		})
 	}
 	pod := &corev1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}, ObjectMeta: metav1.ObjectMeta{

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/hubble/seen"
 	"github.com/fairlead/fairlead/internal/lb/logship"
 	"github.com/fairlead/fairlead/internal/lb/proxied/accesslog"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
@@ -42,7 +43,23 @@ type Config struct {
 	streams *streams       // nil unless connections are routed as a whole
 	owner   logship.Owner  // of access logs
 	logs    *accesslog.Log // nil if none is asked for
+	backend svc.Name       // of routes: whose Pods they are
+	watched seen.Requests  // nil if none are shown
 }
+
+// Destination returns the Service that has the Pods.
+func (c *Config) Destination() svc.Name {
+	if c.backend != (svc.Name{}) {
+		return c.backend
+	}
+	return c.Service
+}
+
+// Watches reports whether to Show the request that begins now.
+func (c *Config) Watches() bool { return c.watched != nil && c.watched.Wants() }
+
+// Show shows a request for which Watches was true.
+func (c *Config) Show(r *seen.Request) { c.watched.Request(r) }
 
 // Admits reports whether a client is within the ranges that the Service is for.
 func (c *Config) Admits(client netip.Addr) bool {

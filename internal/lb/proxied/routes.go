@@ -206,6 +206,7 @@ func (m *targeting) one(t gateway.Target, addrs []netip.AddrPort, old *Config) *
 	}
 	c := &Config{
 		Service: v.Name, Spec: &spec, Protocol: dialect.HTTP, Backend: dialect.HTTP, owner: logship.OwnerOf(v.Name, v.Key), usage: m.usage,
+		backend: t.Name,
 	}
 	health := v.Spec.Health
 	switch t.Protocol {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/hubble/seen"
 	"github.com/fairlead/fairlead/internal/kernel/relay"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/lb/proxied/accesslog"
@@ -93,6 +94,7 @@ type Server struct {
 	accepting sync.WaitGroup
 
 	logs      *accesslog.Log // nil if none are written
+	watched   seen.Requests  // nil if none are shown
 	panics    *panics.Counter
 	admission admission
 	shared    pods.Shared
@@ -123,6 +125,8 @@ type Options struct {
 	MaxConnections int
 	// Store, if not nil, keeps listeners for the next process.
 	Store Store
+	// Requests, if not nil, is shown the requests of HTTP.
+	Requests seen.Requests
 }
 
 // Store keeps listeners while this process gives way to the next one (systemd.FileStore).
@@ -144,7 +148,7 @@ func New(o Options) *Server {
 		drains: map[poolKey]time.Duration{}, usages: map[svc.Name]*usage{}, start: o.Engine,
 		targets:   map[svc.Name]map[gateway.Target]*Config{},
 		inherited: map[netip.AddrPort]*net.TCPListener{}, began: time.Now(),
-		panics: panics.New(o.Log), book: traffic.NewBook(),
+		panics: panics.New(o.Log), book: traffic.NewBook(), watched: o.Requests,
 		admission: admission{
 			log: o.Log, most: cmp.Or(o.MaxConnections, socket.MaxFiles()/4), open: map[io.Closer]netip.Addr{},
 		},
@@ -286,6 +290,7 @@ func (s *Server) setListener(v *Service, l dialect.Listener) (listens []netip.Ad
 		return nil, err
 	}
 	c.usage = usageOf(s, v.Name)
+	c.watched = s.watched
 	c.usage.bandwidth.Set(v.Spec.BandwidthMbps)
 	if v.Spec.AccessLog.Enabled {
 		c.logs = s.logs

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -100,6 +101,23 @@ type Entry struct {
 	Kind   string // http, https, h2, grpcs, ws or wss
 	Began  time.Time
 	Domain string // that TLS was asked for
+}
+
+// KindOf returns what an Application Load Balancer calls a request that had a status, by its protocol.
+func KindOf(protocol string, grpc, secure bool, status int) string {
+	switch {
+	case status == http.StatusSwitchingProtocols && secure:
+		return "wss"
+	case status == http.StatusSwitchingProtocols:
+		return "ws"
+	case secure && protocol == "HTTP/2.0" && grpc:
+		return "grpcs"
+	case protocol == "HTTP/2.0": // also without TLS, which an Application Load Balancer does not have
+		return "h2"
+	case secure:
+		return "https"
+	}
+	return "http"
 }
 
 // TLS takes over what was agreed on.

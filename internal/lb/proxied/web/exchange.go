@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/hubble/seen"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/accesslog"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
@@ -99,6 +100,7 @@ type exchange struct {
 	podStatus, status      int
 	received, sent         atomic.Int64
 	line                   requestLine
+	watched                bool   // it is shown to whoever records flows
 	id                     string // by which it is found again, empty for none
 
 	active atomic.Int64 // when something was carried last, since conn.began
@@ -120,7 +122,7 @@ func (x *exchange) begin(c *proxied.Config) {
 	x.sent.Store(0)
 	x.touch()
 	x.line, x.cookies, x.id = requestLine{}, nil, ""
-	if c.Logs() {
+	if x.watched = c.Watches(); x.watched || c.Logs() {
 		x.line = requestLineOf(x.req, x.second)
 	}
 }
@@ -146,6 +148,9 @@ func (x *exchange) end() {
 	count(x)
 	if x.config.Logs() {
 		x.record(x.line, x.status, x.sent.Load())
+	}
+	if x.watched {
+		show(x, x.line, x.status)
 	}
 }
 
@@ -212,7 +217,8 @@ func (x *exchange) attach(b pod) {
 func (x *exchange) record(r requestLine, status int, sent int64) {
 	e := accesslog.Entry{
 		Client: x.conn.client, Pod: x.pod, Before: -1, During: -1, After: -1, Status: status, PodStatus: x.podStatus,
-		Received: x.received.Load(), Sent: sent, Agent: r.agent, Kind: r.kind(x.conn.secure, status), Began: x.began, RequestID: x.id,
+		Received: x.received.Load(), Sent: sent, Agent: r.agent, Began: x.began, RequestID: x.id,
+		Kind: accesslog.KindOf(r.proto, r.grpc, x.conn.secure, status),
 	}
 	scheme := "http"
 	if x.conn.secure {
@@ -230,6 +236,21 @@ func (x *exchange) record(r requestLine, status int, sent int64) {
 		}
 	}
 	x.config.Record(e)
+}
+
+// show shows a request to whoever records flows, unless it was none.
+func show(x *exchange, r requestLine, status int) {
+	if r.method == "" {
+		return
+	}
+	protocol := r.proto
+	if protocol == "HTTP/2.0" {
+		protocol = "HTTP/2" // as proxies call it
+	}
+	x.config.Show(&seen.Request{
+		Service: x.to.Destination(), Client: x.conn.client, At: x.conn.at, Pod: x.pod, Method: r.method, Host: r.host, Target: r.uri,
+		Protocol: protocol, Secure: x.conn.secure, Status: status, Began: x.began, Answered: x.answered,
+	})
 }
 
 // markRequest changes the fields of the request as the Service asks for: which names stay, by what it is found again, and what the

@@ -23,6 +23,7 @@ type rig struct {
 	server      *proxied.Server
 	service     proxied.Service
 	logs        string // the directory of access logs
+	shown       shown  // what is shown to whoever records flows
 	bounds             // of the engine, as it starts
 	appProtocol string // of the Services that routes lead to
 
@@ -44,7 +45,9 @@ func newRig(t testing.TB, annotations map[string]string) *rig {
 func newSmallRig(t testing.TB, annotations map[string]string, most int) *rig {
 	t.Helper()
 	r := &rig{Rig: lbtest.New(t), logs: filepath.Join(t.TempDir(), "logs"), bounds: defaultBounds()}
-	r.server = proxied.New(proxied.Options{Log: r.Logger(), AccessLogs: r.logs, Node: "n1", Engine: r.start, MaxConnections: most})
+	r.server = proxied.New(proxied.Options{
+		Log: r.Logger(), AccessLogs: r.logs, Node: "n1", Engine: r.start, MaxConnections: most, Requests: &r.shown,
+	})
 	t.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()

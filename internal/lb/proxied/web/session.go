@@ -258,9 +258,12 @@ func (s *session) recordOwn(c *proxied.Config, status int, line requestLine) {
 		c = s.web.config
 	}
 	c.Traffic().Request(status, -1)
+	x := &exchange{engine: s.engine, conn: s.web, config: c, to: c, began: time.Now()}
 	if c.Logs() {
-		x := &exchange{engine: s.engine, conn: s.web, config: c, to: c, began: time.Now()}
 		x.record(line, status, int64(len(ownText(status))))
+	}
+	if c.Watches() {
+		show(x, line, status)
 	}
 }
 

@@ -1,0 +1,180 @@
+package hubble
+
+import (
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead/fairlead/internal/hubble/api/flow"
+)
+
+// Metrics count the flows that are recorded under the names and labels of Hubble's metrics.
+type Metrics struct {
+	flows, drops, ports, questions, answers, requests, lost *counter
+	duration                                                *prometheus.HistogramVec
+	methods                                                 *bound // of duration
+}
+
+const (
+	// maxSeries bounds the series of a metric: ports, and status codes and methods of HTTP, are the clients' and endpoints' choice.
+	maxSeries = 500
+	// maxMethods bounds the series of the histogram.
+	maxMethods = 30
+	// otherLabel is the value of all labels of what is beyond a bound.
+	otherLabel = "other"
+)
+
+// bound lets through the first sets of labels.
+type bound struct {
+	most int
+
+	mu    sync.Mutex
+	known map[string]bool
+}
+
+func newBound(most int) *bound { return &bound{most: most, known: map[string]bool{}} }
+
+// of returns labels, or as many others if there are too many sets already.
+func (b *bound) of(labels ...string) []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	key := strings.Join(labels, "\x00")
+	if b.known[key] {
+		return labels
+	}
+	if len(b.known) < b.most {
+		b.known[key] = true
+		return labels
+	}
+	out := make([]string, len(labels))
+	for i := range out {
+		out[i] = otherLabel
+	}
+	return out
+}
+
+// counter is a metric with a bound.
+type counter struct {
+	*prometheus.CounterVec
+
+	bound *bound
+}
+
+func (c *counter) add(n float64, labels ...string) {
+	c.WithLabelValues(c.bound.of(labels...)...).Add(n)
+}
+
+func newCounter(o prometheus.CounterOpts, labels ...string) *counter {
+	return &counter{prometheus.NewCounterVec(o, labels), newBound(maxSeries)}
+}
+
+// NewMetrics returns Metrics that have counted nothing.
+func NewMetrics() *Metrics {
+	return &Metrics{
+		flows: newCounter(prometheus.CounterOpts{Name: "hubble_flows_processed_total", Help: "Flows that were recorded."},
+			"protocol", "type", "subtype", "verdict"),
+		drops: newCounter(prometheus.CounterOpts{Name: "hubble_drop_total", Help: "Recorded flows that were dropped or refused."},
+			"reason", "protocol"),
+		ports: newCounter(prometheus.CounterOpts{Name: "hubble_port_distribution_total", Help: "Recorded flows by their destination port."},
+			"protocol", "port"),
+		questions: newCounter(prometheus.CounterOpts{Name: "hubble_dns_queries_total", Help: "Recorded questions of DNS."},
+			"rcode", "qtypes", "ips_returned"),
+		answers: newCounter(prometheus.CounterOpts{Name: "hubble_dns_responses_total", Help: "Recorded answers of DNS."},
+			"rcode", "qtypes", "ips_returned"),
+		requests: newCounter(prometheus.CounterOpts{Name: "hubble_http_requests_total", Help: "Recorded requests of HTTP."},
+			"method", "protocol", "status", "reporter"),
+		lost: newCounter(prometheus.CounterOpts{Name: "hubble_lost_events_total", Help: "About how many flows were not recorded."}, "source"),
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "hubble_http_request_duration_seconds", Help: "Time until the answers to recorded requests of HTTP began.",
+		}, []string{"method", "reporter"}),
+		methods: newBound(maxMethods),
+	}
+}
+
+func (m *Metrics) all() []prometheus.Collector {
+	return []prometheus.Collector{m.flows, m.drops, m.ports, m.questions, m.answers, m.requests, m.lost, m.duration}
+}
+
+// Describe is part of prometheus.Collector.
+func (m *Metrics) Describe(to chan<- *prometheus.Desc) {
+	for _, c := range m.all() {
+		c.Describe(to)
+	}
+}
+
+// Collect is part of prometheus.Collector.
+func (m *Metrics) Collect(to chan<- prometheus.Metric) {
+	for _, c := range m.all() {
+		c.Collect(to)
+	}
+}
+
+// count counts a flow.
+func (m *Metrics) count(f *Flow) {
+	if f.Missed > 0 {
+		m.lost.add(float64(f.Missed), strings.ToLower(flow.LostEventSource_OBSERVER_EVENTS_QUEUE.String()))
+		return
+	}
+	protocol, kind, subKind := f.Protocol.String(), "Trace", "to-network"
+	dropped := f.Reason != 0
+	switch {
+	case f.L7 != nil:
+		dropped = f.L7.Refused && !f.Answer
+		kind, subKind = "L7", "HTTP"
+		if f.L7.DNS != nil {
+			subKind = "DNS"
+		}
+		protocol = subKind
+		m.application(f)
+	case dropped:
+		kind, subKind = "Drop", ""
+	case f.Direction == flow.TrafficDirection_INGRESS:
+		subKind = "to-endpoint"
+	}
+	verdict := flow.Verdict_FORWARDED
+	if dropped {
+		verdict = flow.Verdict_DROPPED
+		m.drops.add(1, f.Reason.String(), protocol)
+	} else if !f.Answer {
+		m.ports.add(1, f.Protocol.String(), strconv.Itoa(int(f.Destination.Port())))
+	}
+	m.flows.add(1, protocol, kind, subKind, verdict.String())
+}
+
+// application counts a request or an answer.
+func (m *Metrics) application(f *Flow) {
+	switch l := f.L7; {
+	case l.DNS != nil && f.Answer:
+		m.answers.add(1, rcodeName(l.DNS), l.DNS.Type, strconv.Itoa(len(l.DNS.IPs)))
+	case l.DNS != nil:
+		m.questions.add(1, "", l.DNS.Type, "0")
+	case f.Answer:
+		reporter := reporterOf(f.Direction)
+		m.requests.add(1, l.HTTP.Method, l.HTTP.Protocol, strconv.Itoa(l.HTTP.Code), reporter)
+		m.duration.WithLabelValues(m.methods.of(l.HTTP.Method, reporter)...).Observe(l.Latency.Seconds())
+	}
+}
+
+// rcodeName is the result of an answer in the words of Hubble's metrics, those of
+// https://www.iana.org/assignments/dns-parameters/dns-parameters.xhtml#dns-parameters-6.
+func rcodeName(d *DNS) string {
+	names := [...]string{"No Error", "Format Error", "Server Failure", "Non-Existent Domain", "Not Implemented", "Query Refused"}
+	if d.Code < len(names) {
+		return names[d.Code]
+	}
+	return d.Rcode
+}
+
+// reporterOf is the end of a request that is on this node.
+func reporterOf(d flow.TrafficDirection) string {
+	switch d {
+	case flow.TrafficDirection_EGRESS:
+		return "client"
+	case flow.TrafficDirection_INGRESS:
+		return "server"
+	case flow.TrafficDirection_TRAFFIC_DIRECTION_UNKNOWN:
+	}
+	return "unknown"
+}
