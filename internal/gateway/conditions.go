@@ -7,6 +7,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fairlead/fairlead/internal/gateway/names"
 )
 
 // condition returns a condition without a time, which belongs to who writes it.
@@ -77,7 +79,7 @@ func (f *Front) references() metav1.Condition {
 func (c *compiled) status(p *gwv1.ParentReference, reason gwv1.RouteConditionReason, message string) gwv1.RouteParentStatus {
 	generation := c.from.object().GetGeneration()
 	s := gwv1.RouteParentStatus{
-		ParentRef: *p, ControllerName: ControllerName,
+		ParentRef: *p, ControllerName: names.ControllerName,
 		Conditions: []metav1.Condition{
 			condition(gwv1.RouteConditionAccepted, message == "", reason, generation, message),
 			condition(gwv1.RouteConditionResolvedRefs, c.unresolved == "", c.reason, generation, c.unresolved),

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	networkingv1 "k8s.io/api/networking/v1"
-	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/dialect/nginx"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
@@ -355,38 +354,3 @@ func (b *ingressBuilder) certificates(in *networkingv1.Ingress, ruled map[string
 		}
 	}
 }
-
-// IngressStatus returns the status of Ingresses at addresses.
-func IngressStatus(addresses []string, ports []uint16) (out []networkingv1.IngressLoadBalancerIngress) {
-	for _, a := range addresses {
-		in := networkingv1.IngressLoadBalancerIngress{IP: a}
-		for _, p := range ports {
-			in.Ports = append(in.Ports, networkingv1.IngressPortStatus{Port: int32(p), Protocol: "TCP"})
-		}
-		out = append(out, in)
-	}
-	return out
-}
-
-// OurClass reports whether a GatewayClass is ours.
-func OurClass(c *gwv1.GatewayClass) bool { return c.Spec.ControllerName == ControllerName }
-
-// OurIngressClass reports whether an IngressClass is ours, and whether its Ingresses were written for ingress-nginx.
-func OurIngressClass(c *networkingv1.IngressClass) (ours, nginx bool) {
-	nginx = c.Spec.Controller == NginxController
-	return nginx || c.Spec.Controller == IngressController, nginx
-}
-
-// ClassOf returns the name of the IngressClass of an Ingress, or byDefault if it names none.
-func ClassOf(in *networkingv1.Ingress, byDefault string) string {
-	if c := in.Spec.IngressClassName; c != nil {
-		return *c
-	}
-	if c, ok := in.Annotations[annotationIngressClass]; ok {
-		return c
-	}
-	return byDefault
-}
-
-// annotationIngressClass named the class before spec.ingressClassName.
-const annotationIngressClass = "kubernetes.io/ingress.class"

@@ -27,11 +27,6 @@ type Mesh struct {
 	refers  map[svc.Name]bool
 }
 
-// MeshService is the Service that exists while there is a Mesh: it has no address and no ports, and tells nodes to follow routes.
-func MeshService() svc.Name {
-	return svc.Name{Namespace: svc.SystemNamespace, Name: svc.MeshService}
-}
-
 // ServiceParent returns the Service that a reference of a route names as the parent, the zero Name if it names something else.
 func ServiceParent(namespace string, p *gwv1.ParentReference) svc.Name {
 	if valueOf(p.Group, gwv1.GroupName) != "" || valueOf(p.Kind, "") != "Service" {

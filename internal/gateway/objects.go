@@ -1,11 +1,8 @@
 package gateway
 
 import (
-	"crypto/sha256"
-	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -14,74 +11,6 @@ import (
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
-
-// The names by which objects are ours.
-const (
-	// ControllerName is the controllerName of GatewayClasses, and in the statuses of routes.
-	ControllerName = svc.Domain + "/gateway"
-	// IngressController is spec.controller of IngressClasses.
-	IngressController = svc.Domain + "/ingress"
-	// NginxController is for classes of Ingresses that were written for ingress-nginx: a host with TLS has only that.
-	NginxController = svc.Domain + "/ingress-nginx"
-	// ClassName is the name of the GatewayClass and of the IngressClass that are made.
-	ClassName = "fairlead"
-)
-
-// Labels of the Service that a front is served by.
-const (
-	// FrontLabel has one of the values below.
-	FrontLabel = svc.Domain + "/front"
-	// NameLabel is the name of the Gateway (well-known label of the Gateway API).
-	NameLabel = "gateway.networking.k8s.io/gateway-name"
-	// ClassLabel is the name of the GatewayClass.
-	ClassLabel = "gateway.networking.k8s.io/gateway-class-name"
-)
-
-// The values of FrontLabel.
-const (
-	FrontGateway = "gateway"
-	FrontIngress = "ingress"
-	// FrontSet is of the Service of a ListenerSet, which only names the Secrets of its namespace that nodes need.
-	FrontSet = "listenerset"
-	// FrontGrant is of the Service of a ReferenceGrant, which likewise only names Secrets of its namespace.
-	FrontGrant = "referencegrant"
-	// FrontPolicy is of the Service of a BackendTLSPolicy, which names the objects with authorities of its namespace.
-	FrontPolicy = "backendtlspolicy"
-	// FrontMesh is of MeshService.
-	FrontMesh = "mesh"
-)
-
-// IngressService is the Service of the front of all Ingresses.
-func IngressService() svc.Name {
-	return svc.Name{Namespace: svc.SystemNamespace, Name: svc.IngressService}
-}
-
-// ServiceOfGateway returns the name of the Service of a Gateway, which is also the label of its name.
-func ServiceOfGateway(gateway svc.Name) svc.Name {
-	return serviceName(gateway, ClassName, 40)
-}
-
-// ServiceOfSet returns the name of the Service of a ListenerSet.
-func ServiceOfSet(set svc.Name) svc.Name { return serviceName(set, "listeners-"+ClassName, 32) }
-
-// ServiceOfGrant returns the name of the Service of a ReferenceGrant by which Gateways use Secrets.
-func ServiceOfGrant(grant svc.Name) svc.Name { return serviceName(grant, "secrets-"+ClassName, 32) }
-
-// ServiceOfPolicy returns the name of the Service of a BackendTLSPolicy.
-func ServiceOfPolicy(policy svc.Name) svc.Name {
-	return serviceName(policy, "authorities-"+ClassName, 32)
-}
-
-// serviceName appends an end to the name of an object. One that is too long keeps some bytes, and gets a hash.
-func serviceName(of svc.Name, end string, some int) svc.Name {
-	const most = 63 // bytes of a name of DNS
-	name := of.Name + "-" + end
-	if len(name) > most {
-		sum := sha256.Sum256([]byte(of.Name))
-		name = fmt.Sprintf("%s-%x-%s", strings.TrimRight(of.Name[:some], ".-"), sum[:4], end)
-	}
-	return svc.Name{Namespace: of.Namespace, Name: strings.ReplaceAll(name, ".", "-")}
-}
 
 // Objects are what fronts are built from. The objects in it are not changed.
 type Objects struct {

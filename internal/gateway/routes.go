@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -138,7 +139,7 @@ func (f *Front) Unusable(have []string) string {
 			return fmt.Sprintf("addresses[%d]: a Gateway has one address of each family", a.index)
 		case !slices.ContainsFunc(have, func(h string) bool { had, err := netip.ParseAddr(h); return err == nil && had == asked }):
 			return fmt.Sprintf("addresses[%d]: %s is of no pool for this Gateway, or in use, or not assigned yet: see the Events of Service %s",
-				a.index, asked, ServiceOfGateway(f.gateway))
+				a.index, asked, names.ServiceOfGateway(f.gateway))
 		}
 		families[asked.Is4()] = true
 	}

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -160,7 +161,7 @@ func (f *Front) compileStream(o *Objects, s *Stream) *compiledStream {
 func (c *compiledStream) status(p *gwv1.ParentReference, reason gwv1.RouteConditionReason, message string) gwv1.RouteParentStatus {
 	generation := c.object.GetGeneration()
 	return gwv1.RouteParentStatus{
-		ParentRef: *p, ControllerName: ControllerName,
+		ParentRef: *p, ControllerName: names.ControllerName,
 		Conditions: []metav1.Condition{
 			condition(gwv1.RouteConditionAccepted, message == "", reason, generation, message),
 			condition(gwv1.RouteConditionResolvedRefs, c.unresolved == "", c.reason, generation, c.unresolved),

@@ -15,9 +15,9 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/api"
 	gatewaycontroller "github.com/fairlead/fairlead/internal/gateway/controller"
+	"github.com/fairlead/fairlead/internal/gateway/names"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/process"
@@ -74,7 +74,7 @@ func (c *cluster) conforms(suite, profiles, report, log string, more ...string) 
 	c.must(err)
 	awaitClass(c, client)
 	args := append([]string{
-		"-test.v", "--gateway-class", gateway.ClassName, "--conformance-profiles", profiles,
+		"-test.v", "--gateway-class", names.ClassName, "--conformance-profiles", profiles,
 		"--namespace-labels", "pod-security.kubernetes.io/enforce=privileged",
 		"--organization", "fairlead", "--project", "fairlead", "--url", "https://github.com/fairlead/fairlead",
 		"--version", *conformanceVersion, "--contact", "https://github.com/fairlead/fairlead/issues",

@@ -32,9 +32,9 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead/fairlead/internal/events"
-	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/api"
 	gatewaycontroller "github.com/fairlead/fairlead/internal/gateway/controller"
+	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
@@ -250,7 +250,7 @@ func TestFrontDoor(t *testing.T) {
 	f.families()
 	f.must(f.api.Gateways("default").Delete(t.Context(), "shop", metav1.DeleteOptions{}))
 	testbed.Until(f, "the end of the Gateway's Service", func() error {
-		n := gateway.ServiceOfGateway(svc.Name{Namespace: "default", Name: "shop"})
+		n := names.ServiceOfGateway(svc.Name{Namespace: "default", Name: "shop"})
 		_, err := f.client.CoreV1().Services(n.Namespace).Get(t.Context(), n.Name, metav1.GetOptions{})
 		if err == nil {
 			return fmt.Errorf("Service %s is still there", n)
@@ -263,7 +263,7 @@ func TestFrontDoor(t *testing.T) {
 func awaitClass(t testing.TB, client *api.Client) {
 	t.Helper()
 	testbed.Until(t, "the GatewayClass", func() error {
-		c, err := client.Classes().Get(t.Context(), gateway.ClassName, metav1.GetOptions{})
+		c, err := client.Classes().Get(t.Context(), names.ClassName, metav1.GetOptions{})
 		if err == nil && (!meta.IsStatusConditionTrue(c.Status.Conditions, "Accepted") || len(c.Status.SupportedFeatures) == 0) {
 			err = fmt.Errorf("status %+v", c.Status)
 		}
@@ -375,7 +375,7 @@ func (f *frontDoor) statuses() {
 	r, err := f.api.Routes("default").Get(f.Context(), "shop", metav1.GetOptions{})
 	f.must(err)
 	p := r.Status.Parents
-	if len(p) != 1 || p[0].Conditions[0].Status != metav1.ConditionTrue || p[0].ControllerName != gateway.ControllerName {
+	if len(p) != 1 || p[0].Conditions[0].Status != metav1.ConditionTrue || p[0].ControllerName != names.ControllerName {
 		f.Errorf("parents %+v", p)
 	}
 	g, err := f.api.Gateways("default").Get(f.Context(), "shop", metav1.GetOptions{})

@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
-	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
@@ -112,7 +112,7 @@ func (f *frontDoor) permission(vip string) {
 	}
 	allow("All")
 	f.answers(vip, [][2]string{{ask, "https://team.example.com:9443/x"}})
-	record := gateway.ServiceOfSet(svc.Name{Namespace: "foreign", Name: "team"})
+	record := names.ServiceOfSet(svc.Name{Namespace: "foreign", Name: "team"})
 	testbed.Until(f, "the Service by which nodes may read the Secret", func() error {
 		s, err := f.client.CoreV1().Services(record.Namespace).Get(f.Context(), record.Name, metav1.GetOptions{})
 		if err == nil && (s.Annotations[svc.FrontSecretsAnnotation] != "foreign/foreign-tls" || s.Spec.ClusterIP != corev1.ClusterIPNone) {
@@ -154,7 +154,7 @@ spec:
 		"https://foreign.example.com/x"
 	f.answers(vip, [][2]string{{ask, "https://team.example.com/x"}})
 	grant := svc.Name{Namespace: "foreign", Name: "certs"}
-	record := gateway.ServiceOfGrant(grant)
+	record := names.ServiceOfGrant(grant)
 	s, err := f.client.CoreV1().Services(record.Namespace).Get(f.Context(), record.Name, metav1.GetOptions{})
 	f.must(err)
 	if s.Annotations[svc.FrontSecretsAnnotation] != "foreign/foreign-tls" || s.Spec.ClusterIP != corev1.ClusterIPNone {

@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiclient"
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/api"
+	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/gateway/watch"
 	"github.com/fairlead/fairlead/internal/loop"
@@ -69,7 +70,7 @@ type controller struct {
 	experimental atomic.Bool
 
 	mu     sync.Mutex
-	fronts map[svc.Name]*corev1.Service // with gateway.FrontLabel
+	fronts map[svc.Name]*corev1.Service // with names.FrontLabel
 	listed bool
 
 	unserved *unserved
@@ -184,7 +185,7 @@ func (c *controller) followFronts(ctx context.Context, running *sync.WaitGroup) 
 		Set:    func(s *corev1.Service) { change(func() { c.fronts[svc.NameOf(s)] = s }) },
 		Delete: func(s *corev1.Service) { change(func() { delete(c.fronts, svc.NameOf(s)) }) },
 	}
-	from := reflector.From(c.client.CoreV1().Services(""), metav1.ListOptions{LabelSelector: gateway.FrontLabel})
+	from := reflector.From(c.client.CoreV1().Services(""), metav1.ListOptions{LabelSelector: names.FrontLabel})
 	running.Go(func() { reflector.Run(reflector.Quiet(ctx), "gateway/fronts", from, sink) })
 }
 
@@ -209,19 +210,19 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 	wanted := map[svc.Name]bool{}
 	taken := map[svc.Name]string{} // the ReferenceGrants that cannot have their Services, and why
 	for n, objects := range granted(s) {
-		wanted[gateway.ServiceOfGrant(n)] = true
+		wanted[names.ServiceOfGrant(n)] = true
 		step(func(ctx context.Context) (err error) {
-			taken[n], err = c.keepService(ctx, serviceOfGrant(s.Grants[n], objects), have[gateway.ServiceOfGrant(n)])
+			taken[n], err = c.keepService(ctx, serviceOfGrant(s.Grants[n], objects), have[names.ServiceOfGrant(n)])
 			return err
 		})
 	}
 	c.syncPolicies(s, have, wanted, step)
 	for _, n := range slices.SortedFunc(maps.Keys(s.Gateways), svc.Name.Compare) {
-		service := gateway.ServiceOfGateway(n)
+		service := names.ServiceOfGateway(n)
 		wanted[service] = true
 		for _, set := range s.Fronts[n].Sets() {
 			if len(s.Fronts[n].SetSecrets(set)) > 0 {
-				wanted[gateway.ServiceOfSet(set)] = true
+				wanted[names.ServiceOfSet(set)] = true
 			}
 		}
 		step(func(ctx context.Context) error { return c.syncGateway(ctx, s, n, have, taken) })
@@ -233,13 +234,13 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 		}
 	}
 	if s.Ingress != nil {
-		wanted[gateway.IngressService()] = true
-		step(func(ctx context.Context) error { return c.syncIngresses(ctx, s, have[gateway.IngressService()], &errs) })
+		wanted[names.IngressService()] = true
+		step(func(ctx context.Context) error { return c.syncIngresses(ctx, s, have[names.IngressService()], &errs) })
 	}
 	if slices.ContainsFunc(slices.Collect(maps.Values(s.Meshes)), (*gateway.Mesh).Serves) {
-		wanted[gateway.MeshService()] = true
+		wanted[names.MeshService()] = true
 		c.unserved.follow(ctx, running)
-		step(func(ctx context.Context) error { return c.keepMeshService(ctx, have[gateway.MeshService()]) })
+		step(func(ctx context.Context) error { return c.keepMeshService(ctx, have[names.MeshService()]) })
 	}
 	for n, service := range have {
 		if !wanted[n] && c.abandoned(service, s) {
@@ -256,7 +257,7 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 // beginning of a term, nothing is known about it: another Service would get another address.
 func (c *controller) abandoned(service *corev1.Service, s *watch.State) bool {
 	followed := s.FollowsGateways || !c.o.Gateway
-	if svc.NameOf(service) == gateway.IngressService() {
+	if svc.NameOf(service) == names.IngressService() {
 		followed = s.FollowsIngresses
 	}
 	return followed && service.DeletionTimestamp == nil && c.ours(service)
@@ -264,24 +265,24 @@ func (c *controller) abandoned(service *corev1.Service, s *watch.State) bool {
 
 // ours reports whether this controller has made a Service.
 func (c *controller) ours(s *corev1.Service) bool {
-	if svc.NameOf(s) == gateway.IngressService() {
-		return s.Labels[gateway.FrontLabel] == gateway.FrontIngress
+	if svc.NameOf(s) == names.IngressService() {
+		return s.Labels[names.FrontLabel] == names.FrontIngress
 	}
-	if svc.NameOf(s) == gateway.MeshService() {
-		return s.Labels[gateway.FrontLabel] == gateway.FrontMesh
+	if svc.NameOf(s) == names.MeshService() {
+		return s.Labels[names.FrontLabel] == names.FrontMesh
 	}
 	owner := metav1.GetControllerOf(s)
-	switch kind := s.Labels[gateway.FrontLabel]; {
+	switch kind := s.Labels[names.FrontLabel]; {
 	case owner == nil:
 		return false
 	case owner.Kind == "ListenerSet":
-		return kind == gateway.FrontSet
+		return kind == names.FrontSet
 	case owner.Kind == "ReferenceGrant":
-		return kind == gateway.FrontGrant
+		return kind == names.FrontGrant
 	case owner.Kind == "BackendTLSPolicy":
-		return kind == gateway.FrontPolicy
+		return kind == names.FrontPolicy
 	}
-	return owner.Kind == "Gateway" && s.Labels[gateway.ClassLabel] != ""
+	return owner.Kind == "Gateway" && s.Labels[names.ClassLabel] != ""
 }
 
 // granted returns the objects that Gateways use by ReferenceGrants.
@@ -303,7 +304,7 @@ func (c *controller) syncGateway(
 	ctx context.Context, s *watch.State, n svc.Name, services map[svc.Name]*corev1.Service, taken map[svc.Name]string,
 ) error {
 	g, f := s.Gateways[n], s.Fronts[n]
-	have := services[gateway.ServiceOfGateway(n)]
+	have := services[names.ServiceOfGateway(n)]
 	unprogrammed, err := "", error(nil)
 	if ports := f.Ports(); len(ports) > 0 {
 		unprogrammed, err = c.keepService(ctx, serviceOf(g, ports, f.Opened()), have)
@@ -322,7 +323,7 @@ func (c *controller) syncGateway(
 func whyUnprogrammed(f *gateway.Front, n svc.Name, problem string, addresses []string) string {
 	unassigned := ""
 	if len(addresses) == 0 {
-		unassigned = "its Service " + gateway.ServiceOfGateway(n).String() + " has no address yet"
+		unassigned = "its Service " + names.ServiceOfGateway(n).String() + " has no address yet"
 	}
 	return cmp.Or(problem, f.Unusable(addresses), unassigned)
 }

@@ -11,8 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
-	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/api"
+	"github.com/fairlead/fairlead/internal/gateway/names"
 )
 
 // definitionsPath is where the API server has CustomResourceDefinitions.
@@ -103,7 +103,7 @@ func (c *controller) allowed(d *api.Definition, err error) error {
 // makeClass makes the GatewayClass, unless one has its name.
 func (c *controller) makeClass(ctx context.Context) error {
 	_, err := c.api.Classes().Create(ctx, &gwv1.GatewayClass{
-		ObjectMeta: metav1.ObjectMeta{Name: gateway.ClassName}, Spec: gwv1.GatewayClassSpec{ControllerName: gateway.ControllerName},
+		ObjectMeta: metav1.ObjectMeta{Name: names.ClassName}, Spec: gwv1.GatewayClassSpec{ControllerName: names.ControllerName},
 	}, metav1.CreateOptions{})
 	return made(err)
 }
@@ -111,7 +111,7 @@ func (c *controller) makeClass(ctx context.Context) error {
 // makeIngressClass makes the IngressClass, unless one has its name.
 func (c *controller) makeIngressClass(ctx context.Context) error {
 	_, err := c.client.NetworkingV1().IngressClasses().Create(ctx, &networkingv1.IngressClass{
-		ObjectMeta: metav1.ObjectMeta{Name: gateway.ClassName}, Spec: networkingv1.IngressClassSpec{Controller: gateway.IngressController},
+		ObjectMeta: metav1.ObjectMeta{Name: names.ClassName}, Spec: networkingv1.IngressClassSpec{Controller: names.IngressController},
 	}, metav1.CreateOptions{})
 	return made(err)
 }

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
-	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/gateway/watch"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -56,12 +56,12 @@ func (c *controller) syncPolicies(s *watch.State, services map[svc.Name]*corev1.
 			use = &policyUse{}
 		}
 		if len(use.opened) > 0 {
-			wanted[gateway.ServiceOfPolicy(n)] = true
+			wanted[names.ServiceOfPolicy(n)] = true
 		}
 		step(func(ctx context.Context) (err error) {
 			problem := ""
 			if len(use.opened) > 0 {
-				problem, err = c.keepService(ctx, serviceOfPolicy(policy, use.opened), services[gateway.ServiceOfPolicy(n)])
+				problem, err = c.keepService(ctx, serviceOfPolicy(policy, use.opened), services[names.ServiceOfPolicy(n)])
 			}
 			return errors.Join(ignoreRaces(err), c.writePolicy(ctx, policy, ancestorsOf(policy, use.gateways, s, problem)))
 		})
@@ -73,7 +73,7 @@ func (c *controller) syncPolicies(s *watch.State, services map[svc.Name]*corev1.
 func ancestorsOf(policy *gwv1.BackendTLSPolicy, gateways []svc.Name, s *watch.State, problem string) []gwv1.PolicyAncestorStatus {
 	out := []gwv1.PolicyAncestorStatus{}
 	for _, a := range policy.Status.Ancestors {
-		if a.ControllerName != gateway.ControllerName {
+		if a.ControllerName != names.ControllerName {
 			out = append(out, a)
 		}
 	}
@@ -87,7 +87,7 @@ func ancestorsOf(policy *gwv1.BackendTLSPolicy, gateways []svc.Name, s *watch.St
 			Name: gwv1.ObjectName(g.Name),
 		}
 		keepTimes(conditions, hadFor(policy, &ref))
-		out = append(out, gwv1.PolicyAncestorStatus{AncestorRef: ref, ControllerName: gateway.ControllerName, Conditions: conditions})
+		out = append(out, gwv1.PolicyAncestorStatus{AncestorRef: ref, ControllerName: names.ControllerName, Conditions: conditions})
 	}
 	return out
 }
@@ -105,7 +105,7 @@ func unread(conditions []metav1.Condition, problem string) {
 // hadFor returns the conditions that a policy has for a Gateway.
 func hadFor(policy *gwv1.BackendTLSPolicy, ref *gwv1.ParentReference) []metav1.Condition {
 	for i := range policy.Status.Ancestors {
-		if a := &policy.Status.Ancestors[i]; a.ControllerName == gateway.ControllerName && equality.Semantic.DeepEqual(&a.AncestorRef, ref) {
+		if a := &policy.Status.Ancestors[i]; a.ControllerName == names.ControllerName && equality.Semantic.DeepEqual(&a.AncestorRef, ref) {
 			return a.Conditions
 		}
 	}

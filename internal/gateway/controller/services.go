@@ -20,6 +20,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -57,7 +58,7 @@ func front(n svc.Name, ports map[gateway.PortKey]string) *corev1.Service {
 // serviceOf returns the Service of a Gateway. Labels and annotations of its infrastructure come first: they cannot replace
 // what makes it the front.
 func serviceOf(g *gwv1.Gateway, ports map[gateway.PortKey]string, opened []trust.Ref) *corev1.Service {
-	s := front(gateway.ServiceOfGateway(svc.NameOf(g)), ports)
+	s := front(names.ServiceOfGateway(svc.NameOf(g)), ports)
 	var keys []string
 	if i := g.Spec.Infrastructure; i != nil {
 		for k, v := range i.Labels {
@@ -86,8 +87,8 @@ func serviceOf(g *gwv1.Gateway, ports map[gateway.PortKey]string, opened []trust
 	slices.Sort(keys)
 	s.Annotations[svc.FrontKeysAnnotation] = strings.Join(slices.Compact(keys), ",")
 	open(s, slices.DeleteFunc(slices.Clone(opened), func(r trust.Ref) bool { return r.Namespace != g.Namespace }))
-	s.Labels[gateway.FrontLabel], s.Labels[gateway.NameLabel] = gateway.FrontGateway, labelValue(g.Name)
-	s.Labels[gateway.ClassLabel] = labelValue(string(g.Spec.GatewayClassName))
+	s.Labels[names.FrontLabel], s.Labels[names.NameLabel] = names.FrontGateway, labelValue(g.Name)
+	s.Labels[names.ClassLabel] = labelValue(string(g.Spec.GatewayClassName))
 	s.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(g, schema.GroupVersion(gwv1.GroupVersion).WithKind("Gateway"))}
 	return s
 }
@@ -120,27 +121,27 @@ func addressesFor(g *gwv1.Gateway) (addresses []string, only corev1.IPFamily) {
 // serviceOfSet returns the Service that names the Secrets of a ListenerSet's namespace.
 func serviceOfSet(set *gwv1.ListenerSet, secrets []svc.Name) *corev1.Service {
 	owner := metav1.NewControllerRef(set, schema.GroupVersion(gwv1.GroupVersion).WithKind("ListenerSet"))
-	return openingService(gateway.ServiceOfSet(svc.NameOf(set)), gateway.FrontSet, owner, gateway.SecretRefs(secrets))
+	return openingService(names.ServiceOfSet(svc.NameOf(set)), names.FrontSet, owner, gateway.SecretRefs(secrets))
 }
 
 // serviceOfGrant returns the Service that names the objects of a ReferenceGrant's namespace that Gateways use by it. It is
 // deleted with the grant.
 func serviceOfGrant(grant *gwv1.ReferenceGrant, opened []trust.Ref) *corev1.Service {
 	owner := metav1.NewControllerRef(grant, schema.GroupVersion(gwv1.GroupVersion).WithKind("ReferenceGrant"))
-	return openingService(gateway.ServiceOfGrant(svc.NameOf(grant)), gateway.FrontGrant, owner, opened)
+	return openingService(names.ServiceOfGrant(svc.NameOf(grant)), names.FrontGrant, owner, opened)
 }
 
 // serviceOfPolicy returns the Service that names the objects with authorities of a BackendTLSPolicy.
 func serviceOfPolicy(policy *gwv1.BackendTLSPolicy, opened []trust.Ref) *corev1.Service {
 	owner := metav1.NewControllerRef(policy, schema.GroupVersion(gwv1.GroupVersion).WithKind("BackendTLSPolicy"))
-	return openingService(gateway.ServiceOfPolicy(svc.NameOf(policy)), gateway.FrontPolicy, owner, opened)
+	return openingService(names.ServiceOfPolicy(svc.NameOf(policy)), names.FrontPolicy, owner, opened)
 }
 
 // openingService returns a Service that names objects of its namespace. It has no address and no ports: who may change
 // Services of a namespace lets nodes read objects of that namespace, and of no other.
 func openingService(n svc.Name, kind string, owner *metav1.OwnerReference, opened []trust.Ref) *corev1.Service {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{
-		Namespace: n.Namespace, Name: n.Name, Labels: map[string]string{gateway.FrontLabel: kind}, Annotations: map[string]string{},
+		Namespace: n.Namespace, Name: n.Name, Labels: map[string]string{names.FrontLabel: kind}, Annotations: map[string]string{},
 		OwnerReferences: []metav1.OwnerReference{*owner},
 	}}
 	s.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: corev1.ClusterIPNone}
@@ -150,9 +151,9 @@ func openingService(n svc.Name, kind string, owner *metav1.OwnerReference, opene
 
 // keepMeshService makes the Service by which nodes know that routes name Services as their parents.
 func (c *controller) keepMeshService(ctx context.Context, have *corev1.Service) error {
-	n := gateway.MeshService()
+	n := names.MeshService()
 	want := &corev1.Service{ObjectMeta: metav1.ObjectMeta{
-		Namespace: n.Namespace, Name: n.Name, Labels: map[string]string{gateway.FrontLabel: gateway.FrontMesh},
+		Namespace: n.Namespace, Name: n.Name, Labels: map[string]string{names.FrontLabel: names.FrontMesh},
 	}}
 	want.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: corev1.ClusterIPNone}
 	problem, err := c.keepService(ctx, want, have)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/gateway/watch"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -142,9 +143,9 @@ func TestServiceOfAPolicy(t *testing.T) {
 // A controller that begins does not delete the Services of Gateways and Ingresses which it does not follow yet.
 func TestServicesOutliveATerm(t *testing.T) {
 	g := &gwv1.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "1"}}
-	g.Spec.GatewayClassName = gateway.ClassName
-	of := map[string]*corev1.Service{"Gateway": serviceOf(g, nil, nil), "Ingress": front(gateway.IngressService(), nil)}
-	of["Ingress"].Labels[gateway.FrontLabel] = gateway.FrontIngress
+	g.Spec.GatewayClassName = names.ClassName
+	of := map[string]*corev1.Service{"Gateway": serviceOf(g, nil, nil), "Ingress": front(names.IngressService(), nil)}
+	of["Ingress"].Labels[names.FrontLabel] = names.FrontIngress
 	for _, c := range []struct {
 		serves              bool // Gateways
 		state               watch.State
@@ -220,7 +221,7 @@ func TestServiceOfAGrant(t *testing.T) {
 	if !c.ours(s) {
 		t.Error("the Service is not ours")
 	}
-	s.Labels[gateway.FrontLabel] = gateway.FrontSet
+	s.Labels[names.FrontLabel] = names.FrontSet
 	if c.ours(s) {
 		t.Error("a Service of another kind is ours")
 	}

@@ -13,6 +13,7 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/watch"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -178,7 +179,7 @@ func (c *controller) writeRoute(s *watch.State, unserved string, step func(func(
 func parentsOf(all []gwv1.RouteParentStatus, unserved string, r *routed) (want []gwv1.RouteParentStatus, differs bool) {
 	want = []gwv1.RouteParentStatus{}
 	for _, p := range r.have {
-		if p.ControllerName != gateway.ControllerName {
+		if p.ControllerName != names.ControllerName {
 			want = append(want, p)
 		}
 	}
@@ -196,7 +197,7 @@ func parentsOf(all []gwv1.RouteParentStatus, unserved string, r *routed) (want [
 func conditionsOf(have []gwv1.RouteParentStatus, ref *gwv1.ParentReference) []metav1.Condition {
 	for i := range have {
 		p := &have[i]
-		if p.ControllerName == gateway.ControllerName && equality.Semantic.DeepEqual(&p.ParentRef, ref) {
+		if p.ControllerName == names.ControllerName && equality.Semantic.DeepEqual(&p.ParentRef, ref) {
 			return p.Conditions
 		}
 	}
@@ -209,8 +210,8 @@ func (c *controller) syncIngresses(ctx context.Context, s *watch.State, have *co
 	if s.Ingress.Table.Ports[gateway.IngressHTTPS] != nil {
 		ports[gateway.PortKey{Number: gateway.IngressHTTPS}] = "https"
 	}
-	want := front(gateway.IngressService(), ports)
-	want.Labels[gateway.FrontLabel] = gateway.FrontIngress
+	want := front(names.IngressService(), ports)
+	want.Labels[names.FrontLabel] = names.FrontIngress
 	open(want, gateway.SecretRefs(s.Ingress.Secrets))
 	problem, err := c.keepService(ctx, want, have)
 	if problem != "" {
@@ -221,7 +222,7 @@ func (c *controller) syncIngresses(ctx context.Context, s *watch.State, have *co
 		numbers = append(numbers, p.Number)
 	}
 	slices.Sort(numbers)
-	status := gateway.IngressStatus(addressesOf(have), numbers)
+	status := names.IngressStatus(addressesOf(have), numbers)
 	for n, in := range s.Ingresses {
 		if !equality.Semantic.DeepEqual(in.Status.LoadBalancer.Ingress, status) {
 			next := in.DeepCopy()

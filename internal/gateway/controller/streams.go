@@ -11,6 +11,7 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/watch"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -68,7 +69,7 @@ func (c *controller) syncSets(ctx context.Context, s *watch.State, f *gateway.Fr
 			continue
 		}
 		if secrets := f.SetSecrets(n); len(secrets) > 0 {
-			problem, err := c.keepService(ctx, serviceOfSet(set, secrets), services[gateway.ServiceOfSet(n)])
+			problem, err := c.keepService(ctx, serviceOfSet(set, secrets), services[names.ServiceOfSet(n)])
 			*errs = append(*errs, ignoreRaces(err))
 			why = cmp.Or(why, problem)
 		}

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
-	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -22,7 +22,7 @@ func (w *Watch) FollowGateways(ctx context.Context, running *sync.WaitGroup) {
 	defer w.mu.Unlock()
 	classes := reflector.From(w.o.Gateway.Classes(), metav1.ListOptions{})
 	start(ctx, w, running, "gatewayclasses", classes, func(n svc.Name, c *gwv1.GatewayClass) {
-		if delete(w.classes, n.Name); c != nil && gateway.OurClass(c) {
+		if delete(w.classes, n.Name); c != nil && names.OurClass(c) {
 			w.classes[n.Name] = c
 		}
 	})

@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/api"
+	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -173,10 +174,10 @@ func (w *Watch) classify() {
 		}
 	}
 	for n, in := range w.ingresses {
-		c := w.ingressClasses[gateway.ClassOf(in, byDefault)]
+		c := w.ingressClasses[names.ClassOf(in, byDefault)]
 		ours, secured := false, false
 		if c != nil {
-			ours, secured = gateway.OurIngressClass(c)
+			ours, secured = names.OurIngressClass(c)
 		}
 		if w.objects.Secured[n] != secured {
 			w.dirtyIngress = true

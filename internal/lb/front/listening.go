@@ -17,8 +17,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiclient"
 	"github.com/fairlead/fairlead/internal/events"
-	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/api"
+	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/lb/claim"
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -99,7 +99,7 @@ func (l *Listening) dropClaim(n svc.Name) {
 }
 
 func (l *Listening) setService(o *corev1.Service) {
-	if svc.NameOf(o) == gateway.MeshService() {
+	if svc.NameOf(o) == names.MeshService() {
 		l.front.SetMesh()
 	}
 	if o.Spec.Type != corev1.ServiceTypeLoadBalancer {

@@ -38,7 +38,7 @@ type meshing struct {
 	no     string
 	firsts func() bool // nil after that
 
-	on    bool // gateway.MeshService has existed
+	on    bool // names.MeshService has existed
 	all   map[svc.Name]*meshed
 	addrs map[netip.Addr]bool // all ClusterIPs that lead here
 }
@@ -59,7 +59,7 @@ func newMeshing(f *Front, o Options) *meshing {
 	}
 }
 
-// SetMesh records that routes name Services as their parents (gateway.MeshService exists). They are followed from now on.
+// SetMesh records that routes name Services as their parents (names.MeshService exists). They are followed from now on.
 func (m *meshing) SetMesh() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

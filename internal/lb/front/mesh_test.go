@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/watch"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -303,12 +304,12 @@ func TestNoCirclesLater(t *testing.T) {
 	f := newMesh(Options{}, "10.244.0.1:80", "192.0.2.9:80", "10.96.0.7:80", "10.96.0.8:80")
 	meshes := maps.Clone(f.meshing.all)
 	web, shop := svc.Name{Namespace: "default", Name: "web"}, svc.Name{Namespace: "default", Name: "shop"}
-	n := gateway.ServiceOfGateway(shop)
+	n := names.ServiceOfGateway(shop)
 	mesh := meshes[web].mesh
 	f.routing.watch = &watch.Watch{}
 	f.routing.state = &watch.State{Fronts: map[svc.Name]*gateway.Front{shop: {Table: mesh.Table, Targets: mesh.Targets}}}
 	f.services[n] = &service{listed: true, spec: &dialect.Spec{}, object: &corev1.Service{ObjectMeta: metav1.ObjectMeta{
-		Namespace: n.Namespace, Name: n.Name, Labels: map[string]string{gateway.FrontLabel: gateway.FrontGateway},
+		Namespace: n.Namespace, Name: n.Name, Labels: map[string]string{names.FrontLabel: names.FrontGateway},
 		OwnerReferences: []metav1.OwnerReference{{Kind: "Gateway", Name: shop.Name, Controller: new(true)}},
 	}, Spec: corev1.ServiceSpec{IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol}}}}
 	check := func(when, inRoutes, inFront string) {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/watch"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/reflector"
@@ -45,7 +46,7 @@ type target struct {
 func (t *target) end() { t.stop() }
 
 // isRouted reports whether a Service is a front.
-func isRouted(o *corev1.Service) bool { return o.Labels[gateway.FrontLabel] != "" }
+func isRouted(o *corev1.Service) bool { return o.Labels[names.FrontLabel] != "" }
 
 // frontState is what a front has of its objects.
 type frontState struct {
@@ -62,7 +63,7 @@ func (r *routing) frontOf(o *corev1.Service) (out frontState, ok bool) {
 		return frontState{}, false
 	}
 	n := svc.NameOf(o)
-	if n == gateway.IngressService() {
+	if n == names.IngressService() {
 		if f := r.state.Ingress; f != nil {
 			return frontState{table: f.Table, targets: f.Targets}, true
 		}
@@ -73,7 +74,7 @@ func (r *routing) frontOf(o *corev1.Service) (out frontState, ok bool) {
 		return frontState{}, false
 	}
 	g := svc.Name{Namespace: n.Namespace, Name: owner.Name}
-	if f := r.state.Fronts[g]; f != nil && gateway.ServiceOfGateway(g) == n {
+	if f := r.state.Fronts[g]; f != nil && names.ServiceOfGateway(g) == n {
 		return frontState{f.Table, f.Targets, f.Revoked, f}, true
 	}
 	return frontState{}, false
@@ -88,8 +89,8 @@ func (r *routing) follow(ctx context.Context, running *sync.WaitGroup) {
 	r.mu.Lock()
 	meshes := r.meshing.on
 	for _, s := range r.services {
-		gateways = gateways || s.object.Labels[gateway.FrontLabel] == gateway.FrontGateway
-		ingresses = ingresses || s.object.Labels[gateway.FrontLabel] == gateway.FrontIngress
+		gateways = gateways || s.object.Labels[names.FrontLabel] == names.FrontGateway
+		ingresses = ingresses || s.object.Labels[names.FrontLabel] == names.FrontIngress
 	}
 	r.mu.Unlock()
 	if gateways {

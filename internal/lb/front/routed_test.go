@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/watch"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -25,10 +26,10 @@ func TestFrontOfGateway(t *testing.T) {
 		if c.owner == "other" {
 			g.Name = "web"
 		}
-		n := gateway.ServiceOfGateway(g)
+		n := names.ServiceOfGateway(g)
 		r := routing{state: &watch.State{Fronts: map[svc.Name]*gateway.Front{g: {Table: &gateway.Table{}}}}}
 		_, ok := r.frontOf(&corev1.Service{ObjectMeta: metav1.ObjectMeta{
-			Namespace: n.Namespace, Name: n.Name, Labels: map[string]string{gateway.NameLabel: c.owner[:min(63, len(c.owner))]},
+			Namespace: n.Namespace, Name: n.Name, Labels: map[string]string{names.NameLabel: c.owner[:min(63, len(c.owner))]},
 			OwnerReferences: []metav1.OwnerReference{{Kind: c.kind, Name: c.owner, Controller: new(true)}},
 		}})
 		if ok != c.want {

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/lb/claim"
 	"github.com/fairlead/fairlead/internal/lb/quorum"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
@@ -244,7 +244,7 @@ func (k *Known) setNode(o *corev1.Node) {
 // setService records a Service. The caller holds mu.
 func (k *Known) setService(o *corev1.Service) {
 	n := svc.NameOf(o)
-	if n == gateway.MeshService() {
+	if n == names.MeshService() {
 		k.front.SetMesh()
 	}
 	k.touch(n)

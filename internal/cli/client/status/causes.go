@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/cli/base"
-	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -221,9 +221,9 @@ func (r *Report) judgeIngresses(all []networkingv1.Ingress, now time.Time) {
 			r.problem("ingress %s/%s has no class, and no controller serves it: set spec.ingressClassName", g.Namespace, g.Name)
 			continue
 		}
-		if *g.Spec.IngressClassName == gateway.ClassName {
+		if *g.Spec.IngressClassName == names.ClassName {
 			r.problem("ingress %s/%s has no address: look at service %s and at the Events of the Ingress", g.Namespace, g.Name,
-				gateway.IngressService())
+				names.IngressService())
 			continue
 		}
 		r.problem("ingress %s/%s: no controller of class %s has given it an address; fairlead serves the class fairlead", g.Namespace, g.Name,

@@ -16,7 +16,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/epslice"
-	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -150,7 +150,7 @@ func (r *Report) judgeProgrammed(now time.Time) {
 // judgeEmpty adds that a Service without a selector has no endpoints.
 func (r *Report) judgeEmpty(s *corev1.Service, name string) {
 	switch {
-	case s.Labels[gateway.FrontLabel] != "": // its routes name the endpoints
+	case s.Labels[names.FrontLabel] != "": // its routes name the endpoints
 	case len(r.Nodes) == 0 && s.Namespace == metav1.NamespaceSystem: // kube-dns: the missing nodes are named
 	case name == "default/kubernetes":
 		r.serviceProblem(name, "service %s has no endpoints: Pods cannot reach the API; "+

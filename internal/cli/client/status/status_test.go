@@ -19,7 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/proxy"
 )
 
@@ -145,7 +145,7 @@ func TestStatusNamesServicesWithoutEndpoints(t *testing.T) {
 	waiting.Spec.LoadBalancerClass = &class
 	given.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
 	kubernetes, front := service("kubernetes", intstr.IntOrString{}), service("front", intstr.IntOrString{})
-	front.Labels = map[string]string{gateway.FrontLabel: gateway.FrontGateway}
+	front.Labels = map[string]string{names.FrontLabel: names.FrontGateway}
 	got := judged([]corev1.Service{empty, name, pending, waiting, given, kubernetes, front}, nil)
 	none := " has no selector and no endpoints: connections are refused until it gets one or the other"
 	want := []string{
