@@ -64,7 +64,10 @@ func (b *ingressBuilder) read(in *networkingv1.Ingress) *annotatedIngress {
 	if o.ForceSSL {
 		a.https = forceHTTPS
 	}
-	if o.Closed != "" {
+	switch {
+	case o.Closed != "" && o.Canary != nil:
+		b.problem(in, "%s; the canary gets no requests", o.Closed)
+	case o.Closed != "":
 		b.problem(in, "%s; requests for its paths are answered with 503", o.Closed)
 	}
 	if text := strings.Join(o.Ignored, "; "); text != "" {
