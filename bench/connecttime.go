@@ -208,7 +208,7 @@ func (r *connectRig) rounds(ctx context.Context, n int, d time.Duration) error {
 	return nil
 }
 
-// in calls f with this process, whose threads are the clients, where those of w are.
+// in calls f with this process, whose threads are the clients, where the clients of w are.
 func (r *connectRig) in(w *connectWay, f func() error) error {
 	if !w.inside {
 		return f()

@@ -72,70 +72,32 @@ type attachResult struct {
 	message string // "" if a listener takes the route
 }
 
-// counted are values, each once, in the order in which they came, with how often each is used.
-type counted[T comparable] struct {
-	list []T
-	uses map[T]int
-}
-
-func (c *counted[T]) has(v T) bool { return c.uses[v] > 0 }
-
-func (c *counted[T]) add(v T) {
-	if c.uses == nil {
-		c.uses = map[T]int{}
-	}
-	if c.uses[v]++; c.uses[v] == 1 {
-		c.list = append(c.list, v)
-	}
-}
-
-func (c *counted[T]) remove(v T) {
-	if c.uses[v]--; c.uses[v] == 0 {
-		delete(c.uses, v)
-		c.list = slices.DeleteFunc(c.list, func(o T) bool { return o == v })
-	}
-}
-
-func (c *counted[T]) clone() counted[T] { return counted[T]{slices.Clone(c.list), maps.Clone(c.uses)} }
-
 // addRoutes adds the HTTPRoutes and GRPCRoutes that name the Gateway. If only a few of them may have changed, the others are taken over
 // as they are.
 func (f *Front) addRoutes(o *Objects, before *Front, changed map[StreamKey]bool) {
 	const few = 16
-	if changed != nil && len(changed) <= few && f.sameListeners(o, before) {
-		if changes := f.changes(o, before, changed); !disputed(before, changes) {
+	if changed != nil && len(changed) <= few && sameListeners(o, f, before) {
+		if changes := changesOf(o, f, before, changed); !disputed(before, changes) {
 			f.takeOver(before)
 			for _, c := range changes {
-				f.replace(o, c)
+				if c.was != nil {
+					f.remove(c.was)
+				}
+				if c.now != (requests{}) {
+					f.add(o, f.attach(o, c.now, c.was))
+				}
 			}
 			return
 		}
 	}
 	f.routes = map[StreamKey]*attached{}
 	for _, route := range f.requests(o) {
-		var cached *cachedRoute
-		if was := before.routes[route.key()]; was != nil {
-			cached = was.cachedRoute
-		}
-		a := f.attach(o, route, cached)
-		f.add(a)
-		if len(o.Calls) > 0 { // otherwise nothing asks
-			f.take(a)
-		}
-	}
-}
-
-// take notes the hostnames that a route has.
-func (f *Front) take(a *attached) {
-	for i, hosts := range a.at {
-		for h := range hosts {
-			f.listeners[i].take(a.key.Kind, h)
-		}
+		f.add(o, f.attach(o, route, before.routes[route.key()]))
 	}
 }
 
 // sameListeners reports whether a route attaches to the listeners as to the ones of an earlier front.
-func (f *Front) sameListeners(o *Objects, before *Front) bool {
+func sameListeners(o *Objects, f, before *Front) bool {
 	same := func(a, b *listener) bool {
 		if a.spec != b.spec && !reflect.DeepEqual(a.spec, b.spec) || a.in != b.in || !slices.Equal(a.kinds, b.kinds) {
 			return false
@@ -160,8 +122,8 @@ type change struct {
 	now requests  // zero if it has gone
 }
 
-// changes returns the routes of keys that are not as in an earlier front.
-func (f *Front) changes(o *Objects, before *Front, keys map[StreamKey]bool) (out []change) {
+// changesOf returns the routes of keys that are not as in an earlier front.
+func changesOf(o *Objects, f, before *Front, keys map[StreamKey]bool) (out []change) {
 	for key := range keys {
 		c := change{was: before.routes[key], now: o.route(key)}
 		if c.now != (requests{}) && !f.isNamed(c.now.parents(), key.Namespace) {
@@ -217,26 +179,18 @@ func disputed(before *Front, changes []change) bool {
 
 // takeOver takes the routes of an earlier front over, whose listeners are the same.
 func (f *Front) takeOver(before *Front) {
-	f.routes, f.targets, f.refers = maps.Clone(before.routes), before.targets.clone(), before.refers.clone()
+	f.routes, f.targets, f.refers = maps.Clone(before.routes), before.targets.Clone(), before.refers.Clone()
 	for i, l := range f.listeners {
 		l.rules, l.attached, l.changed = maps.Clone(before.listeners[i].rules), before.listeners[i].attached, map[string]bool{}
 	}
 }
 
-// replace takes a changed route over.
-func (f *Front) replace(o *Objects, c change) {
+// attach finds the listeners that take a route. was is what an earlier front had of it, or nil.
+func (f *Front) attach(o *Objects, route requests, was *attached) *attached {
 	var cached *cachedRoute
-	if c.was != nil {
-		cached = c.was.cachedRoute
-		f.remove(c.was)
+	if was != nil {
+		cached = was.cachedRoute
 	}
-	if c.now != (requests{}) {
-		f.add(f.attach(o, c.now, cached))
-	}
-}
-
-// attach finds the listeners that take a route.
-func (f *Front) attach(o *Objects, route requests, cached *cachedRoute) *attached {
 	key := route.key()
 	admitted := slices.ContainsFunc(f.listeners, func(l *listener) bool {
 		return l.takes(key.Kind) && l.takesFrom(o, key.Namespace) &&
@@ -270,14 +224,14 @@ func (f *Front) attach(o *Objects, route requests, cached *cachedRoute) *attache
 }
 
 // add gives the rules of a route to the listeners that it attaches to.
-func (f *Front) add(a *attached) {
+func (f *Front) add(o *Objects, a *attached) {
 	f.routes[a.key] = a
 	for _, r := range a.refs {
-		f.refers.add(r.to)
+		f.refers.Add(r.to)
 	}
 	if !a.skipped {
 		for _, t := range a.targets {
-			f.targets.add(t)
+			f.targets.Add(t)
 		}
 	}
 	for i, hosts := range a.at {
@@ -289,6 +243,9 @@ func (f *Front) add(a *attached) {
 				have, l.changed[h] = slices.Clip(have), true // an earlier front has this list
 			}
 			l.rules[h] = append(have, a.matches...)
+			if len(o.Calls) > 0 { // otherwise nothing asks
+				l.take(a.key.Kind, h)
+			}
 		}
 	}
 }
@@ -297,11 +254,11 @@ func (f *Front) add(a *attached) {
 func (f *Front) remove(a *attached) {
 	delete(f.routes, a.key)
 	for _, r := range a.refs {
-		f.refers.remove(r.to)
+		f.refers.Remove(r.to)
 	}
 	if !a.skipped {
 		for _, t := range a.targets {
-			f.targets.remove(t)
+			f.targets.Remove(t)
 		}
 	}
 	of := a.from.age()

@@ -75,7 +75,7 @@ func (f *Front) OpenedByPolicies() map[svc.Name][]trust.Ref {
 }
 
 // readClientCertificate reads what the Gateway shows to backends. Without it no backend with TLS is spoken to.
-func (f *frontTLS) readClientCertificate(o *Objects, g *gwv1.Gateway, secrets *secretSet) {
+func (f *frontTLS) readClientCertificate(o *Objects, g *gwv1.Gateway, secrets *trust.SecretSet) {
 	if g.Spec.TLS == nil || g.Spec.TLS.Backend == nil || g.Spec.TLS.Backend.ClientCertificateRef == nil {
 		return
 	}
@@ -90,7 +90,7 @@ func (f *frontTLS) readClientCertificate(o *Objects, g *gwv1.Gateway, secrets *s
 	case valueOf(ref.Group, "") != "" || valueOf(ref.Kind, trust.Secret) != trust.Secret:
 		f.resolved, f.unresolved = gwv1.GatewayReasonInvalidClientCertificateRef, at+": want a Secret"
 	default:
-		if wrong := secrets.add(n); wrong != "" {
+		if wrong := secrets.Add(n); wrong != "" {
 			f.resolved, f.unresolved = gwv1.GatewayReasonInvalidClientCertificateRef, fmt.Sprintf("%s: Secret %s: %s", at, n, wrong)
 			return
 		}

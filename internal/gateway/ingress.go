@@ -10,6 +10,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect/nginx"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
+	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -72,7 +73,7 @@ func BuildIngress(o *Objects, before *IngressFront) *IngressFront {
 			b.addHosts(a)
 		}
 	}
-	b.front.Secrets, b.front.Named = b.named.usable, b.named.named
+	b.front.Secrets, b.front.Named = b.named.Usable, b.named.Named
 	if len(all) == 0 {
 		return b.front
 	}
@@ -95,7 +96,7 @@ type ingressBuilder struct {
 	front   *IngressFront
 	rules   map[string][]*match // by host
 	last    map[string][]*match // default backends of Ingresses without rules, by namespace
-	named   *secretSet
+	named   *trust.SecretSet
 	secrets map[string]svc.Name // by host
 	seen    map[Target]bool
 	owners  map[string]string // namespaces by host
@@ -343,7 +344,7 @@ func (b *ingressBuilder) certificates(in *networkingv1.Ingress, ruled map[string
 			b.problem(in, "tls[%d].secretName is missing", i)
 			continue
 		}
-		if wrong := b.named.add(name); wrong != "" {
+		if wrong := b.named.Add(name); wrong != "" {
 			b.problem(in, "tls[%d]: Secret %s: %s", i, name, wrong)
 			continue
 		}

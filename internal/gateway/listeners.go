@@ -36,7 +36,7 @@ type listener struct {
 	rules               map[string][]*match // by host
 	changed             map[string]bool     // hosts whose rules are not as in the front before; nil if any may have changed
 	allowed             map[string]bool     // namespaces that were asked for: whether their routes may attach
-	taken               map[gwv1.Kind]*patterns
+	taken               map[gwv1.Kind]*hostpath.Patterns
 	clients             *Clients // nil if no certificate of clients is asked for
 }
 
@@ -68,7 +68,7 @@ func (l *listener) mode() ListenerMode {
 func (l *listener) takes(kind gwv1.Kind) bool { return slices.Contains(l.kinds, kind) }
 
 // newListeners reads the listeners of a Gateway.
-func newListeners(o *Objects, g *gwv1.Gateway, secrets *secretSet, clients validations) (out []*listener) {
+func newListeners(o *Objects, g *gwv1.Gateway, secrets *trust.SecretSet, clients validations) (out []*listener) {
 	for i := range g.Spec.Listeners {
 		l := newListener(o, g, nil, &g.Spec.Listeners[i], secrets)
 		l.verifyClients(clients)
@@ -79,11 +79,11 @@ func newListeners(o *Objects, g *gwv1.Gateway, secrets *secretSet, clients valid
 }
 
 // newListener reads a listener of a Gateway, or of one of its ListenerSets.
-func newListener(o *Objects, g *gwv1.Gateway, set *gwv1.ListenerSet, spec *gwv1.Listener, secrets *secretSet) *listener {
+func newListener(o *Objects, g *gwv1.Gateway, set *gwv1.ListenerSet, spec *gwv1.Listener, secrets *trust.SecretSet) *listener {
 	l := &listener{
 		spec: spec, set: set, in: g.Namespace, host: strings.ToLower(string(valueOf(spec.Hostname, ""))), accepted: gwv1.ListenerReasonAccepted,
 		resolved: gwv1.ListenerReasonResolvedRefs, rules: map[string][]*match{}, streams: map[string]*Rule{},
-		taken: map[gwv1.Kind]*patterns{},
+		taken: map[gwv1.Kind]*hostpath.Patterns{},
 	}
 	if set != nil {
 		l.in = set.Namespace
@@ -184,7 +184,7 @@ func (l *listener) readKinds() {
 	}
 }
 
-func (l *listener) readCertificates(o *Objects, gateway string, secrets *secretSet) {
+func (l *listener) readCertificates(o *Objects, gateway string, secrets *trust.SecretSet) {
 	if l.refused != "" || !l.tls() {
 		return
 	}
@@ -204,7 +204,7 @@ func (l *listener) readCertificates(o *Objects, gateway string, secrets *secretS
 		case !o.permitted(from, "Secret", name):
 			l.miss(gwv1.ListenerReasonRefNotPermitted, "tls.certificateRefs[%d]: no ReferenceGrant of namespace %s permits it", i, name.Namespace)
 		default:
-			if wrong := secrets.add(name); wrong != "" {
+			if wrong := secrets.Add(name); wrong != "" {
 				l.miss(gwv1.ListenerReasonInvalidCertificateRef, "tls.certificateRefs[%d]: Secret %s: %s", i, name, wrong)
 				continue
 			}

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -82,7 +83,7 @@ func (l *listener) isOf(p *gwv1.ParentReference, namespace string, gateway svc.N
 }
 
 // addSets adds the listeners of the ListenerSets that name the Gateway, the older ones first.
-func (f *Front) addSets(o *Objects, g *gwv1.Gateway, secrets *secretSet, clients validations) {
+func (f *Front) addSets(o *Objects, g *gwv1.Gateway, secrets *trust.SecretSet, clients validations) {
 	var sets []*gwv1.ListenerSet
 	for s := range maps.Values(o.Sets) {
 		if ParentOf(s) == f.gateway {

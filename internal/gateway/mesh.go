@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -99,7 +100,7 @@ func (b *meshBuilder) listen() {
 				Name: gwv1.SectionName(p.Name), Port: gwv1.PortNumber(p.Number), Protocol: gwv1.HTTPProtocolType,
 			},
 			in: b.name.Namespace, kinds: []gwv1.Kind{kindHTTPRoute, KindGRPCRoute}, rules: map[string][]*match{},
-			taken: map[gwv1.Kind]*patterns{},
+			taken: map[gwv1.Kind]*hostpath.Patterns{},
 		})
 	}
 }

@@ -2,11 +2,11 @@ package gateway
 
 import (
 	"slices"
-	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -156,56 +156,20 @@ func sortByAge(routes []requests) {
 	slices.SortFunc(routes, func(a, b requests) int { return ages[a].compare(ages[b]) })
 }
 
-// patterns are patterns of hosts, to find out whether others have hosts in common with them.
-type patterns struct {
-	all map[string]bool
-	// below has what follows each dot of a pattern, with the dot.
-	below map[string]bool
-}
-
-func (p *patterns) add(pattern string) {
-	p.all[pattern] = true
-	for at := range pattern {
-		if pattern[at] == '.' {
-			p.below[pattern[at:]] = true
-		}
-	}
-}
-
-// meets reports whether a pattern has hosts in common with one of them.
-func (p *patterns) meets(pattern string) bool {
-	switch {
-	case len(p.all) == 0:
-		return false
-	case pattern == "" || p.all[""] || p.all[pattern]:
-		return true
-	}
-	rest, wild := strings.CutPrefix(pattern, "*")
-	if wild && p.below[rest] {
-		return true
-	}
-	for at := range rest {
-		if rest[at] == '.' && at+len(pattern)-len(rest) > 0 && p.all["*"+rest[at:]] {
-			return true
-		}
-	}
-	return false
-}
-
 // take notes that a route of a kind has a host of the listener.
 func (l *listener) take(kind gwv1.Kind, host string) {
 	p := l.taken[kind]
 	if p == nil {
-		p = &patterns{map[string]bool{}, map[string]bool{}}
+		p = hostpath.NewPatterns()
 		l.taken[kind] = p
 	}
-	p.add(host)
+	p.Add(host)
 }
 
 // isTaken reports whether a route of the other kind, of HTTPRoute and GRPCRoute, has a host of the listener.
 func (l *listener) isTaken(kind gwv1.Kind, host string) bool {
 	for other, p := range l.taken {
-		if other != kind && p.meets(host) {
+		if other != kind && p.Meets(host) {
 			return true
 		}
 	}

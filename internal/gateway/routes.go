@@ -2,13 +2,14 @@ package gateway
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/counted"
 	"github.com/fairlead/fairlead/internal/gateway/names"
+	"github.com/fairlead/fairlead/internal/gateway/static"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -26,7 +27,7 @@ type Front struct {
 	accepted gwv1.GatewayConditionReason
 	refused  string
 	// asked are the addresses that the Gateway asks for, by their places in its spec.
-	asked []askedAddress
+	asked static.Addresses
 	// Policies are the BackendTLSPolicies of Targets.
 	Policies map[svc.Name]*trust.Policy
 	frontTLS
@@ -40,8 +41,8 @@ type Front struct {
 	// routes that do, one for each reference.
 	routes  map[StreamKey]*attached
 	streams map[StreamKey][]gwv1.RouteParentStatus
-	targets counted[Target]   // of routes
-	refers  counted[svc.Name] // Services that routes name
+	targets counted.Set[Target]   // of routes
+	refers  counted.Set[svc.Name] // Services that routes name
 	// connected are the Services that the other routes name.
 	connected map[svc.Name]bool
 }
@@ -76,11 +77,11 @@ func build(o *Objects, name svc.Name, before *Front, changed map[StreamKey]bool)
 		before = &Front{}
 	}
 	f.addRoutes(o, before, changed)
-	f.Targets = slices.Clone(f.targets.list)
+	f.Targets = slices.Clone(f.targets.List())
 	f.addStreams(o)
 	f.addPolicies(o, f.authorities)
 	f.accept(g)
-	f.Secrets, f.Named = secrets.usable, secrets.named
+	f.Secrets, f.Named = secrets.Usable, secrets.Named
 	f.Table = &Table{Ports: map[uint16]*Port{}}
 	if f.refused == "" {
 		f.Table = listenersOf(f.listeners, before.Table)
@@ -112,7 +113,7 @@ func (f *Front) accept(g *gwv1.Gateway) {
 	}
 	for i, a := range g.Spec.Addresses {
 		if a.Value != "" {
-			f.asked = append(f.asked, askedAddress{i, a.Value})
+			f.asked = append(f.asked, static.Address{Index: i, Value: a.Value})
 		}
 		if valueOf(a.Type, gwv1.IPAddressType) != gwv1.IPAddressType && f.refused == "" {
 			f.accepted = gwv1.GatewayReasonUnsupportedAddress
@@ -121,29 +122,9 @@ func (f *Front) accept(g *gwv1.Gateway) {
 	}
 }
 
-// askedAddress is an address of a Gateway's spec.
-type askedAddress struct {
-	index int
-	value string
-}
-
 // Unusable returns why the Gateway does not have an address that it asks for, "" if it has all of them. have are those of its Service.
 func (f *Front) Unusable(have []string) string {
-	families := map[bool]bool{}
-	for _, a := range f.asked {
-		asked, err := netip.ParseAddr(a.value)
-		switch {
-		case err != nil:
-			return fmt.Sprintf("addresses[%d].value: want an IP address", a.index)
-		case families[asked.Is4()]:
-			return fmt.Sprintf("addresses[%d]: a Gateway has one address of each family", a.index)
-		case !slices.ContainsFunc(have, func(h string) bool { had, err := netip.ParseAddr(h); return err == nil && had == asked }):
-			return fmt.Sprintf("addresses[%d]: %s is of no pool for this Gateway, or in use, or not assigned yet: see the Events of Service %s",
-				a.index, asked, names.ServiceOfGateway(f.gateway))
-		}
-		families[asked.Is4()] = true
-	}
-	return ""
+	return f.asked.Unusable(have, names.ServiceOfGateway(f.gateway))
 }
 
 // parentOf returns the Gateway that a reference names, the zero Name if it names something else.
@@ -155,7 +136,7 @@ func parentOf(namespace string, p *gwv1.ParentReference) svc.Name {
 }
 
 // Refers reports whether a route of the front names a Service.
-func (f *Front) Refers(service svc.Name) bool { return f.refers.has(service) || f.connected[service] }
+func (f *Front) Refers(service svc.Name) bool { return f.refers.Has(service) || f.connected[service] }
 
 // Parents returns the statuses of a route of any kind for the references that name the Gateway or one of its ListenerSets. A front
 // that is built later returns the same slice while nothing of the route has changed.

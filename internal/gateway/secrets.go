@@ -10,8 +10,7 @@ import (
 const (
 	maxGatewaySecrets = 256
 	maxIngressSecrets = 4096
-	maxSecretBytes    = 128 << 10 // of the names of the ones that can be used
-	maxIngressTLS     = 64        // entries of an Ingress
+	maxIngressTLS     = 64 // entries of an Ingress
 )
 
 // grantedObject is an object that is neither of the Gateway's namespace nor of the ListenerSet's, with the ReferenceGrant that
@@ -37,14 +36,8 @@ func (f *Front) Granted() map[svc.Name][]trust.Ref {
 }
 
 // Opened returns the usable objects that the front names. The Service of the Gateway opens the ones of its namespace to nodes.
-func (f *Front) Opened() []trust.Ref { return append(SecretRefs(f.Secrets), f.authorities.Usable()...) }
-
-// SecretRefs returns the references to Secrets.
-func SecretRefs(names []svc.Name) (out []trust.Ref) {
-	for _, n := range names {
-		out = append(out, trust.Ref{Kind: trust.Secret, Name: n})
-	}
-	return out
+func (f *Front) Opened() []trust.Ref {
+	return append(trust.SecretRefs(f.Secrets), f.authorities.Usable()...)
 }
 
 // NamedAuthorities returns the objects with authorities that the front names, and may name, each once.
@@ -71,41 +64,10 @@ func (f *Front) GrantsOf(set svc.Name) (out []svc.Name) {
 	return out
 }
 
-// secretSet collects the Secrets that a front names.
-type secretSet struct {
-	objects *Objects
-	most    int
-	// named have to be followed, and usable are the ones that nodes need.
-	named, usable []svc.Name
-	problems      map[svc.Name]string
-	bytes         int
-}
-
-func newSecretSet(o *Objects, most int) *secretSet {
-	return &secretSet{objects: o, most: most, problems: map[svc.Name]string{}}
-}
-
-// add returns why a Secret cannot be used, "" if it can.
-func (s *secretSet) add(n svc.Name) string {
-	if problem, seen := s.problems[n]; seen {
-		return problem
-	}
-	if len(s.named) == s.most {
-		return "there are too many Secrets"
-	}
-	s.named = append(s.named, n)
-	secret, known := s.objects.Secrets[n]
-	problem := secret.Problem
-	size := len(n.String()) + len(",")
-	switch {
-	case !known:
-		problem = "it does not exist"
-	case problem == "" && s.bytes+size > maxSecretBytes:
-		problem = "there are too many Secrets"
-	case problem == "":
-		s.bytes += size
-		s.usable = append(s.usable, n)
-	}
-	s.problems[n] = problem
-	return problem
+// newSecretSet collects the Secrets that a front names, so many at most.
+func newSecretSet(o *Objects, most int) *trust.SecretSet {
+	return trust.NewSecretSet(most, func(n svc.Name) (string, bool) {
+		secret, known := o.Secrets[n]
+		return secret.Problem, known
+	})
 }

@@ -121,7 +121,7 @@ func addressesFor(g *gwv1.Gateway) (addresses []string, only corev1.IPFamily) {
 // serviceOfSet returns the Service that names the Secrets of a ListenerSet's namespace.
 func serviceOfSet(set *gwv1.ListenerSet, secrets []svc.Name) *corev1.Service {
 	owner := metav1.NewControllerRef(set, schema.GroupVersion(gwv1.GroupVersion).WithKind("ListenerSet"))
-	return openingService(names.ServiceOfSet(svc.NameOf(set)), names.FrontSet, owner, gateway.SecretRefs(secrets))
+	return openingService(names.ServiceOfSet(svc.NameOf(set)), names.FrontSet, owner, trust.SecretRefs(secrets))
 }
 
 // serviceOfGrant returns the Service that names the objects of a ReferenceGrant's namespace that Gateways use by it. It is

@@ -210,7 +210,7 @@ func TestAncestorsAreBounded(t *testing.T) {
 func TestServiceOfAGrant(t *testing.T) {
 	grant := &gwv1.ReferenceGrant{ObjectMeta: metav1.ObjectMeta{Namespace: "b", Name: "x", UID: "1"}}
 	secrets := []svc.Name{{Namespace: "b", Name: "d"}, {Namespace: "b", Name: "c"}, {Namespace: "b", Name: "d"}}
-	s := serviceOfGrant(grant, gateway.SecretRefs(secrets))
+	s := serviceOfGrant(grant, trust.SecretRefs(secrets))
 	if s.Annotations[svc.FrontSecretsAnnotation] != "b/c,b/d" || s.Spec.ClusterIP != corev1.ClusterIPNone || len(s.Spec.Ports) > 0 {
 		t.Errorf("Service %+v", s)
 	}

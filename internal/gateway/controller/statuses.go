@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/names"
+	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/gateway/watch"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -212,7 +213,7 @@ func (c *controller) syncIngresses(ctx context.Context, s *watch.State, have *co
 	}
 	want := front(names.IngressService(), ports)
 	want.Labels[names.FrontLabel] = names.FrontIngress
-	open(want, gateway.SecretRefs(s.Ingress.Secrets))
+	open(want, trust.SecretRefs(s.Ingress.Secrets))
 	problem, err := c.keepService(ctx, want, have)
 	if problem != "" {
 		c.o.Log.Warn("cannot serve Ingresses", "err", problem)

@@ -78,7 +78,7 @@ func (r *Report) judgeNodes(nodes []corev1.Node) {
 	}
 }
 
-// notReady returns why a node is not Ready: in its own words, or in those of who noticed that.
+// notReady returns why a node is not Ready: in its own words, or in the words of the part that noticed it.
 func (r *Report) notReady(n *corev1.Node) string {
 	since := time.Time{}
 	for _, c := range n.Status.Conditions {
