@@ -281,8 +281,11 @@ func TestSeveralServers(t *testing.T) {
 		put(by, nil)
 		return refuses
 	})
-	s.within("the end of a server without its store", func() func() error {
-		s.servers[vanishes].Stop()
-		return func() error { return nil }
-	})
+	since := time.Now()
+	s.servers[vanishes].Stop()
+	took := time.Since(since).Round(10 * time.Millisecond)
+	t.Logf("the end of a server without its store took %s", took)
+	if took > time.Minute { // the storage of a custom resource that is being made waits for etcd, which takes 20 s for each try
+		t.Error("the end of a server without its store took over a minute")
+	}
 }
