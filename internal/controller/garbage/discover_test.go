@@ -37,7 +37,9 @@ func TestEndWhileTheServerIsSilent(t *testing.T) {
 	k := &kit.Kit{Client: client}
 	for name, ask := range map[string]func(context.Context) error{
 		"the watches": func(ctx context.Context) error { return (&garbage{Kit: k}).discover(ctx, nil, nil, nil) },
-		"a namespace": func(ctx context.Context) error { return errors.Join((&namespaces{Kit: k, meta: objects}).empty(ctx, "a").errs...) },
+		"a namespace": func(ctx context.Context) error {
+			return errors.Join((&namespaces{Kit: k, meta: objects}).empty(ctx, "a").errs...)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
