@@ -40,7 +40,7 @@ func topGroup() (string, error) {
 	return "", errors.New("control groups of version 2 are not mounted")
 }
 
-// newControlGroup makes a group below the one of this process.
+// newControlGroup makes a group at the top of the hierarchy.
 func newControlGroup() (*controlGroup, error) {
 	top, err := topGroup()
 	if err != nil {

@@ -235,10 +235,10 @@ func (a *assembly) build(context.Context) (err error) {
 	}
 	serve.Groups(a.generic)
 	serve.NameUnservedOf(a.generic)
-	if err := a.generic.AddPreShutdownHook("fairlead/drain", a.drain.Begin); err != nil {
-		return err
-	}
-	return a.generic.AddPreShutdownHook("fairlead/leave", a.keeper.leave)
+	return a.generic.AddPreShutdownHook("fairlead/leave", func() error { // hooks of their own would run in any order
+		a.drain.Begin()
+		return a.keeper.leave()
+	})
 }
 
 // installResources serves all kinds.

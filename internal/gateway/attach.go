@@ -69,7 +69,7 @@ type attached struct {
 type attachResult struct {
 	ref     *gwv1.ParentReference
 	reason  gwv1.RouteConditionReason
-	message string // "" if a listener takes the route
+	message string // "" if the route is accepted
 }
 
 // addRoutes adds the HTTPRoutes and GRPCRoutes that name the Gateway. If only a few of them may have changed, the others are taken over

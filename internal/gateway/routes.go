@@ -139,7 +139,7 @@ func parentOf(namespace string, p *gwv1.ParentReference) svc.Name {
 func (f *Front) Refers(service svc.Name) bool { return f.refers.Has(service) || f.connected[service] }
 
 // Parents returns the statuses of a route of any kind for the references that name the Gateway or one of its ListenerSets. A front
-// that is built later returns the same slice while nothing of the route has changed.
+// that ChangeGateway returns has the same slice while nothing of the route has changed.
 func (f *Front) Parents(route StreamKey) []gwv1.RouteParentStatus {
 	if a := f.routes[route]; a != nil {
 		return a.parents()

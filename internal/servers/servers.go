@@ -60,7 +60,8 @@ const (
 const (
 	// maxServers bounds how many addresses are learned, and how many are remembered that are no longer in the list.
 	maxServers = 16
-	// keepLeft is how long an address is remembered that is no longer in the list.
+	// keepLeft is how long an address is remembered that is no longer in the list, at least: until the next change of the list after
+	// that, or the next start.
 	keepLeft = 24 * time.Hour
 )
 
@@ -99,8 +100,8 @@ type server struct {
 	at             string // host:port
 	given, learned bool
 	// left is when a list came without a server that was in the one before; else it is zero. Such a server is the last choice: one that
-	// was silent for some seconds leaves the list, and may be the only one that is up when the others have failed and nobody is left
-	// to tell that it is back.
+	// was silent for some seconds leaves the list, and may be the only one that is up when the others have failed and no server is left
+	// to report it.
 	left  time.Time
 	state state
 	// usable is when a server that is up is taken before others.
@@ -222,6 +223,9 @@ func (b *Balancer) learn(list []string) {
 		s.learned = slices.Contains(list, at)
 		switch {
 		case s.learned:
+			if !s.left.IsZero() && s.state == up { // it is back, and all nodes that prefer it hear so at once
+				s.usable = now.Add(rand.N(maxReturn))
+			}
 			s.left = time.Time{}
 		case was:
 			s.left = now

@@ -13,7 +13,8 @@ import (
 type held struct {
 	*cluster
 	vip   netip.Addr
-	owner *node // of the address, when they were opened
+	owner *node     // of the address, when they were opened
+	since time.Time // when they began to be opened
 	conns []net.Conn
 }
 
@@ -31,6 +32,7 @@ func (c *cluster) hold(vip netip.Addr) *held {
 func (h *held) open() {
 	h.Helper()
 	h.close()
+	h.since = time.Now()
 	h.owner = h.cluster.owner(h.vip, h.nodes...)
 	for range heldConns {
 		c, err := h.wire.Host().Dial(h.Context(), svc.TCP, netip.AddrPortFrom(h.vip, 80))
@@ -48,15 +50,19 @@ func (h *held) close() {
 	h.conns = nil
 }
 
-// lost returns how many connections are no longer answered.
+// lost returns how many connections are no longer answered, all of them within one deadline.
 func (h *held) lost() (n int) {
-	for _, c := range h.conns {
-		_ = c.SetDeadline(time.Now().Add(testbed.Patience))
-		_, err := c.Write([]byte("x"))
-		if err == nil {
-			_, err = c.Read(make([]byte, 1))
+	deadline := time.Now().Add(testbed.Patience)
+	written := make([]error, len(h.conns))
+	for i, c := range h.conns {
+		_ = c.SetDeadline(deadline)
+		_, written[i] = c.Write([]byte("x"))
+	}
+	for i, c := range h.conns {
+		if written[i] == nil {
+			_, written[i] = c.Read(make([]byte, 1))
 		}
-		if err != nil {
+		if written[i] != nil {
 			n++
 		}
 	}
@@ -68,7 +74,7 @@ func (h *held) lost() (n int) {
 func (h *held) outlast(begin time.Time) {
 	h.Helper()
 	took, lost := time.Since(begin), h.lost()
-	for _, x := range h.wire.Since(h.vip, begin) {
+	for _, x := range h.wire.Since(h.vip, h.since) {
 		if x.MAC == h.owner.mac {
 			continue
 		}

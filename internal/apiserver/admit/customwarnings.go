@@ -34,7 +34,7 @@ const (
 )
 
 // customWarnings warns about custom resources that fairlead reads: of annotations and labels without effect, and of a Gateway
-// whose class nobody serves. Built-in kinds have their warnings from package registry.
+// whose class no controller serves. Built-in kinds have their warnings from package registry.
 type customWarnings struct {
 	*admission.Handler
 	class func(ctx context.Context, name string) (*gwv1.GatewayClass, error)
@@ -121,7 +121,7 @@ func className(gateway *unstructured.Unstructured) string {
 	return name
 }
 
-// unserved returns why nobody serves a Gateway with a class that it had not before, "" if one does or that is not known.
+// unserved returns why no controller serves a Gateway with a class that it had not before, "" if one does or that is not known.
 func (c customWarnings) unserved(ctx context.Context, name, before string) string {
 	if name == "" || name == before {
 		return ""

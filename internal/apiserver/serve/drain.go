@@ -22,11 +22,8 @@ func NewDrain() *Drain {
 	return &Drain{over, end}
 }
 
-// Begin is called when the server stops; it is a PreShutdownHookFunc.
-func (d *Drain) Begin() error {
-	time.AfterFunc(drainGrace, d.end)
-	return nil
-}
+// Begin is called when the server begins to stop.
+func (d *Drain) Begin() { time.AfterFunc(drainGrace, d.end) }
 
 // Bounded ends the contexts of requests to h when the time of the server is over.
 func (d *Drain) Bounded(h http.Handler) http.Handler {

@@ -267,6 +267,6 @@ func (f *ProxyFlags) Features() []preflight.Feature {
 	}
 	return []preflight.Feature{{
 		Name: "connect-time", Probe: func() error { return kconnect.Probe(f.connect.config()) },
-		Without: "nft translates the connections of local clients, too", Remedy: "do what it says, or give --connect-time off",
+		Without: "nft translates the connections of local clients, too", Remedy: "mend what the message names, or give --connect-time off",
 	}}
 }

@@ -237,6 +237,8 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 		wanted[names.IngressService()] = true
 		step(func(ctx context.Context) error { return c.syncIngresses(ctx, s, have[names.IngressService()], &errs) })
 	}
+	c.problems.keep(s.Ingresses)
+	c.ignored.keep(s.Ingresses)
 	if slices.ContainsFunc(slices.Collect(maps.Values(s.Meshes)), (*gateway.Mesh).Serves) {
 		wanted[names.MeshService()] = true
 		c.unserved.follow(ctx, running)

@@ -227,7 +227,7 @@ func TestServiceOfAGrant(t *testing.T) {
 	}
 }
 
-// What is wrong with the Service of a Gateway is not hidden by its addresses, which it lacks therefore.
+// What is wrong with the Service of a Gateway is not hidden by its addresses, which it then lacks.
 func TestWhyUnprogrammed(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

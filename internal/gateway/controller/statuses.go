@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway"
@@ -139,7 +140,13 @@ func (c *controller) writeRoutes(s *watch.State, unserved string, step func(func
 	}
 	if len(c.settled) > len(s.Routes)+len(s.Calls)+len(s.Streams) {
 		maps.DeleteFunc(c.settled, func(key gateway.StreamKey, _ settled) bool {
-			return s.Routes[key.Name] == nil && s.Calls[key.Name] == nil && s.Streams[key] == nil
+			switch key.Kind {
+			case gateway.KindHTTPRoute:
+				return s.Routes[key.Name] == nil
+			case gateway.KindGRPCRoute:
+				return s.Calls[key.Name] == nil
+			}
+			return s.Streams[key] == nil
 		})
 	}
 }
@@ -234,18 +241,22 @@ func (c *controller) syncIngresses(ctx context.Context, s *watch.State, have *co
 		c.problems.record(c.o.Events, in, "IngressNotServed", s.Ingress.Problems[n])
 		c.ignored.record(c.o.Events, in, "IngressAnnotationIgnored", s.Ingress.Ignored[n])
 	}
-	c.problems.keep(s.Ingresses)
-	c.ignored.keep(s.Ingresses)
 	return err
 }
 
-// recorded are the texts of the last Events of a kind about Ingresses.
-type recorded map[svc.Name]string
+// recorded are the last Events of a kind about Ingresses.
+type recorded map[svc.Name]eventText
+
+// eventText is the text of an Event about an object.
+type eventText struct {
+	of   types.UID
+	text string
+}
 
 // record records an Event about an Ingress, once for each change of its text, none for "".
 func (r recorded) record(events Recorder, in *networkingv1.Ingress, reason, text string) {
-	if n := svc.NameOf(in); r[n] != text {
-		if r[n] = text; text != "" {
+	if n, now := svc.NameOf(in), (eventText{in.UID, text}); r[n] != now {
+		if r[n] = now; text != "" {
 			events.Event(in, corev1.EventTypeWarning, reason, text)
 		}
 	}

@@ -41,7 +41,7 @@ const (
 	FrontIngress = "ingress"
 	// FrontSet is of the Service of a ListenerSet, which only names the Secrets of its namespace that nodes need.
 	FrontSet = "listenerset"
-	// FrontGrant is of the Service of a ReferenceGrant, which likewise only names Secrets of its namespace.
+	// FrontGrant is of the Service of a ReferenceGrant, which likewise only names Secrets and ConfigMaps of its namespace.
 	FrontGrant = "referencegrant"
 	// FrontPolicy is of the Service of a BackendTLSPolicy, which names the objects with authorities of its namespace.
 	FrontPolicy = "backendtlspolicy"
@@ -54,7 +54,7 @@ func IngressService() svc.Name {
 	return svc.Name{Namespace: svc.SystemNamespace, Name: svc.IngressService}
 }
 
-// ServiceOfGateway returns the name of the Service of a Gateway, which is also the label of its name.
+// ServiceOfGateway returns the name of the Service of a Gateway.
 func ServiceOfGateway(gateway svc.Name) svc.Name {
 	return serviceName(gateway, ClassName, 40)
 }
@@ -62,7 +62,7 @@ func ServiceOfGateway(gateway svc.Name) svc.Name {
 // ServiceOfSet returns the name of the Service of a ListenerSet.
 func ServiceOfSet(set svc.Name) svc.Name { return serviceName(set, "listeners-"+ClassName, 32) }
 
-// ServiceOfGrant returns the name of the Service of a ReferenceGrant by which Gateways use Secrets.
+// ServiceOfGrant returns the name of the Service of a ReferenceGrant by which Gateways use Secrets and ConfigMaps.
 func ServiceOfGrant(grant svc.Name) svc.Name { return serviceName(grant, "secrets-"+ClassName, 32) }
 
 // ServiceOfPolicy returns the name of the Service of a BackendTLSPolicy.

@@ -42,9 +42,9 @@ func (w *Watch) FollowIngresses(ctx context.Context, running *sync.WaitGroup) {
 		func(n svc.Name, in *networkingv1.Ingress) { set(w.ingresses, n, in) })
 }
 
-// policyKind is the kind of BackendTLSPolicies, which take something away: while they may not be read, no Mesh is served. Clients
-// reach the Services' own endpoints then. Gateways go on, or an older ClusterRole would end them all: as before there were policies,
-// only ports whose appProtocol says TLS are closed.
+// policyKind is the kind of BackendTLSPolicies, which restrict. While a node may not read them it serves no Mesh, and clients reach the
+// Services' own endpoints. Gateways are still served, since an older ClusterRole would otherwise end them: only ports whose appProtocol
+// is of TLS are closed.
 const policyKind = "backendtlspolicies"
 
 // followMore follows what our objects depend on. The caller holds mu.

@@ -39,7 +39,7 @@ type Watch struct {
 	mu             sync.Mutex
 	started        map[string]bool // kinds that are followed
 	pending        int             // of them, not listed yet
-	unread         map[string]bool // kinds that may not be read, and have no objects therefore
+	unread         map[string]bool // kinds that may not be read, so they have no objects
 	objects        gateway.Objects
 	classes        map[string]*gwv1.GatewayClass // ours
 	gateways       map[svc.Name]*gwv1.Gateway    // of every class
@@ -101,7 +101,7 @@ type State struct {
 	Orphans   []*gwv1.ListenerSet
 	Ingresses map[svc.Name]*networkingv1.Ingress
 	Ingress   *gateway.IngressFront
-	// Meshes are for the Services that routes name as parents.
+	// Meshes are for the Services that routes name as parents; nil while BackendTLSPolicies may not be read.
 	Meshes map[svc.Name]*gateway.Mesh
 	// Certificates are from the Secrets that can be used.
 	Certificates map[svc.Name]*tls.Certificate

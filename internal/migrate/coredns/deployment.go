@@ -152,7 +152,7 @@ const podDeadline = 300
 const settles = time.Minute
 
 // PodFor returns the Pod that asks servers the questions, and compares their answers with those of like. It runs once, and has the
-// place and the image of Ours. Answers may differ for a minute, and no longer than timeout.
+// place and the image of Ours. Answers may differ for a minute, and for half of timeout at most: the rest is for the Pod to start.
 func PodFor(ours *appsv1.Deployment, servers []string, like string, questions []string, timeout time.Duration) *corev1.Pod {
 	deadline, no := int64(podDeadline), false
 	pod := &corev1.Pod{
@@ -167,7 +167,7 @@ func PodFor(ours *appsv1.Deployment, servers []string, like string, questions []
 	c := &pod.Spec.Containers[0]
 	c.ReadinessProbe, c.LivenessProbe, c.StartupProbe, c.Lifecycle, c.Ports, c.VolumeMounts = nil, nil, nil, nil, nil, nil
 	c.TerminationMessagePolicy = corev1.TerminationMessageFallbackToLogsOnError
-	c.Args = []string{"migrate", "compare-dns", "--within=" + min(settles, timeout).String(), "--servers=" + strings.Join(servers, ","),
+	c.Args = []string{"migrate", "compare-dns", "--within=" + min(settles, timeout/2).String(), "--servers=" + strings.Join(servers, ","),
 		"--like=" + like}
 	c.Args = append(c.Args, questions...)
 	return pod

@@ -182,10 +182,10 @@ func noEffect(kind, key, value string) string {
 func notOf(kind string, kinds []string) string {
 	where := strings.Join(kinds, " or ")
 	if kinds[0] == "Pod" && (kind == "Deployment" || kind == "DaemonSet" || kind == "ReplicaSet") {
-		return "it has no effect on a " + kind + "; write it to spec.template.metadata.annotations, where its Pods have it from"
+		return "it has no effect on a " + kind + "; write it to spec.template.metadata.annotations, from which its Pods get it"
 	}
 	if kind == "Gateway" && slices.Contains(kinds, "Service") {
-		return "it has no effect on a Gateway; write it to spec.infrastructure.annotations, where its Service has it from"
+		return "it has no effect on a Gateway; write it to spec.infrastructure.annotations, from which its Service gets it"
 	}
 	return fmt.Sprintf("it has no effect on kind %s; it is for kind %s", kind, where)
 }

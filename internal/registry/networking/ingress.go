@@ -171,7 +171,7 @@ const (
 	maxNginxWarningBytes = 400
 )
 
-// nginxWarnings returns which annotations of ingress-nginx fairlead does not act on, if they are new.
+// nginxWarnings returns which annotations of ingress-nginx fairlead does not act on, if they are new. Another controller may.
 func nginxWarnings(i, prev *networkingv1.Ingress) (out []string) {
 	if prev != nil && maps.Equal(i.Annotations, prev.Annotations) {
 		return nil
@@ -179,7 +179,7 @@ func nginxWarnings(i, prev *networkingv1.Ingress) (out []string) {
 	o := nginx.Read(i.Annotations)
 	all := o.Ignored
 	if o.Closed != "" {
-		all = append([]string{o.Closed + "; fairlead answers requests for the paths with 503"}, all...)
+		all = append([]string{o.Closed + "; if fairlead serves this Ingress, it answers requests for the paths with 503"}, all...)
 	}
 	for n, text := range all {
 		if n == maxNginxWarnings {
