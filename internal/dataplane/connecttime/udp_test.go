@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -171,7 +172,7 @@ func sockaddr(a netip.AddrPort) unix.Sockaddr {
 
 // A connected socket ends when its endpoint serves no more, on the node and in a Pod, and no other socket does.
 func TestStaleSocketsEnd(t *testing.T) {
-	e := flows.NewEnv(t, newRig(t).createKnown)
+	e, begin := flows.NewEnv(t, newRig(t).createKnown), time.Now()
 	fronts := []netip.AddrPort{web4, web6}
 	e.Apply(t, udp(e, fronts, "", "a"), nil)
 	ctx, stop := context.WithCancel(t.Context())
@@ -196,14 +197,20 @@ func TestStaleSocketsEnd(t *testing.T) {
 			clients = append(clients, client{from + " to " + to.String(), bufio.NewScanner(out)})
 		}
 	}
-	until := func(c client, prefix string) {
+	// until reads the lines of a client until one with the prefix, of a question that was asked since a time.
+	until := func(c client, since time.Time, prefix string) {
 		t.Helper()
 		for c.lines.Scan() {
-			if strings.HasPrefix(c.lines.Text(), prefix) {
+			line := c.lines.Text()
+			asked, err := strconv.ParseInt(line[strings.LastIndex(line, " ")+1:], 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if asked >= since.UnixNano() && strings.HasPrefix(line, prefix) {
 				return
 			}
-			if strings.HasPrefix(c.lines.Text(), "ended") {
-				t.Fatalf("%s: %q, want %s", c.what, c.lines.Text(), prefix)
+			if strings.HasPrefix(line, "ended") {
+				t.Fatalf("%s: %q, want %s", c.what, line, prefix)
 			}
 		}
 		t.Fatalf("%s: the client is gone: %v", c.what, c.lines.Err())
@@ -214,16 +221,17 @@ func TestStaleSocketsEnd(t *testing.T) {
 	}
 	defer func() { _ = direct.Close() }()
 	for _, c := range clients {
-		until(c, "a ")
+		until(c, begin, "a ")
 	}
 	e.Apply(t, udp(e, fronts, "a d", "d"), nil)
+	changed := time.Now()
 	for _, c := range clients { // it serves: a later answer is of the same socket
-		until(c, "a ")
+		until(c, changed, "a ")
 	}
 	e.Apply(t, udp(e, fronts, "", "d"), nil)
 	for _, c := range clients {
-		until(c, "ended")
-		until(c, "d ")
+		until(c, begin, "ended")
+		until(c, begin, "d ")
 	}
 	if got, err := testbed.AskOn(direct); err != nil || got.Name != "a" {
 		t.Errorf("the socket that is connected with the endpoint itself: %+v, %v", got, err)
