@@ -284,9 +284,9 @@ func (p *Programs) Close() error {
 
 var _ io.Closer = (*Programs)(nil)
 
-// Cleanup takes the programs of the calling thread's network namespace from their group, ends the connected sockets of UDP that they
-// translated, and frees their maps. Where there are none it does nothing. Nor does it where this process may not look: systemd mounts the BPF file system
-// for root only, and a node without root has a network namespace that no program of root is for.
+// Cleanup takes the programs of the calling thread's network namespace from their group, ends the connected sockets of UDP that
+// they translated, and frees their maps. Where there are none it does nothing. Nor does it where this process may not look: systemd
+// mounts the BPF file system for root only, and a node without root has a network namespace that no program of root is for.
 func Cleanup(bpffs string) error {
 	if bpffs == "" {
 		bpffs = DefaultFS
