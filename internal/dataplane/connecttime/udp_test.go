@@ -36,10 +36,16 @@ func open(t testing.TB, h *testbed.Host, network string) *net.UDPConn {
 // exchange sends a datagram, and returns who has answered it, and which address the answer seems to come from.
 func exchange(t testing.TB, c *net.UDPConn, to netip.AddrPort) (name string, from netip.AddrPort) {
 	t.Helper()
+	return exchangeWith(t, c, to, nil)
+}
+
+// exchangeWith is exchange for a datagram with a control message: cmsg(3).
+func exchangeWith(t testing.TB, c *net.UDPConn, to netip.AddrPort, control []byte) (name string, from netip.AddrPort) {
+	t.Helper()
 	if err := c.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.WriteToUDPAddrPort([]byte("?\n"), to); err != nil {
+	if _, _, err := c.WriteMsgUDPAddrPort([]byte("?\n"), control, to); err != nil {
 		t.Fatal(err)
 	}
 	buf := make([]byte, 256)
@@ -256,6 +262,28 @@ func TestConnectAfterSending(t *testing.T) {
 		got, err := testbed.AskOn(s)
 		if err != nil || got.Name != want {
 			t.Errorf("answered by %s, %v; want %s as before", got.Name, err, want)
+		}
+	}
+}
+
+// A datagram that names its own source address is nft's. So are the later ones of the socket: to connection tracking they are one flow.
+func TestSourceAddressOfADatagram(t *testing.T) {
+	e := flows.NewEnv(t, newRig(t).create)
+	e.Apply(t, web(e, "a", "b", "d"), nil)
+	for _, c := range []struct {
+		network string
+		to      netip.AddrPort
+		source  []byte
+	}{
+		{"udp4", web4, unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: e.Node.Addr4().As4()})},
+		{"udp6", web6, unix.PktInfo6(&unix.Inet6Pktinfo{Addr: e.Node.Addr(svc.IPv6).As16()})},
+	} {
+		for range 8 {
+			s := open(t, e.Node, c.network)
+			want, _ := exchangeWith(t, s, c.to, c.source)
+			if got, from := exchange(t, s, c.to); got != want || from != c.to {
+				t.Errorf("answered by %s as %s, want %s as %s", got, from, want, c.to)
+			}
 		}
 	}
 }
