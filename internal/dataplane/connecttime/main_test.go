@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -29,7 +30,7 @@ func TestMain(m *testing.M) {
 }
 
 // resolve asks until the process is ended, as a resolver does that keeps its socket. It writes a line for each answer, and for
-// each socket's end.
+// each socket's end, with the time of the question at its end.
 func resolve(to string) {
 	var c net.Conn
 	for buf := make([]byte, 256); ; <-time.After(20 * time.Millisecond) {
@@ -39,16 +40,17 @@ func resolve(to string) {
 				continue
 			}
 		}
-		_ = c.SetDeadline(time.Now().Add(time.Second))
+		asked := time.Now()
+		_ = c.SetDeadline(asked.Add(time.Second))
 		n := 0
 		if _, err = c.Write([]byte("?\n")); err == nil {
 			n, err = c.Read(buf)
 		}
 		switch {
 		case err == nil:
-			fmt.Print(string(buf[:n]))
+			fmt.Println(strings.TrimSpace(string(buf[:n])), asked.UnixNano())
 		case !errors.Is(err, os.ErrDeadlineExceeded):
-			fmt.Println("ended", err)
+			fmt.Println("ended", err, asked.UnixNano())
 			_ = c.Close()
 			c = nil
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 
@@ -64,6 +65,7 @@ func newShared(k kernel, clients classifier, log *slog.Logger, families []svc.Fa
 	s := &shared{
 		kernel: k, clients: clients, log: log, attach: attach,
 		lists: map[uint32]bool{}, unset: map[svc.Family]bool{}, missing: map[svc.Family]bool{},
+		next: rand.Uint32(),
 	}
 	for _, f := range families {
 		s.unset[f], s.missing[f] = true, true
@@ -259,8 +261,9 @@ func (t *target) endSockets(c *dataplane.Change) {
 	if !t.left && !c.Full {
 		return
 	}
+	serves := serving(c)
 	ended, err := t.kernel.EndSockets(func(front, at netip.AddrPort) bool {
-		return svc.FamilyOf(front.Addr()) != t.family || serves(c, front, at)
+		return svc.FamilyOf(front.Addr()) != t.family || serves(front, at)
 	})
 	if ended > 0 {
 		t.log.Info("ended sockets of UDP that were connected with endpoints which are gone", "sockets", ended)
@@ -272,14 +275,26 @@ func (t *target) endSockets(c *dataplane.Change) {
 	t.left = err != nil
 }
 
-// serves reports whether an endpoint may keep the sockets that are connected with a frontend or a node port.
-func serves(c *dataplane.Change, front, at netip.AddrPort) bool {
-	k := dataplane.FrontKey{Addr: front.Addr(), Port: front.Port(), Proto: svc.UDP}
-	p, f := c.Wanted(k)
-	if f == nil {
-		p, f = c.Wanted(dataplane.FrontKey{Port: k.Port, Proto: k.Proto, Node: true})
+// serving returns a function that reports whether an endpoint may keep the sockets that are connected with a frontend or a node
+// port. Many sockets have the same frontend: its endpoints are sorted once.
+func serving(c *dataplane.Change) func(front, at netip.AddrPort) bool {
+	known := map[netip.AddrPort][]netip.AddrPort{}
+	return func(front, at netip.AddrPort) bool {
+		members, ok := known[front]
+		if !ok {
+			k := dataplane.FrontKey{Addr: front.Addr(), Port: front.Port(), Proto: svc.UDP}
+			p, f := c.Wanted(k)
+			if f == nil {
+				p, f = c.Wanted(dataplane.FrontKey{Port: k.Port, Proto: k.Proto, Node: true})
+			}
+			if f != nil {
+				members = membersOf(p.Serving, f.Endpoints, f.LocalClients)
+			}
+			known[front] = members
+		}
+		_, found := slices.BinarySearchFunc(members, at, netip.AddrPort.Compare)
+		return found
 	}
-	return f != nil && slices.Contains(membersOf(p.Serving, f.Endpoints, f.LocalClients), at)
 }
 
 // settings writes what all frontends depend on.
@@ -445,7 +460,8 @@ func (t *target) remove(l *list) error {
 }
 
 // number returns the number of a new list. Numbers are used again only after all others: a connection that has
-// read a frontend just before its list went must not find another one there.
+// read a frontend just before its list went must not find another one there. A socket that sends datagrams remembers a number for as
+// long as it is open, also when this process starts again: so each process begins at a random one.
 func (s *shared) number() uint32 {
 	for {
 		s.next++

@@ -3,6 +3,7 @@ package connecttime
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/netip"
 	"strings"
@@ -194,6 +195,67 @@ func TestSocketsEnd(t *testing.T) {
 			t.Errorf("%s: looked at %d times, the socket is there: %v", c.what, m.swept, is)
 		}
 	}
+}
+
+// A socket that remembers a list of an earlier process must not take a new list for it.
+func TestNumbersOfListsDoNotComeBack(t *testing.T) {
+	m := newMaps()
+	used := map[uint32]bool{}
+	for i := range 8 { // each time the process has started again, and what there was is gone
+		addr := flows.AP(fmt.Sprintf("10.244.0.%d:80", i+1))
+		web := flows.Port("web", "", svc.IPv4, svc.UDP, table.Frontend{Addr: web4, Endpoints: []table.Endpoint{{Addr: addr}}})
+		rec := m.reconciler()
+		for _, tab := range []*table.Table{table.New(web), table.New()} {
+			if err := rec.Apply(t.Context(), tab, nil); err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range m.fronts {
+				if used[r.List[0]] || r.List[0] == 0 {
+					t.Errorf("number %d comes back: %v were used", r.List[0], used)
+				}
+				used[r.List[0]] = true
+			}
+		}
+	}
+	last := newShared(nil, nil, nil, nil, nil)
+	last.next = math.MaxUint32
+	if n := last.number(); n != 1 {
+		t.Errorf("after the last number comes %d, want 1: the programs take 0 for no list", n)
+	}
+}
+
+// However many sockets are connected with a frontend, its endpoints are sorted once.
+func TestServing(t *testing.T) {
+	c, front, at := manyEndpoints()
+	serves := serving(c)
+	if !serves(front, at) || serves(front, flows.AP("192.0.2.1:80")) || serves(flows.AP("10.96.0.2:80"), at) {
+		t.Error("want only the endpoints of the frontend itself")
+	}
+	if n := testing.AllocsPerRun(100, func() { serves(front, at) }); n != 0 {
+		t.Errorf("another socket of the frontend takes %v allocations, want none", n)
+	}
+}
+
+// BenchmarkServing is the look at one of many sockets.
+func BenchmarkServing(b *testing.B) {
+	c, front, at := manyEndpoints()
+	serves := serving(c)
+	for b.Loop() {
+		serves(front, at)
+	}
+}
+
+// manyEndpoints is a frontend with 1,000 endpoints, the last of which is at.
+func manyEndpoints() (c *dataplane.Change, front, at netip.AddrPort) {
+	f := table.Frontend{Addr: web4}
+	for i := range 1000 {
+		at = flows.AP(fmt.Sprintf("10.244.%d.%d:80", i/250, i%250+1))
+		f.Endpoints = append(f.Endpoints, table.Endpoint{Addr: at})
+	}
+	web := flows.Port("web", "", svc.IPv4, svc.UDP, f)
+	p := dataplane.NewPlan("nft", svc.IPv4)
+	p.Set(web.Key(), web, dataplane.Dirty{})
+	return &dataplane.Change{Plan: p}, web4, at
 }
 
 func TestPlanned(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -35,10 +36,16 @@ func open(t testing.TB, h *testbed.Host, network string) *net.UDPConn {
 // exchange sends a datagram, and returns who has answered it, and which address the answer seems to come from.
 func exchange(t testing.TB, c *net.UDPConn, to netip.AddrPort) (name string, from netip.AddrPort) {
 	t.Helper()
+	return exchangeWith(t, c, to, nil)
+}
+
+// exchangeWith is exchange for a datagram with a control message: cmsg(3).
+func exchangeWith(t testing.TB, c *net.UDPConn, to netip.AddrPort, control []byte) (name string, from netip.AddrPort) {
+	t.Helper()
 	if err := c.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.WriteToUDPAddrPort([]byte("?\n"), to); err != nil {
+	if _, _, err := c.WriteMsgUDPAddrPort([]byte("?\n"), control, to); err != nil {
 		t.Fatal(err)
 	}
 	buf := make([]byte, 256)
@@ -171,7 +178,7 @@ func sockaddr(a netip.AddrPort) unix.Sockaddr {
 
 // A connected socket ends when its endpoint serves no more, on the node and in a Pod, and no other socket does.
 func TestStaleSocketsEnd(t *testing.T) {
-	e := flows.NewEnv(t, newRig(t).createKnown)
+	e, begin := flows.NewEnv(t, newRig(t).createKnown), time.Now()
 	fronts := []netip.AddrPort{web4, web6}
 	e.Apply(t, udp(e, fronts, "", "a"), nil)
 	ctx, stop := context.WithCancel(t.Context())
@@ -196,14 +203,20 @@ func TestStaleSocketsEnd(t *testing.T) {
 			clients = append(clients, client{from + " to " + to.String(), bufio.NewScanner(out)})
 		}
 	}
-	until := func(c client, prefix string) {
+	// until reads the lines of a client until one with the prefix, of a question that was asked since a time.
+	until := func(c client, since time.Time, prefix string) {
 		t.Helper()
 		for c.lines.Scan() {
-			if strings.HasPrefix(c.lines.Text(), prefix) {
+			line := c.lines.Text()
+			asked, err := strconv.ParseInt(line[strings.LastIndex(line, " ")+1:], 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if asked >= since.UnixNano() && strings.HasPrefix(line, prefix) {
 				return
 			}
-			if strings.HasPrefix(c.lines.Text(), "ended") {
-				t.Fatalf("%s: %q, want %s", c.what, c.lines.Text(), prefix)
+			if strings.HasPrefix(line, "ended") {
+				t.Fatalf("%s: %q, want %s", c.what, line, prefix)
 			}
 		}
 		t.Fatalf("%s: the client is gone: %v", c.what, c.lines.Err())
@@ -214,16 +227,17 @@ func TestStaleSocketsEnd(t *testing.T) {
 	}
 	defer func() { _ = direct.Close() }()
 	for _, c := range clients {
-		until(c, "a ")
+		until(c, begin, "a ")
 	}
 	e.Apply(t, udp(e, fronts, "a d", "d"), nil)
+	changed := time.Now()
 	for _, c := range clients { // it serves: a later answer is of the same socket
-		until(c, "a ")
+		until(c, changed, "a ")
 	}
 	e.Apply(t, udp(e, fronts, "", "d"), nil)
 	for _, c := range clients {
-		until(c, "ended")
-		until(c, "d ")
+		until(c, begin, "ended")
+		until(c, begin, "d ")
 	}
 	if got, err := testbed.AskOn(direct); err != nil || got.Name != "a" {
 		t.Errorf("the socket that is connected with the endpoint itself: %+v, %v", got, err)
@@ -248,6 +262,28 @@ func TestConnectAfterSending(t *testing.T) {
 		got, err := testbed.AskOn(s)
 		if err != nil || got.Name != want {
 			t.Errorf("answered by %s, %v; want %s as before", got.Name, err, want)
+		}
+	}
+}
+
+// A datagram that names its own source address is nft's. So are the later ones of the socket: to connection tracking they are one flow.
+func TestSourceAddressOfADatagram(t *testing.T) {
+	e := flows.NewEnv(t, newRig(t).create)
+	e.Apply(t, web(e, "a", "b", "d"), nil)
+	for _, c := range []struct {
+		network string
+		to      netip.AddrPort
+		source  []byte
+	}{
+		{"udp4", web4, unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: e.Node.Addr4().As4()})},
+		{"udp6", web6, unix.PktInfo6(&unix.Inet6Pktinfo{Addr: e.Node.Addr(svc.IPv6).As16()})},
+	} {
+		for range 8 {
+			s := open(t, e.Node, c.network)
+			want, _ := exchangeWith(t, s, c.to, c.source)
+			if got, from := exchange(t, s, c.to); got != want || from != c.to {
+				t.Errorf("answered by %s as %s, want %s as %s", got, from, want, c.to)
+			}
 		}
 	}
 }

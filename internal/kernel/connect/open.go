@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 
@@ -14,6 +15,9 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 )
+
+// ownNamespace is the path of the calling thread's network namespace.
+const ownNamespace = "/proc/thread-self/ns/net"
 
 // native is the byte order of the object, that of all machines that fairlead is built for.
 var native = binary.LittleEndian
@@ -99,7 +103,7 @@ func Open(cfg Config) (*Programs, error) {
 		Own: m[programMapOwn], Members: m[programMapMembers], Peers: m[programMapPeers], Sends: m[programMapSends], Slots: m[programMapSlots],
 		Sockets: m[programMapSockets],
 	}
-	if p.home, err = os.Open("/proc/thread-self/ns/net"); err != nil {
+	if p.home, err = os.Open(ownNamespace); err != nil {
 		p.col.Close()
 		return nil, fmt.Errorf("open the node's network namespace: %w", err)
 	}
@@ -143,14 +147,53 @@ func (p *Programs) Attach() error {
 		}
 		links[h.name] = l
 	}
-	for _, name := range pinned {
-		if err := p.pin(name); err != nil {
-			closeLinks(links)
-			return fmt.Errorf("cannot keep map %s: %w", name, err)
-		}
+	if err := p.keepMaps(); err != nil {
+		closeLinks(links)
+		return err
 	}
 	p.links = links
 	return nil
+}
+
+// keepMaps pins the maps. Before others of an earlier process go, the sockets end that were noted there: programs that note
+// sockets there are not attached any more.
+func (p *Programs) keepMaps() error {
+	if err := endPinned(p.dir, p.homePath(), p.maps.Sockets); err != nil {
+		return err
+	}
+	for _, name := range pinned {
+		if err := p.pin(name); err != nil {
+			return fmt.Errorf("cannot keep map %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// endPinned ends all sockets that are noted in the map that is pinned in dir, if that is not kept. Nobody would end them when their
+// endpoint leaves. In a map of another layout nothing can be read.
+func endPinned(dir, home string, kept *ebpf.Map) error {
+	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, programMapSockets), nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return explain("read connected sockets", err)
+	}
+	defer func() { _ = m.Close() }()
+	if kept != nil {
+		if same, err := sameMap(m, kept); err != nil || same {
+			return err
+		}
+	}
+	spec, err := loadProgram()
+	if err != nil {
+		return err
+	}
+	if spec.Maps[programMapSockets].Compatible(m) != nil {
+		return nil
+	}
+	_, err = endSockets(m, home, func(_, _ netip.AddrPort) bool { return false })
+	return err
 }
 
 // pin keeps a map, in the place of another one.
@@ -241,9 +284,9 @@ func (p *Programs) Close() error {
 
 var _ io.Closer = (*Programs)(nil)
 
-// Cleanup takes the programs of the calling thread's network namespace from their group, and frees their maps.
-// Where there are none it does nothing. Nor does it where this process may not look: systemd mounts the BPF file system
-// for root only, and a node without root has a network namespace that no program of root is for.
+// Cleanup takes the programs of the calling thread's network namespace from their group, ends the connected sockets of UDP that
+// they translated, and frees their maps. Where there are none it does nothing. Nor does it where this process may not look: systemd
+// mounts the BPF file system for root only, and a node without root has a network namespace that no program of root is for.
 func Cleanup(bpffs string) error {
 	if bpffs == "" {
 		bpffs = DefaultFS
@@ -267,6 +310,9 @@ func Cleanup(bpffs string) error {
 		if err := detach(filepath.Join(dir, "link-"+h.name)); err != nil {
 			return err
 		}
+	}
+	if err := endPinned(dir, ownNamespace, nil); err != nil {
+		return err // the maps stay for the next try
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		return err

@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
+	"strconv"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -15,77 +16,139 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/netns"
 )
 
-// stale are sockets to end in one network namespace, by their cookie, with the endpoint that each is connected with.
-type stale map[uint64]netip.AddrPort
+// stale are sockets to end in one network namespace, by their cookie, with what was noted of each.
+type stale map[uint64]programConnected
 
 // EndSockets ends every connected socket of UDP that was translated and may not stay: its program gets ECONNABORTED. stay is
 // asked by the frontend that the socket was connected with and the endpoint that it was led to. It returns how many were ended.
-// What is known of sockets that are gone goes, too.
+// What is known of sockets that are gone goes, too. After an error the next call tries again.
 func (p *Programs) EndSockets(stay func(front, endpoint netip.AddrPort) bool) (ended int, err error) {
+	return endSockets(p.maps.Sockets, p.homePath(), stay)
+}
+
+// homePath is the path of the node's network namespace.
+func (p *Programs) homePath() string { return fmt.Sprintf("/proc/self/fd/%d", p.home.Fd()) }
+
+// endSockets is EndSockets for a map of sockets. home is the path of the node's network namespace.
+func endSockets(sockets *ebpf.Map, home string, stay func(front, endpoint netip.AddrPort) bool) (ended int, err error) {
 	found := map[uint64]stale{}
 	var k uint64
 	var v programConnected
-	it := p.maps.Sockets.Iterate()
+	it := sockets.Iterate()
 	for it.Next(&k, &v) {
-		at := v.To.addrPort()
-		if stay(netip.AddrPortFrom(addrOf(v.Front.Addr), swapped(v.Front.Port)), at) {
+		if stay(netip.AddrPortFrom(addrOf(v.Front.Addr), swapped(v.Front.Port)), v.To.addrPort()) {
 			continue
 		}
 		if found[v.Cookie] == nil {
 			found[v.Cookie] = stale{}
 		}
-		found[v.Cookie][k] = at
+		found[v.Cookie][k] = v
 	}
 	errs := []error{problem("read connected sockets", it.Err())} // it gives up where very many come and go
 	if len(found) == 0 {
 		return 0, errs[0]
 	}
-	errs = append(errs, p.eachNamespace(found, func(cookie uint64) error {
+	handled, err := allNamespaces(home).each(found, func(cookie uint64) error {
 		n, err := found[cookie].end()
-		if ended += n; err != nil {
-			delete(found, cookie) // for the next time
-		}
+		ended += n
 		return err
-	}))
-	for _, all := range found {
-		for cookie := range all {
-			errs = append(errs, problem("forget a connected socket", gone(p.maps.Sockets.Delete(cookie))))
+	})
+	errs = append(errs, err)
+	for cookie, all := range found {
+		if err == nil || handled[cookie] {
+			errs = append(errs, all.forget(sockets))
 		}
 	}
 	return ended, errors.Join(errs...)
 }
 
-// eachNamespace calls f in every network namespace that is wanted by its cookie, if a process has it.
-func (p *Programs) eachNamespace(wanted map[uint64]stale, f func(cookie uint64) error) error {
-	home := fmt.Sprintf("/proc/self/fd/%d", p.home.Fd())
-	paths, err := filepath.Glob("/proc/[0-9]*/ns/net")
-	if err != nil {
-		return err
-	}
-	seen, left := map[uint64]bool{}, len(wanted)
+// forget takes the sockets from the map. One that was connected again meanwhile has a new entry, which stays.
+func (s stale) forget(sockets *ebpf.Map) error {
 	var errs []error
-	for _, path := range append([]string{home}, paths...) {
-		if left == 0 {
-			break
+	for cookie, was := range s {
+		var is programConnected
+		err := sockets.Lookup(cookie, &is)
+		if err == nil && is == was {
+			err = sockets.Delete(cookie)
 		}
-		id, err := netns.Inode(path)
-		if err != nil || seen[id] { // the process has ended
-			continue
-		}
-		seen[id] = true
-		err = netns.Do(path, func() error {
-			cookie, err := Cookie()
-			if err != nil || wanted[cookie] == nil {
-				return err
-			}
-			left--
-			return f(cookie)
-		})
-		if !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.EPERM) { // of a namespace that we may not enter nothing is known
-			errs = append(errs, err)
-		}
+		errs = append(errs, problem("forget a connected socket", gone(err)))
 	}
 	return errors.Join(errs...)
+}
+
+// namespaces finds network namespaces by the processes that are in them.
+type namespaces struct {
+	paths func() ([]string, error)
+	inode func(path string) (uint64, error)
+	do    func(path string, f func() error) error
+}
+
+// allNamespaces are home, and the ones of all processes.
+func allNamespaces(home string) *namespaces {
+	paths := func() ([]string, error) {
+		proc, err := os.Open("/proc")
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = proc.Close() }()
+		names, err := proc.Readdirnames(-1)
+		out := []string{home}
+		for _, name := range names {
+			if pid, err := strconv.Atoi(name); err == nil {
+				out = append(out, netns.Of(pid))
+			}
+		}
+		return out, err
+	}
+	return &namespaces{paths: paths, inode: netns.Inode, do: netns.Do}
+}
+
+// each calls f in every network namespace that is wanted by its cookie, if a process has it, and returns the ones where that gave
+// no error. Without an error it has met every namespace that a process has and that this process may enter.
+func (n *namespaces) each(wanted map[uint64]stale, f func(cookie uint64) error) (handled map[uint64]bool, err error) {
+	handled = map[uint64]bool{}
+	seen := map[uint64]bool{}
+	var errs []error
+	// A process that ends while its namespace is opened may have left another one in it, which is younger than the list.
+	for range 3 {
+		paths, err := n.paths()
+		if err != nil {
+			return handled, errors.Join(append(errs, fmt.Errorf("cannot list processes: %w", err))...)
+		}
+		ended := false
+		for _, path := range paths {
+			if len(handled) == len(wanted) {
+				break
+			}
+			id, err := n.inode(path)
+			if err != nil || seen[id] { // the process has ended
+				continue
+			}
+			entered := false
+			err = n.do(path, func() error {
+				entered = true
+				cookie, err := Cookie()
+				if err != nil || wanted[cookie] == nil {
+					return err
+				}
+				err = f(cookie)
+				handled[cookie] = err == nil
+				return err
+			})
+			if !entered && (errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.EACCES)) { // it has ended just now
+				ended = true
+				continue
+			}
+			seen[id] = true
+			if entered || !errors.Is(err, unix.EPERM) { // of a namespace that we may not enter nothing is known
+				errs = append(errs, err)
+			}
+		}
+		if !ended {
+			return handled, errors.Join(errs...)
+		}
+	}
+	return handled, errors.Join(append(errs, errors.New("cannot enter a network namespace: its processes end too soon"))...)
 }
 
 // end ends the sockets, in the network namespace of the calling thread.
@@ -98,7 +161,7 @@ func (s stale) end() (ended int, err error) {
 		for _, one := range all {
 			cookie := uint64(one.ID.Cookie[0]) | uint64(one.ID.Cookie[1])<<32
 			to, _ := netip.AddrFromSlice(one.ID.Destination)
-			if at, ok := s[cookie]; !ok || netip.AddrPortFrom(to.Unmap(), one.ID.DestinationPort) != at {
+			if was, ok := s[cookie]; !ok || netip.AddrPortFrom(to.Unmap(), one.ID.DestinationPort) != was.To.addrPort() {
 				continue
 			}
 			switch err := destroy(family, &one.ID); {

@@ -310,6 +310,18 @@ INLINE int keeps(const struct front *f, struct sent *e)
 	return 0;
 }
 
+/* entry returns the one of the frontend, or a free one, if there is. s may be 0. */
+INLINE struct sent *entry(struct sends *s, const struct front_key *k)
+{
+	struct sent *e = 0;
+	for (int i = 0; s && i < SENT_MOST; i++) {
+		struct sent *x = &s->to[i];
+		if (x->state == SENT_NOTHING ? !e : x->front.port == k->port && same_address(&x->front.addr, &k->addr))
+			e = x;
+	}
+	return e;
+}
+
 /* send_to finds where a datagram to k goes. What was decided for the first one of a socket
  * stays, as connection tracking has it: a socket that was left to nft would otherwise change its endpoint. The kernel
  * holds the socket's lock. */
@@ -326,13 +338,7 @@ INLINE int send_to(struct bpf_sock_addr *ctx, struct front_key *k, struct endpoi
 				s->to[i].state = SENT_LEFT;
 		return 0;
 	}
-	/* The entry of the frontend, or a free one. */
-	struct sent *e = 0;
-	for (int i = 0; s && i < SENT_MOST; i++) {
-		struct sent *x = &s->to[i];
-		if (x->state == SENT_NOTHING ? !e : x->front.port == k->port && same_address(&x->front.addr, &k->addr))
-			e = x;
-	}
+	struct sent *e = entry(s, k);
 	if ((s && !e) || (e && e->state == SENT_LEFT))
 		return 0;
 	if (e && e->state == SENT_TRANSLATED && keeps(f, e)) {
@@ -362,6 +368,20 @@ INLINE int send_to(struct bpf_sock_addr *ctx, struct front_key *k, struct endpoi
 	e->list = list;
 	e->state = SENT_TRANSLATED;
 	return 1;
+}
+
+/* leave remembers that a datagram to a frontend was nft's: its flow is tracked there, and later datagrams of the socket must not
+ * change its endpoint. */
+INLINE void leave(struct bpf_sock_addr *ctx, const struct front_key *k)
+{
+	if (k->protocol != UDP || !ctx->sk || !find(k))
+		return;
+	struct sends *s = bpf_sk_storage_get(&sends, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	struct sent *e = entry(s, k);
+	if (!e || e->state != SENT_NOTHING)
+		return;
+	e->front = *k;
+	e->state = SENT_LEFT;
 }
 
 /* note tells the agent of a connected socket of UDP, and reports whether there was room. */
@@ -432,7 +452,11 @@ INLINE int sends_to(struct bpf_sock_addr *ctx, struct front_key *k, struct endpo
 		*to = p->to;
 		return 1;
 	}
-	return !bound && send_to(ctx, k, to);
+	if (bound) {
+		leave(ctx, k);
+		return 0;
+	}
+	return send_to(ctx, k, to);
 }
 
 /* received finds the frontend that a datagram's sender is shown as. */
