@@ -13,8 +13,8 @@ type hostPort struct {
 	port     int32
 }
 
-// hostPorts are the ports that a Pod holds on its node while it runs: those of its
-// containers and of init containers that go on running beside them.
+// hostPorts are the ports that a Pod holds on its node while it runs: the ports of
+// its containers, and of init containers that go on running beside them.
 func hostPorts(pod *corev1.Pod) (out []hostPort) {
 	add := func(c *corev1.Container) {
 		for _, p := range c.Ports {

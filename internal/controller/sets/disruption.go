@@ -68,7 +68,7 @@ func (c *disruption) podChanged(before, now *corev1.Pod) {
 }
 
 // differing returns handlers that call changed for objects that come or go, and for both states
-// of those that differ.
+// of an object that differs.
 func differing[T any](changed func(T), differ func(before, now T) bool) cache.ResourceEventHandlerFuncs {
 	h := kit.Handlers(changed, changed)
 	h.UpdateFunc = func(before, now any) {

@@ -79,7 +79,7 @@ func (c *replicaSets) sync(ctx context.Context, name svc.Name) error {
 	return errors.Join(failed, c.writeStatus(ctx, r, &plan.Status))
 }
 
-// related returns the Pods of all ReplicaSets of the Deployment of r, without those that this
+// related returns the Pods of all ReplicaSets of the Deployment of r, without the ones that this
 // process has deleted.
 func (c *replicaSets) related(r *appsv1.ReplicaSet) []*corev1.Pod {
 	owner := metav1.GetControllerOfNoCopy(r)

@@ -182,7 +182,7 @@ func (c *controller) writeRoute(s *watch.State, unserved string, step func(func(
 	step(func(ctx context.Context) error { return r.write(ctx, want) })
 }
 
-// parentsOf returns the statuses that a route should have for its parents, and whether they differ from those that it has. all are
+// parentsOf returns the statuses that a route should have for its parents, and whether they differ from its present ones. all are
 // the ones that are ours; the ones of other controllers stay.
 func parentsOf(all []gwv1.RouteParentStatus, unserved string, r *routed) (want []gwv1.RouteParentStatus, differs bool) {
 	want = []gwv1.RouteParentStatus{}

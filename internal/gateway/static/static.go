@@ -1,4 +1,4 @@
-// Package static compares the addresses that a Gateway asks for with those that it has. It is pure.
+// Package static compares the addresses that a Gateway asks for with its own. It is pure.
 package static
 
 import (

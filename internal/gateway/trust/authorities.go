@@ -12,7 +12,7 @@ const (
 	Secret    = "Secret"
 )
 
-// Entry of a ConfigMap or of a Secret has the certificates of authorities, in PEM, as in those of cert-manager and of Kubernetes.
+// Entry of a ConfigMap or of a Secret has the certificates of authorities, in PEM, as cert-manager and Kubernetes have them.
 const Entry = "ca.crt"
 
 // Ref names a ConfigMap or a Secret.
