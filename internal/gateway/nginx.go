@@ -166,13 +166,13 @@ func (b *ingressBuilder) expressionMatch(a *annotatedIngress, host, text, at str
 	if wrong == "" {
 		return &match{kind: regexMatch, path: text, regex: e.Regexp}
 	}
-	literal := text
-	if i := strings.IndexAny(text, `^$[](){}*+?|\.`); i >= 0 {
-		literal = text[:i]
-	}
+	return b.closed(a, text, filter.Literal(text), at, wrong)
+}
+
+// closed returns the match of a path that cannot be used, which closes the paths that begin with a part of it.
+func (b *ingressBuilder) closed(a *annotatedIngress, text, literal, at, wrong string) *match {
 	b.problem(a.Ingress, "%s.path: %s; requests for paths that begin with %.100q are answered with 503", at, wrong, literal)
-	closed := regexp.MustCompile("^(?i:" + regexp.QuoteMeta(literal) + ")")
-	return &match{kind: regexMatch, path: text, regex: closed, Rule: &Rule{Route: keyOf(a.Ingress), Closed: true}}
+	return &match{kind: regexMatch, path: text, regex: filter.Beginning(literal), Rule: &Rule{Route: keyOf(a.Ingress), Closed: true}}
 }
 
 // spend counts the size of an expression of a host, which each of its requests pays for. It returns why it cannot be used, "" if it can.

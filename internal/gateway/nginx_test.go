@@ -141,6 +141,14 @@ func TestNginxPaths(t *testing.T) {
 			annotated("default/i", "h", "use-regex: true", `I /admin(?!x) a`) + annotated("default/j", "h", "", "P / b"),
 			map[string]string{"http://h/admin": "503", "http://h/Admin/x": "503", "http://h/adminx": "503", "http://h/other": "b /other"},
 		},
+		{
+			annotated("default/i", "h", "use-regex: true", `I /admins?/(?!x) a`) + annotated("default/j", "h", "", "P / b"),
+			map[string]string{"http://h/admin/": "503", "http://h/admins/x": "503", "http://h/other": "b /other"},
+		},
+		{
+			annotated("default/i", "h", "use-regex: true", `I /admin/(?!x)|/internal a`) + annotated("default/j", "h", "", "P / b"),
+			map[string]string{"http://h/admin/": "503", "http://h/internal": "503"},
+		},
 		{ // A path that is too long for expressions gets round none of them.
 			annotated("default/i", "h", "rewrite-target: /$2", `I /admin(/|$)(.*) a`) + annotated("default/j", "h", "", "P / b"),
 			map[string]string{
