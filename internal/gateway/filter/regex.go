@@ -56,12 +56,14 @@ func CompilePrefix(text string) (*regexp.Regexp, string) {
 	return re, ""
 }
 
-// CompileEither compiles an expression that a value begins with, as CompilePrefix does, or its text as it is.
+// CompileEither compiles an expression that a value begins with, as CompilePrefix does, or its text as it is; or the text without
+// the slash at its end, for the whole value.
 func CompileEither(text string) (*regexp.Regexp, string) {
 	if re, wrong := CompilePrefix(text); wrong != "" {
 		return re, wrong
 	}
-	return CompilePrefix(`(?:` + text + `)|` + regexp.QuoteMeta(text))
+	plain := regexp.QuoteMeta(text)
+	return CompilePrefix(`(?:` + text + `)|` + plain + `|` + strings.TrimSuffix(plain, "/") + `$`)
 }
 
 // Literal returns the text that every value begins with that an expression could be for, which may be invalid.
