@@ -329,15 +329,18 @@ func TestNginxProtection(t *testing.T) {
 	long := "/long" + strings.Repeat("x", maxPath)
 	for _, c := range []struct{ text, guarded, open string }{ // the requests that only the networks may have, or none, and the other ones
 		{annotated("default/i", "h", "auth-tls-secret: default/ca", "P /a a") + open, "/a /b /", ""},
-		{annotated("default/i", "h", "server-snippet: x", "P /a a") + annotated("default/j", "h", "rewrite-target: /", "I /(x|y) b"), "/a /x", ""},
+		{annotated("default/i", "h", "server-snippet: x", "P /a a") +
+			annotated("default/j", "h", "rewrite-target: /", "I /(x|y) b"), "/a /x", ""},
 		{annotated("default/i", "h", "auth-url: x", "P /a a") + open, "/a", "/b"},
 		// ImplementationSpecific goes on with anything, but not in an Ingress that asks for nothing; a prefix comes first.
 		{annotated("default/i", "h", ranges, "I /admin a; I /dir/ a") + open, "/admin /admin.php /adminx/y /dir /dir/x", "/Admin /directory /"},
-		{annotated("default/i", "h", "auth-url: x", "P /admin a") + annotated("default/a", "h", "ssl-redirect: true", "I /admin b"), "/admin /admin/x", "/admin.php"},
+		{annotated("default/i", "h", "auth-url: x", "P /admin a") + annotated("default/a", "h", "ssl-redirect: true", "I /admin b"),
+			"/admin /admin/x", "/admin.php"},
 		{annotated("default/i", "h", "", "I /admin a") + open, "", "/admin.php"},
 		// Beside an expression all paths are expressions, in any case of letters.
 		{
-			annotated("default/i", "h", ranges, "P /admin a; I /v[12] a; P /dir/ a") + annotated("default/j", "h", "rewrite-target: /$1", "I /x/(.*) b") + open,
+			annotated("default/i", "h", ranges, "P /admin a; I /v[12] a; P /dir/ a") +
+				annotated("default/j", "h", "rewrite-target: /$1", "I /x/(.*) b") + open,
 			"/admin /Admin /ADMIN/x /admin.php /v1 /V2/x /v[12] /dir /dir/x", "/v3 /x/admin /directory",
 		},
 		{annotated("default/i", "h", ranges, "P /c++ a") + annotated("default/j", "h", "use-regex: true", "I /x b") + open, "/c++ /c", "/x /d"},
@@ -378,7 +381,8 @@ func TestNginxImplementationSpecific(t *testing.T) {
 	f := BuildIngress(o, nil)
 	long := strings.Repeat("x", 5000)
 	for request, want := range map[string]string{
-		"http://h/api.php": "b /api.php", "http://h/api": "b /api", "http://h/API": "404", "http://h/v.php": "404", "http://h/v/" + long: "a /v/" + long,
+		"http://h/api.php": "b /api.php", "http://h/api": "b /api", "http://h/API": "404", "http://h/v.php": "404",
+		"http://h/v/" + long: "a /v/" + long,
 	} {
 		if got := decide(t, f.Table, request); got != want {
 			t.Errorf("%.40s: %.40s, want %.40s", request, got, want)

@@ -55,7 +55,8 @@ type Options struct {
 
 // Protects reports whether requests for the paths must not get to a rule that asks for less.
 func (o *Options) Protects() bool {
-	return o.Closed != "" || len(o.Allow)+len(o.Deny) > 0 || o.PerSecond+o.PerMinute > 0 || o.ForceSSL || o.SSLRedirect != nil && *o.SSLRedirect
+	return o.Closed != "" || len(o.Allow)+len(o.Deny) > 0 || o.PerSecond+o.PerMinute > 0 ||
+		o.ForceSSL || o.SSLRedirect != nil && *o.SSLRedirect
 }
 
 // Redirect answers with another place.
