@@ -362,7 +362,7 @@ func TestNginxProtection(t *testing.T) {
 		check(c.guarded, true)
 		check(c.open, false)
 	}
-	// Nobody closes the host of another namespace. An alias is closed as its host is.
+	// An Ingress does not close the host of another namespace. An alias is closed as its host is.
 	f := nginxFront(t, annotated("default/i", "h", "server-alias: alias.h", "P / a")+annotated("evil/i", "h", "server-snippet: x", "P / a")+
 		annotated("default/j", "g", "server-alias: alias.g; ssl-passthrough: true", "P / a")+service("a"))
 	for request, want := range map[string]string{"http://h/": "a /", "http://alias.h/": "a /", "http://g/": "503", "http://alias.g/": "503"} {

@@ -20,7 +20,7 @@ const Prefix = "nginx.ingress.kubernetes.io/"
 type Options struct {
 	// Closed is why no request may pass, "" if they may: who asks for protection must not be served without it.
 	Closed string
-	// ClosedHost means that no request may pass at any path of the hosts, also of other Ingresses: nginx has what was asked for there.
+	// ClosedHost means that no request may pass at any path of the hosts, also of other Ingresses: nginx has the protection there.
 	ClosedHost bool
 	// Ignored has the annotations without effect, each with the reason.
 	Ignored []string

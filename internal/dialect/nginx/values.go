@@ -209,7 +209,7 @@ func readRanges(of func(*Options) *[]prefix) func(*reader, string) error {
 	}
 }
 
-// readWhitelist reads the older name of allowlist-source-range, which counts alone where an Ingress has both.
+// readWhitelist reads the older name of allowlist-source-range, which is ignored where an Ingress has both.
 func readWhitelist(r *reader, v string) error {
 	if _, both := r.all[Prefix+"allowlist-source-range"]; both {
 		r.ignore("whitelist-source-range", "it has no effect beside allowlist-source-range")

@@ -2,7 +2,7 @@ package filter
 
 import "regexp"
 
-// Expressions are the regular expressions of hosts. Those that are the same as before are not compiled again.
+// Expressions are the regular expressions of hosts. One that is the same as before is not compiled again.
 type Expressions struct {
 	before, now map[string]*compiled
 	sizes       map[string]int // of programs, by host: each of its requests pays for all
