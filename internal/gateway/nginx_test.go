@@ -362,6 +362,14 @@ func TestNginxProtection(t *testing.T) {
 		check(c.guarded, true)
 		check(c.open, false)
 	}
+	// An expression that is added later changes the paths of the others, also where the host has no other matches than before.
+	guarded := annotated("default/i", "h", ranges, "I /admin a") + service("a", "b")
+	before := nginxFront(t, guarded+annotated("default/j", "h", "", "E / b"))
+	after := objects(t, strings.TrimPrefix(guarded+annotated("default/j", "h", "use-regex: true", "E / b"), "\n---\n"))
+	table := BuildIngress(after, before).Table
+	if rule, _, _ := table.Ports[80].Find(&Request{Host: "h", Path: "/ADMIN", Fields: fields{}}); rule == nil || rule.Access == nil {
+		t.Errorf("after an expression elsewhere: %+v", rule)
+	}
 	// An Ingress does not close the host of another namespace. An alias is closed as its host is.
 	f := nginxFront(t, annotated("default/i", "h", "server-alias: alias.h", "P / a")+annotated("evil/i", "h", "server-snippet: x", "P / a")+
 		annotated("default/j", "g", "server-alias: alias.g; ssl-passthrough: true", "P / a")+service("a"))

@@ -39,7 +39,7 @@ type rates struct {
 	swept time.Duration
 }
 
-// rateKey is whose requests are counted: a client's, or those of further clients if it is zero, and by which of the limits.
+// rateKey is whose requests are counted: a client's, or further clients' if it is zero, and by which of the limits.
 type rateKey struct {
 	client netip.Addr
 	limit  int

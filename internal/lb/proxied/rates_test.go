@@ -80,7 +80,7 @@ func TestRatesOfRoutes(t *testing.T) {
 	}
 }
 
-// Many clients of a route do not end its limits, nor those of another route: further ones count as one client.
+// Many clients of a route do not end its limits, nor the ones of another route: further ones count as one client.
 func TestRatesOfRoutesAreBounded(t *testing.T) {
 	var r routeRates
 	at := time.Now()
