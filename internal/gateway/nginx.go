@@ -184,7 +184,7 @@ func (b *ingressBuilder) addHosts(a *annotatedIngress) {
 		}
 		for _, alias := range aliases {
 			if b.free(a, "server-alias", alias) {
-				b.rules[alias], b.shut[alias] = slices.Clone(b.rules[host]), b.shut[host]
+				b.rules[alias], b.shut[alias] = slices.Clone(b.rules[host]), b.shut[alias] || b.shut[host]
 				b.asked[alias] = b.asked[alias] || b.asksTLS(host) // never in clear text what the host has only in HTTPS
 				if s := cmp.Or(b.secrets[alias], b.secrets[host], b.secrets[hostpath.Wide(host)]); s.Namespace == a.Namespace {
 					b.secrets[alias] = s

@@ -372,8 +372,12 @@ func TestNginxProtection(t *testing.T) {
 	}
 	// An Ingress does not close the host of another namespace. An alias is closed as its host is.
 	f := nginxFront(t, annotated("default/i", "h", "server-alias: alias.h", "P / a")+annotated("evil/i", "h", "server-snippet: x", "P / a")+
-		annotated("default/j", "g", "server-alias: alias.g; ssl-passthrough: true", "P / a")+service("a"))
-	for request, want := range map[string]string{"http://h/": "a /", "http://alias.h/": "a /", "http://g/": "503", "http://alias.g/": "503"} {
+		annotated("default/j", "g", "server-alias: alias.g; ssl-passthrough: true", "P / a")+
+		annotated("default/k", "k", "server-alias: alias.k", "P / a")+
+		"\n---\nkind: Ingress\nmetadata: {namespace: default, name: l, annotations: {"+nginx.Prefix+"server-snippet: x}}\n"+
+		"spec: {rules: [{host: alias.k}]}"+service("a"))
+	for request, want := range map[string]string{"http://h/": "a /", "http://alias.h/": "a /", "http://g/": "503", "http://alias.g/": "503",
+		"http://k/": "a /", "http://alias.k/": "503"} {
 		if got := decide(t, f.Table, request); got != want {
 			t.Errorf("%s: %s, want %s", request, got, want)
 		}
