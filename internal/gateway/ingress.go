@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 
 	"github.com/fairlead/fairlead/internal/dialect/nginx"
+	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -33,7 +35,7 @@ type IngressFront struct {
 	refers            map[svc.Name]bool
 	// options and regexes were read from what Ingresses have, and are kept while one has it.
 	options map[*networkingv1.Ingress]*nginx.Options
-	regexes map[string]*expression
+	regexes *filter.Expressions
 }
 
 // Refers reports whether an Ingress of the front names a Service.
@@ -46,20 +48,24 @@ func BuildIngress(o *Objects, before *IngressFront) *IngressFront {
 		objects: o,
 		front: &IngressFront{
 			Table: &Table{Ports: map[uint16]*Port{}}, Problems: map[svc.Name]string{}, Ignored: map[svc.Name]string{},
-			refers: map[svc.Name]bool{}, options: map[*networkingv1.Ingress]*nginx.Options{}, regexes: map[string]*expression{},
+			refers: map[svc.Name]bool{}, options: map[*networkingv1.Ingress]*nginx.Options{},
 		},
 		before: before, named: newSecretSet(o, maxIngressSecrets),
 		rules: map[string][]*match{}, secrets: map[string]svc.Name{}, seen: map[Target]bool{}, owners: map[string]string{},
-		last: map[string][]*match{}, asked: map[string]bool{}, https: map[*Rule]whenHTTPS{}, programs: map[string]int{},
+		last: map[string][]*match{}, asked: map[string]bool{}, https: map[*Rule]whenHTTPS{},
+		shut: map[string]bool{}, expressed: map[svc.Name]bool{},
 	}
 	if before == nil {
 		b.before = &IngressFront{Table: &Table{}}
 	}
+	b.front.regexes = filter.NewExpressions(b.before.regexes, maxRoutePrograms)
 	all := slices.SortedFunc(maps.Values(o.Ingresses), func(x, y *networkingv1.Ingress) int { return keyOf(x).compare(keyOf(y)) })
 	var annotated []*annotatedIngress
 	for _, in := range all {
-		a := b.read(in)
-		if annotated = append(annotated, a); a.Canary == nil {
+		annotated = append(annotated, b.read(in))
+	}
+	for _, a := range annotated {
+		if a.Canary == nil {
 			b.add(a)
 		}
 	}
@@ -81,6 +87,7 @@ func BuildIngress(o *Objects, before *IngressFront) *IngressFront {
 	was := b.before.Table.listener(IngressHTTP, plain.Name)
 	b.addLast()
 	b.keepCertified()
+	b.closeHosts()
 	b.redirectToHTTPS()
 	fill(plain, b.rules, was, nil)
 	port := &Port{Number: IngressHTTP, Listeners: []*Listener{plain}, hosts: hostpath.NewIndex[*Listener](true)}
@@ -92,27 +99,27 @@ func BuildIngress(o *Objects, before *IngressFront) *IngressFront {
 
 // ingressBuilder collects the rules of Ingresses.
 type ingressBuilder struct {
-	objects *Objects
-	front   *IngressFront
-	rules   map[string][]*match // by host
-	last    map[string][]*match // default backends of Ingresses without rules, by namespace
-	named   *trust.SecretSet
-	secrets map[string]svc.Name // by host
-	seen    map[Target]bool
-	owners  map[string]string // namespaces by host
-	before  *IngressFront     // never nil
-	asked   map[string]bool   // hosts that TLS is asked for
-	https   map[*Rule]whenHTTPS
-	// programs are the sizes of the expressions of hosts.
-	programs map[string]int
+	objects   *Objects
+	front     *IngressFront
+	rules     map[string][]*match // by host
+	last      map[string][]*match // default backends of Ingresses without rules, by namespace
+	named     *trust.SecretSet
+	secrets   map[string]svc.Name // by host
+	seen      map[Target]bool
+	owners    map[string]string // namespaces by host
+	before    *IngressFront     // never nil
+	asked     map[string]bool   // hosts that TLS is asked for
+	https     map[*Rule]whenHTTPS
+	shut      map[string]bool   // hosts without any request
+	expressed map[svc.Name]bool // hosts with expressions, by namespace
 }
 
 // owns reports whether a host is for the namespace of an Ingress, which takes it if it is free. A "*" owns the hosts below
 // it: else a younger Ingress could take them from under their certificate.
 func (b *ingressBuilder) owns(in *networkingv1.Ingress, host string) bool {
 	owner, taken := b.owners[host]
-	if i := strings.IndexByte(host, '.'); !taken && i > 0 {
-		owner, taken = b.owners["*"+host[i:]]
+	if wide := hostpath.Wide(host); !taken && wide != "" {
+		owner, taken = b.owners[wide]
 	}
 	if !taken || owner == in.Namespace {
 		b.owners[host] = in.Namespace
@@ -135,9 +142,9 @@ func (b *ingressBuilder) keepCertified() {
 		if b.rules[host] != nil {
 			continue
 		}
-		next := ""
-		if i := strings.IndexByte(host, '.'); i > 0 && b.rules["*"+host[i:]] != nil {
-			next = "*" + host[i:]
+		next := hostpath.Wide(host)
+		if b.rules[next] == nil {
+			next = ""
 		}
 		if b.owners[next] != b.owners[host] {
 			b.rules[host] = slices.Concat([]*match{}, b.last[b.owners[host]])
@@ -161,11 +168,10 @@ func (b *ingressBuilder) secure(plain *Listener) {
 		add(host, b.secrets[host], plain.hosts)
 	}
 	for _, host := range slices.Sorted(maps.Keys(b.rules)) {
-		i := strings.IndexByte(host, '.')
-		if _, own := b.secrets[host]; own || i <= 0 {
+		if _, own := b.secrets[host]; own {
 			continue
 		}
-		if wide, ok := b.secrets["*"+host[i:]]; ok && wide.Namespace != b.owners[host] {
+		if wide, ok := b.secrets[hostpath.Wide(host)]; ok && wide.Namespace != b.owners[host] {
 			add(host, wide, hostpath.NewIndex[*paths](true))
 		}
 	}
@@ -198,7 +204,7 @@ func (b *ingressBuilder) add(a *annotatedIngress) {
 			continue
 		}
 		hosts[host] = true
-		if spec.HTTP == nil {
+		if b.shut[host] = b.shut[host] || a.ClosedHost; spec.HTTP == nil {
 			continue
 		}
 		for j := range spec.HTTP.Paths {
@@ -223,6 +229,7 @@ func (b *ingressBuilder) add(a *annotatedIngress) {
 		if len(in.Spec.Rules) == 0 {
 			b.last[in.Namespace] = append(b.last[in.Namespace], m)
 			if b.owns(in, "") {
+				b.shut[""] = b.shut[""] || a.ClosedHost
 				b.rules[""] = slices.Concat([]*match{}, b.rules[""]) // addLast adds m
 			} else {
 				b.problem(in, "defaultBackend: requests without a rule belong to an older Ingress of another namespace")
@@ -254,27 +261,32 @@ func (b *ingressBuilder) target(r *Rule, w *Weighted) {
 // maxPath is the most that a path of a rule has, in bytes, as in the Gateway API.
 const maxPath = 1024
 
-// path reads a path of a host. ImplementationSpecific means Prefix.
+// path reads a path of a host. In an Ingress that protects, one that cannot be used closes the paths that it could be for.
 func (b *ingressBuilder) path(a *annotatedIngress, host string, p *networkingv1.HTTPIngressPath, at string) (*match, bool) {
-	in, value := a.Ingress, p.Path
-	if value == "" {
-		value = "/"
-	}
-	if len(value) > maxPath {
-		b.problem(in, "%s.path: it has more than %d bytes", at, maxPath)
-		return nil, false
-	}
-	exact := valueOf(p.PathType, networkingv1.PathTypeImplementationSpecific) == networkingv1.PathTypeExact
-	if a.expressions() && !exact {
+	value := cmp.Or(p.Path, "/")
+	kind, guards := valueOf(p.PathType, networkingv1.PathTypeImplementationSpecific), a.Protects()
+	if a.expressions() && kind != networkingv1.PathTypeExact {
 		return b.expressionMatch(a, host, value, at), true
 	}
 	path, ok := hostpath.Path(value)
-	if !ok {
-		b.problem(in, "%s.path: %.100q is no path that all servers read alike", at, value)
-		return nil, false
+	wrong := ""
+	if len(value) > maxPath {
+		wrong = fmt.Sprintf("it has more than %d bytes", maxPath)
+	} else if !ok {
+		wrong = fmt.Sprintf("%.100q is no path that all servers read alike", value)
 	}
-	if exact {
+	switch {
+	case wrong != "" && guards:
+		return b.closed(a, value, hostpath.Beginning(value[:min(len(value), maxPath)]), at, wrong), true
+	case wrong != "":
+		b.problem(a.Ingress, "%s.path: %s", at, wrong)
+		return nil, false
+	case kind == networkingv1.PathTypeExact:
 		return &match{kind: exactMatch, path: path}, true
+	case guards && b.expressed[svc.Name{Namespace: a.Namespace, Name: host}]:
+		return b.expressionMatch(a, host, path, at), true
+	case kind != networkingv1.PathTypePrefix && !strings.HasSuffix(path, "/") && (guards || b.objects.Secured[svc.NameOf(a.Ingress)]):
+		return &match{kind: regexMatch, path: path}, true // as in ingress-nginx, it goes on with anything
 	}
 	return &match{kind: prefixMatch, path: strings.TrimSuffix(path, "/")}, true
 }

@@ -376,7 +376,7 @@ func alike(a, b *match) bool {
 	}
 	plain := func(m *match) bool { return m.Rule.Route.Kind == kindIngress }
 	return plain(a) && plain(b) && a.kind == b.kind && a.path == b.path && a.order == b.order && reflect.DeepEqual(a.headers, b.headers) &&
-		reflect.DeepEqual(a.cookie, b.cookie) && reflect.DeepEqual(a.Rule, b.Rule)
+		reflect.DeepEqual(a.cookie, b.cookie) && reflect.DeepEqual(a.regex, b.regex) && reflect.DeepEqual(a.Rule, b.Rule)
 }
 
 func (t *Table) listener(port uint16, name string) *Listener {

@@ -1,12 +1,12 @@
 package gateway
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"regexp"
 	"slices"
 	"strings"
-	"time"
 
 	networkingv1 "k8s.io/api/networking/v1"
 
@@ -34,13 +34,6 @@ const (
 	forceHTTPS
 )
 
-// expression is a regular expression of a path, or of a header field.
-type expression struct {
-	*regexp.Regexp
-	size  int
-	wrong string
-}
-
 // maxIgnored bounds the text about annotations without effect, in bytes: an Event has 1,024.
 const maxIgnored = 900
 
@@ -67,11 +60,18 @@ func (b *ingressBuilder) read(in *networkingv1.Ingress) *annotatedIngress {
 	switch {
 	case o.Closed != "" && o.Canary != nil:
 		b.problem(in, "%s; the canary gets no requests", o.Closed)
+	case o.ClosedHost:
+		b.problem(in, "%s; requests for its hosts are answered with 503", o.Closed)
 	case o.Closed != "":
 		b.problem(in, "%s; requests for its paths are answered with 503", o.Closed)
 	}
 	if text := strings.Join(o.Ignored, "; "); text != "" {
 		b.front.Ignored[svc.NameOf(in)] = strings.ToValidUTF8(text[:min(len(text), maxIgnored)], "")
+	}
+	for i := range in.Spec.Rules {
+		if a.expressions() {
+			b.expressed[svc.Name{Namespace: in.Namespace, Name: strings.ToLower(in.Spec.Rules[i].Host)}] = true
+		}
 	}
 	return a
 }
@@ -103,7 +103,7 @@ func (b *ingressBuilder) apply(a *annotatedIngress, r *Rule) {
 		r.Access = &filter.Access{Allow: a.Allow, Deny: a.Deny}
 	}
 	if a.PerSecond+a.PerMinute > 0 {
-		r.Limits = limits(a)
+		r.Limits = filter.NewLimits(a.PerSecond, a.PerMinute, a.Burst, a.Unlimited)
 	}
 	if d := a.Redirect; d != nil {
 		r.Redirect = &filter.Redirect{To: d.URL, Status: d.Status}
@@ -128,19 +128,6 @@ func (b *ingressBuilder) apply(a *annotatedIngress, r *Rule) {
 	}
 }
 
-// limits returns the bounds of requests, with as many at once as in ingress-nginx.
-func limits(a *annotatedIngress) *filter.Limits {
-	out := &filter.Limits{Exempt: a.Unlimited}
-	add := func(n int, in time.Duration) {
-		if n > 0 {
-			out.All = append(out.All, filter.Limit{Each: in / time.Duration(n), AtOnce: n*a.Burst + 1})
-		}
-	}
-	add(a.PerSecond, time.Second)
-	add(a.PerMinute, time.Minute)
-	return out
-}
-
 // annotate gives the rule of a match what depends on its path.
 func (b *ingressBuilder) annotate(a *annotatedIngress, m *match) {
 	const challenges = "/.well-known/acme-challenge" // whoever orders a certificate has none yet; so in ingress-nginx
@@ -161,46 +148,21 @@ func (b *ingressBuilder) annotate(a *annotatedIngress, m *match) {
 // expressionMatch returns the match of a path that is a regular expression. One that cannot be used closes the paths that begin with
 // the text before its first special character: a less specific rule must not get their requests.
 func (b *ingressBuilder) expressionMatch(a *annotatedIngress, host, text, at string) *match {
-	e := b.expression("path "+text, text, filter.CompilePrefix)
-	wrong := b.spend(host, e)
+	key, compile := "path ", filter.CompilePrefix
+	if !a.expressions() { // it protects, beside the expressions of another Ingress
+		key, compile = "either ", filter.CompileEither
+	}
+	re, wrong := b.front.regexes.Add(host, key+text, text, compile)
 	if wrong == "" {
-		return &match{kind: regexMatch, path: text, regex: e.Regexp}
+		return &match{kind: regexMatch, path: text, regex: re}
 	}
-	literal := text
-	if i := strings.IndexAny(text, `^$[](){}*+?|\.`); i >= 0 {
-		literal = text[:i]
-	}
+	return b.closed(a, text, filter.Literal(text), at, wrong)
+}
+
+// closed returns the match of a path that cannot be used, which closes the paths that begin with a part of it.
+func (b *ingressBuilder) closed(a *annotatedIngress, text, literal, at, wrong string) *match {
 	b.problem(a.Ingress, "%s.path: %s; requests for paths that begin with %.100q are answered with 503", at, wrong, literal)
-	closed := regexp.MustCompile("^(?i:" + regexp.QuoteMeta(literal) + ")")
-	return &match{kind: regexMatch, path: text, regex: closed, Rule: &Rule{Route: keyOf(a.Ingress), Closed: true}}
-}
-
-// spend counts the size of an expression of a host, which each of its requests pays for. It returns why it cannot be used, "" if it can.
-func (b *ingressBuilder) spend(host string, e *expression) string {
-	if e.wrong != "" {
-		return e.wrong
-	}
-	if b.programs[host]+e.size > maxRoutePrograms {
-		return "the regular expressions of the host are too complex together"
-	}
-	b.programs[host] += e.size
-	return ""
-}
-
-// expression returns an expression that was compiled before, or compiles it.
-func (b *ingressBuilder) expression(key, text string, compile func(string) (*regexp.Regexp, string)) *expression {
-	e := b.front.regexes[key]
-	if e == nil {
-		e = b.before.regexes[key]
-	}
-	if e == nil {
-		e = &expression{}
-		if e.size, e.wrong = filter.RegexSize(text); e.wrong == "" {
-			e.Regexp, e.wrong = compile(text)
-		}
-	}
-	b.front.regexes[key] = e
-	return e
+	return &match{kind: regexMatch, path: text, regex: filter.Beginning(literal), Rule: &Rule{Route: keyOf(a.Ingress), Closed: true}}
 }
 
 // addHosts adds what annotations ask for beside the paths of an Ingress, after all Ingresses have theirs.
@@ -222,7 +184,11 @@ func (b *ingressBuilder) addHosts(a *annotatedIngress) {
 		}
 		for _, alias := range aliases {
 			if b.free(a, "server-alias", alias) {
-				b.rules[alias] = slices.Clone(b.rules[host])
+				b.rules[alias], b.shut[alias] = slices.Clone(b.rules[host]), b.shut[alias] || b.shut[host]
+				b.asked[alias] = b.asked[alias] || b.asksTLS(host) // never in clear text what the host has only in HTTPS
+				if s := cmp.Or(b.secrets[alias], b.secrets[host], b.secrets[hostpath.Wide(host)]); s.Namespace == a.Namespace {
+					b.secrets[alias] = s
+				}
 			}
 		}
 		aliases = nil // they are for the first host
@@ -298,7 +264,7 @@ func samePath(m *match, p *networkingv1.HTTPIngressPath) bool {
 	if exact != (m.kind == exactMatch) || m.Rule.Index < 0 {
 		return false
 	}
-	if m.kind == regexMatch {
+	if m.kind == regexMatch && m.regex != nil {
 		return m.path == p.Path
 	}
 	path, ok := hostpath.Path(p.Path)
@@ -337,14 +303,14 @@ func (b *ingressBuilder) addCanary(a *annotatedIngress, host string, m *match, b
 	case c.Value != "":
 		always(w, &valueMatch{name: c.Header, value: c.Value}, nil)
 	case c.Pattern != "":
-		e := b.expression("value "+c.Pattern, c.Pattern, func(text string) (*regexp.Regexp, string) {
+		re, wrong := b.front.regexes.Add(host, "value "+c.Pattern, c.Pattern, func(text string) (*regexp.Regexp, string) {
 			return filter.CompileRegex(`(?s:.*)(?:` + text + `)(?s:.*)`)
 		})
-		if wrong := b.spend(host, e); wrong != "" {
+		if wrong != "" {
 			b.problem(a.Ingress, "annotation %scanary-by-header-pattern: %s", nginx.Prefix, wrong)
 			return
 		}
-		always(w, &valueMatch{name: c.Header, regex: e.Regexp}, nil)
+		always(w, &valueMatch{name: c.Header, regex: re}, nil)
 	default:
 		always(w, &valueMatch{name: c.Header, value: "always"}, nil)
 		always(main.Backends[0], &valueMatch{name: c.Header, value: "never"}, nil)
@@ -359,14 +325,27 @@ func (b *ingressBuilder) addCanary(a *annotatedIngress, host string, m *match, b
 	}
 }
 
+// closeHosts closes the hosts whose protection is not served, for each Ingress.
+func (b *ingressBuilder) closeHosts() {
+	for host, matches := range b.rules {
+		for i := 0; b.shut[host] && i < len(matches); i++ {
+			with := *matches[i]
+			with.Rule = &Rule{Route: with.Rule.Route, Index: with.Rule.Index, Closed: true}
+			matches[i] = &with
+		}
+	}
+}
+
+// asksTLS reports whether TLS is asked for at a host.
+func (b *ingressBuilder) asksTLS(host string) bool {
+	wide := hostpath.Wide(host)
+	return b.asked[host] || wide != "" && b.asked[wide] && b.owners[wide] == b.owners[host]
+}
+
 // redirectToHTTPS has the rules that ask for it sent to HTTPS, at the hosts where that holds.
 func (b *ingressBuilder) redirectToHTTPS() {
 	for host, matches := range b.rules {
-		asked := b.asked[host]
-		if i := strings.IndexByte(host, '.'); !asked && i > 0 {
-			wide := "*" + host[i:]
-			asked = b.asked[wide] && b.owners[wide] == b.owners[host]
-		}
+		asked := b.asksTLS(host)
 		for i, m := range matches {
 			when := b.https[m.Rule]
 			if when == neverHTTPS || when == askedHTTPS && !asked || m.Rule.Closed {

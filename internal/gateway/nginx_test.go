@@ -141,6 +141,14 @@ func TestNginxPaths(t *testing.T) {
 			annotated("default/i", "h", "use-regex: true", `I /admin(?!x) a`) + annotated("default/j", "h", "", "P / b"),
 			map[string]string{"http://h/admin": "503", "http://h/Admin/x": "503", "http://h/adminx": "503", "http://h/other": "b /other"},
 		},
+		{
+			annotated("default/i", "h", "use-regex: true", `I /admins?/(?!x) a`) + annotated("default/j", "h", "", "P / b"),
+			map[string]string{"http://h/admin/": "503", "http://h/admins/x": "503", "http://h/other": "b /other"},
+		},
+		{
+			annotated("default/i", "h", "use-regex: true", `I /admin/(?!x)|/internal a`) + annotated("default/j", "h", "", "P / b"),
+			map[string]string{"http://h/admin/": "503", "http://h/internal": "503"},
+		},
 		{ // A path that is too long for expressions gets round none of them.
 			annotated("default/i", "h", "rewrite-target: /$2", `I /admin(/|$)(.*) a`) + annotated("default/j", "h", "", "P / b"),
 			map[string]string{
@@ -309,7 +317,104 @@ func TestNginxRules(t *testing.T) {
 			t.Errorf("every page may use sessions: %+v", field)
 		}
 	}
-	if again := BuildIngress(o, f); find(again) != r || again.regexes["path /(.*)"] != f.regexes["path /(.*)"] {
+	if again := BuildIngress(o, f); find(again) != r {
 		t.Error("what has not changed was made again")
+	}
+}
+
+// What protects holds for all that ingress-nginx has it for, beside an open Ingress of the same host.
+func TestNginxProtection(t *testing.T) {
+	const ranges = "allowlist-source-range: 10.0.0.0/8"
+	open := annotated("default/open", "h", "", "P / b")
+	long := "/long" + strings.Repeat("x", maxPath)
+	for _, c := range []struct{ text, guarded, open string }{ // the requests that only the networks may have, or none, and the other ones
+		{annotated("default/i", "h", "auth-tls-secret: default/ca", "P /a a") + open, "/a /b /", ""},
+		{annotated("default/i", "h", "server-snippet: x", "P /a a") +
+			annotated("default/j", "h", "rewrite-target: /", "I /(x|y) b"), "/a /x", ""},
+		{annotated("default/i", "h", "auth-url: x", "P /a a") + open, "/a", "/b"},
+		// ImplementationSpecific goes on with anything, but not in an Ingress that asks for nothing; a prefix comes first.
+		{annotated("default/i", "h", ranges, "I /admin a; I /dir/ a") + open, "/admin /admin.php /adminx/y /dir /dir/x", "/Admin /directory /"},
+		{annotated("default/i", "h", "auth-url: x", "P /admin a") + annotated("default/a", "h", "ssl-redirect: true", "I /admin b"),
+			"/admin /admin/x", "/admin.php"},
+		{annotated("default/i", "h", "", "I /admin a") + open, "", "/admin.php"},
+		// Beside an expression all paths are expressions, in any case of letters.
+		{
+			annotated("default/i", "h", ranges, "P /admin a; I /v[12] a; P /dir/ a") +
+				annotated("default/j", "h", "rewrite-target: /$1", "I /x/(.*) b") + open,
+			"/admin /Admin /ADMIN/x /admin.php /v1 /V2/x /v[12] /dir /dir/x", "/v3 /x/admin /directory",
+		},
+		{annotated("default/i", "h", ranges, "P /c++ a") + annotated("default/j", "h", "use-regex: true", "I /x b") + open, "/c++ /c", "/x /d"},
+		// A path that cannot be used is not left to another Ingress.
+		{annotated("default/i", "h", ranges, "P "+long+" a") + open, long + " " + long + "/x", "/long"},
+		{annotated("default/i", "h", ranges, `P /admin%zz a`) + open, "/admin /admin/x", "/x"},
+		{annotated("default/i", "h", ranges, `E /a/..;x/b a`) + open, "/b /a", ""},
+		{annotated("default/i", "h", "use-regex: true", "I "+long+"(.*) a") + open, long, "/other"},
+	} {
+		f := nginxFront(t, c.text+service("a", "b"))
+		check := func(requests string, want bool) {
+			for _, path := range strings.Fields(requests) {
+				rule, _, _ := f.Table.Ports[80].Find(&Request{Host: "h", Path: path, Fields: fields{}})
+				if rule == nil || (rule.Closed || !rule.Access.Admits(netip.MustParseAddr("192.0.2.1"))) != want {
+					t.Errorf("%.300s: %.80s: %+v, want protection: %v; %v", c.text, path, rule, want, f.Problems)
+				}
+			}
+		}
+		check(c.guarded, true)
+		check(c.open, false)
+	}
+	// An expression that is added later changes the paths of the others, also where the host has no other matches than before.
+	guarded := annotated("default/i", "h", ranges, "I /admin a") + service("a", "b")
+	before := nginxFront(t, guarded+annotated("default/j", "h", "", "E / b"))
+	after := objects(t, strings.TrimPrefix(guarded+annotated("default/j", "h", "use-regex: true", "E / b"), "\n---\n"))
+	table := BuildIngress(after, before).Table
+	if rule, _, _ := table.Ports[80].Find(&Request{Host: "h", Path: "/ADMIN", Fields: fields{}}); rule == nil || rule.Access == nil {
+		t.Errorf("after an expression elsewhere: %+v", rule)
+	}
+	// An Ingress does not close the host of another namespace. An alias is closed as its host is.
+	f := nginxFront(t, annotated("default/i", "h", "server-alias: alias.h", "P / a")+annotated("evil/i", "h", "server-snippet: x", "P / a")+
+		annotated("default/j", "g", "server-alias: alias.g; ssl-passthrough: true", "P / a")+
+		annotated("default/k", "k", "server-alias: alias.k", "P / a")+
+		"\n---\nkind: Ingress\nmetadata: {namespace: default, name: l, annotations: {"+nginx.Prefix+"server-snippet: x}}\n"+
+		"spec: {rules: [{host: alias.k}]}"+service("a"))
+	for request, want := range map[string]string{"http://h/": "a /", "http://alias.h/": "a /", "http://g/": "503", "http://alias.g/": "503",
+		"http://k/": "a /", "http://alias.k/": "503"} {
+		if got := decide(t, f.Table, request); got != want {
+			t.Errorf("%s: %s, want %s", request, got, want)
+		}
+	}
+}
+
+// A class for ingress-nginx has its ImplementationSpecific paths, also for canaries.
+func TestNginxImplementationSpecific(t *testing.T) {
+	text := annotated("default/i", "h", "", "I /api a; P /v a") + annotated("default/c", "h", "canary: true; canary-weight: 100", "I /api b") +
+		service("a", "b")
+	o := objects(t, strings.TrimPrefix(text, "\n---\n"))
+	o.Secured = map[svc.Name]bool{{Namespace: "default", Name: "i"}: true}
+	f := BuildIngress(o, nil)
+	long := strings.Repeat("x", 5000)
+	for request, want := range map[string]string{
+		"http://h/api.php": "b /api.php", "http://h/api": "b /api", "http://h/API": "404", "http://h/v.php": "404",
+		"http://h/v/" + long: "a /v/" + long,
+	} {
+		if got := decide(t, f.Table, request); got != want {
+			t.Errorf("%.40s: %.40s, want %.40s", request, got, want)
+		}
+	}
+}
+
+// An alias of a host with TLS is not served in clear text, and has its certificate.
+func TestNginxAliasHTTPS(t *testing.T) {
+	for _, host := range []string{"h.x", "*.x"} { // that TLS is asked for at
+		text := strings.Replace(annotated("default/i", "h.x", "ssl-redirect: true; server-alias: alias.y", "P / a"), "spec: {",
+			fmt.Sprintf("spec: {tls: [{hosts: [%q], secretName: s}], ", host), 1) + service("a") + "\n---\nkind: Secret\nmetadata: {name: s}"
+		f := nginxFront(t, text)
+		for _, name := range []string{"h.x", "alias.y"} {
+			if got := decide(t, f.Table, "http://"+name+"/"); got != "308 https" {
+				t.Errorf("%s: %s: %s", host, name, got)
+			}
+			if got := decide(t, f.Table, "https://"+name+"/"); got != "a /" {
+				t.Errorf("%s: https: %s: %s", host, name, got)
+			}
+		}
 	}
 }

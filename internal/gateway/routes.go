@@ -122,7 +122,7 @@ func (f *Front) accept(g *gwv1.Gateway) {
 	}
 }
 
-// Unusable returns why the Gateway does not have an address that it asks for, "" if it has all of them. have are those of its Service.
+// Unusable returns why the Gateway does not have an address that it asks for, "" if it has all of them. have are its Service's.
 func (f *Front) Unusable(have []string) string {
 	return f.asked.Unusable(have, names.ServiceOfGateway(f.gateway))
 }

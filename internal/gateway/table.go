@@ -148,8 +148,8 @@ const (
 type match struct {
 	Rule    *Rule
 	kind    pathKind
-	path    string // of a prefix without the slash at its end
-	regex   *regexp.Regexp
+	path    string         // of a prefix without the slash at its end
+	regex   *regexp.Regexp // of the path; a regexMatch without one is for each path that begins with path
 	method  string
 	headers []valueMatch
 	queries []valueMatch
@@ -193,6 +193,9 @@ func (m *match) takes(r *Request, path string) bool {
 	if m.cookie != nil && !m.cookie.takes(r.Fields.Cookie(m.cookie.name)) {
 		return false
 	}
+	if m.kind == regexMatch && m.regex == nil {
+		return strings.HasPrefix(path, m.path)
+	}
 	return m.regex == nil || len(path) <= filter.MaxInput && m.regex.MatchString(path)
 }
 
@@ -227,6 +230,7 @@ type paths struct {
 	calls   callIndex
 	// byLength is true if of an expression and a prefix the longer text counts (Ingress).
 	byLength bool
+	bounded  bool     // a path that is too long for expressions is closed (Ingress)
 	from     []*match // of which it was made, to be compared with
 }
 
@@ -245,6 +249,7 @@ func newPaths(matches []*match) *paths {
 			p.exact[m.path] = append(p.exact[m.path], m)
 		case regexMatch:
 			p.regexes, p.byLength = append(p.regexes, m), m.Rule.Route.Kind == kindIngress
+			p.bounded = p.bounded || p.byLength && m.regex != nil
 		case prefixMatch:
 			n := p.root.at(m.path)
 			n.matches = append(n.matches, m)
@@ -283,7 +288,7 @@ var unread = &match{Rule: &Rule{Closed: true}}
 
 // find returns the match with the highest precedence that is for a request.
 func (p *paths) find(r *Request, path string) *match {
-	if p.byLength && len(path) > filter.MaxInput {
+	if p.bounded && len(path) > filter.MaxInput {
 		return unread
 	}
 	if m := first(p.exact[path], r, path); m != nil {
@@ -294,7 +299,7 @@ func (p *paths) find(r *Request, path string) *match {
 		return regex
 	}
 	prefix := p.root.find(r, path, path[1:])
-	if regex != nil && (prefix == nil || len(regex.path) >= len(prefix.path)) {
+	if regex != nil && (prefix == nil || len(regex.path) > len(prefix.path) || len(regex.path) == len(prefix.path) && regex.regex != nil) {
 		return regex
 	}
 	if prefix != nil {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -12,8 +13,9 @@ type annotation struct {
 	read func(r *reader, value string) error
 	// none is why it has no effect, if read is nil.
 	none string
-	// guards means that no request may pass if the value cannot be done.
-	guards bool
+	// guards means that no request may pass if the value cannot be done, and host that none may at the whole host, for which
+	// ingress-nginx has it.
+	guards, host bool
 	// needs names another annotation without which it has no effect.
 	needs string
 	// long lets the value have maxList bytes.
@@ -32,7 +34,8 @@ func Names() []string {
 
 // off reports whether the value of an annotation that is not served asks for nothing.
 func (a *annotation) off(value string) bool {
-	return slices.Contains([]string{"", "false", "off", "0", "all"}, value)
+	on, err := strconv.ParseBool(value)
+	return err == nil && !on || slices.Contains([]string{"", "off", "all"}, strings.ToLower(value))
 }
 
 // parse reads a value of bounded length that is one line of text.
@@ -80,7 +83,7 @@ var annotations = func() map[string]annotation {
 		"proxy-read-timeout":   {read: seconds(func(r *reader, n int) { r.Timeout = second(n) })},
 		"proxy-send-timeout":   {read: seconds(func(r *reader, n int) { r.send = second(n) })},
 
-		"whitelist-source-range": {read: readRanges(func(o *Options) *[]prefix { return &o.Allow }), guards: true, long: true},
+		"whitelist-source-range": {read: readWhitelist, guards: true, long: true},
 		"allowlist-source-range": {read: readRanges(func(o *Options) *[]prefix { return &o.Allow }), guards: true, long: true},
 		"denylist-source-range":  {read: readRanges(func(o *Options) *[]prefix { return &o.Deny }), guards: true, long: true},
 
@@ -108,18 +111,20 @@ var annotations = func() map[string]annotation {
 		"proxy-ssl-ciphers": {none: podTLS}, "proxy-ssl-protocols": {none: podTLS},
 		"proxy-ssl-name": {none: "the Pods' certificates are not verified"}, "proxy-ssl-server-name": {none: unserved},
 		"proxy-ssl-verify-depth": {none: "the Pods' certificates are not verified"},
-		"enable-global-auth":     {none: "there is no authorization for all Ingresses"},
+		"enable-global-auth":     {none: "there is no authorization for all Ingresses", guards: true},
 
-		"ssl-passthrough": {none: "Ingresses end TLS here; a TLSRoute passes it on (docs/gateway.md)", guards: true},
+		"ssl-passthrough": {none: "Ingresses end TLS here; a TLSRoute passes it on (docs/gateway.md)", guards: true, host: true},
+		"server-snippet":  {none: snippet, guards: true, host: true},
+		"stream-snippet":  {none: snippet, guards: true, host: true},
 	}
-	for _, name := range []string{"configuration-snippet", "server-snippet", "stream-snippet", "auth-snippet", "modsecurity-snippet"} {
+	for _, name := range []string{"configuration-snippet", "auth-snippet", "modsecurity-snippet"} {
 		all[name] = annotation{none: snippet, guards: true}
 	}
 	for _, name := range []string{
 		"auth-url", "auth-type", "auth-secret", "auth-tls-secret", "enable-modsecurity", "enable-owasp-core-rules", "satisfy",
 		"proxy-ssl-verify", "proxy-ssl-secret", "limit-connections", "limit-rate", "limit-rate-after",
 	} {
-		all[name] = annotation{none: unserved + ", and no request may pass without it", guards: true}
+		all[name] = annotation{none: unserved + ", and no request may pass without it", guards: true, host: name == "auth-tls-secret"}
 	}
 	for root, names := range map[string][]string{
 		"auth-url": {

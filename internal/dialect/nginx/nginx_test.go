@@ -84,8 +84,22 @@ func TestDocumentedExamples(t *testing.T) {
 		len(c.AllowMethods) != 6 {
 		t.Errorf("%+v", c)
 	}
-	if c := read("enable-cors: true\ncors-allow-origin: null, x y").CORS; len(c.AllowOrigins) != 0 {
-		t.Errorf("without a valid origin: %+v", c)
+	for _, origins := range []string{
+		"null, x y", strings.Repeat("https://a.b,", maxNames+1), "https://" + strings.Repeat("a", maxList), "https://a.b\x00", "",
+	} {
+		c := Read(map[string]string{Prefix + "enable-cors": "true", Prefix + "cors-allow-origin": origins}).CORS
+		if len(c.AllowOrigins) != 0 {
+			t.Errorf("without a valid origin: %+v", c)
+		}
+	}
+	long := "https://" + strings.Repeat("a", maxValue) + ".example.com"
+	lines := Read(map[string]string{Prefix + "enable-cors": "true", Prefix + "cors-allow-origin": "https://a.b,\n" + long}).CORS
+	if len(lines.AllowOrigins) != 2 {
+		t.Errorf("with two lines: %+v", lines)
+	}
+	r = read("allowlist-source-range: 10.0.0.0/8\nwhitelist-source-range: 0.0.0.0/0")
+	if len(r.Allow) != 1 || r.Allow[0].String() != "10.0.0.0/8" || len(r.Ignored) != 1 {
+		t.Errorf("%+v", r)
 	}
 }
 
@@ -96,6 +110,7 @@ func TestProtectionClosed(t *testing.T) {
 		"auth-url: http://x", "auth-type: basic", "auth-secret: s", "auth-tls-secret: default/ca", "enable-modsecurity: true", "limit-rate: 5",
 		"limit-connections: 5", "configuration-snippet: deny all;", "server-snippet: x", "satisfy: any", "ssl-passthrough: true",
 		"proxy-ssl-verify: on", "whitelist-source-ranges: 10.0.0.0/8", "auth-urls: x", "limit-rbs: 1", "denylist: 10.0.0.0/8",
+		"Auth-URL: x", "enable-waf: true",
 		"whitelist-source-range: ", "whitelist-source-range: 10.0.0.0/33", "whitelist-source-range: 10.0.0.1, x", "denylist-source-range: x",
 		"whitelist-source-range: ::ffff:10.0.0.0/104", "denylist-source-range: fe80::1%eth0",
 		"whitelist-source-range: " + strings.Repeat("10.0.0.1,", maxRanges+1), "denylist-source-range: " + strings.Repeat("1", maxList+1),
@@ -122,6 +137,39 @@ func TestProtectionClosed(t *testing.T) {
 	}
 	if r := read("proxy-body-size: much"); r.Body != 1<<20 || len(r.Ignored) != 1 {
 		t.Errorf("%+v", r)
+	}
+}
+
+// The flags are read as ingress-nginx reads them.
+func TestFlags(t *testing.T) {
+	flags := map[string]func(*Options) bool{
+		"use-regex": func(o *Options) bool { return o.UseRegex }, "force-ssl-redirect": func(o *Options) bool { return o.ForceSSL },
+		"ssl-redirect":         func(o *Options) bool { return o.SSLRedirect != nil && *o.SSLRedirect },
+		"from-to-www-redirect": func(o *Options) bool { return o.WWW },
+		"enable-cors":          func(o *Options) bool { return o.CORS != nil },
+		"canary":               func(o *Options) bool { return o.Canary != nil },
+		"affinity: cookie\nsession-cookie-secure":                              func(o *Options) bool { return o.Session.Secure },
+		"enable-cors: 1\ncors-allow-origin: https://a\ncors-allow-credentials": func(o *Options) bool { return *o.CORS.AllowCredentials },
+		"enable-global-auth": func(o *Options) bool { return o.Closed != "" },
+		"enable-modsecurity": func(o *Options) bool { return o.Closed != "" },
+		"ssl-passthrough":    func(o *Options) bool { return o.ClosedHost },
+	}
+	if c := read("enable-cors: 1\ncors-allow-origin: https://a\ncors-allow-credentials: no").CORS; *c.AllowCredentials {
+		t.Error("credentials without a valid flag")
+	}
+	for name, is := range flags {
+		for _, value := range []string{"1", "true", "True", "t", "0", "false", "False", "f"} {
+			if got, want := is(read(name+": "+value)), strings.ContainsAny(value[:1], "1tT"); got != want {
+				t.Errorf("%s: %s: %v", name, value, got)
+			}
+		}
+	}
+	for text, want := range map[string]bool{
+		"auth-tls-secret: a/b": true, "server-snippet: x": true, "stream-snippet: x": true, "auth-url: x": false, "auth-tls-secret: ": false,
+	} {
+		if got := read(text).ClosedHost; got != want {
+			t.Errorf("%s: the host is closed: %v", text, got)
+		}
 	}
 }
 

@@ -20,6 +20,8 @@ const Prefix = "nginx.ingress.kubernetes.io/"
 type Options struct {
 	// Closed is why no request may pass, "" if they may: who asks for protection must not be served without it.
 	Closed string
+	// ClosedHost means that no request may pass at any path of the hosts, also of other Ingresses: nginx has the protection there.
+	ClosedHost bool
 	// Ignored has the annotations without effect, each with the reason.
 	Ignored []string
 
@@ -49,6 +51,12 @@ type Options struct {
 	RetryWithin time.Duration
 	// Canary, if not nil, makes the Ingress an alternative to another one.
 	Canary *Canary
+}
+
+// Protects reports whether requests for the paths must not get to a rule that asks for less.
+func (o *Options) Protects() bool {
+	return o.Closed != "" || len(o.Allow)+len(o.Deny) > 0 || o.PerSecond+o.PerMinute > 0 ||
+		o.ForceSSL || o.SSLRedirect != nil && *o.SSLRedirect
 }
 
 // Redirect answers with another place.
@@ -109,9 +117,12 @@ type reader struct {
 	session policy.Session
 	retry   gwv1.HTTPRouteRetry
 	retries bool
-	status  map[string]int // of redirects, by annotation
-	to      map[string]string
-	send    time.Duration
+	// The flags of annotations that others are parts of.
+	hasCORS, isCanary, credentials bool
+
+	status map[string]int // of redirects, by annotation
+	to     map[string]string
+	send   time.Duration
 }
 
 // value returns the value of another annotation.
@@ -138,6 +149,7 @@ func (r *reader) read(name, value string) {
 	case a.read == nil && a.guards:
 		if !a.off(value) {
 			r.close(name, "%s", a.none)
+			r.ClosedHost = r.ClosedHost || a.host
 		}
 	case a.read == nil:
 		r.ignore(name, "it has no effect: %s", a.none)
@@ -156,17 +168,18 @@ func (r *reader) read(name, value string) {
 
 // protects reports whether the name of an unknown annotation looks like protection, as one with a typing error does.
 func protects(name string) bool {
+	name = strings.ToLower(name)
 	return slices.ContainsFunc(protection, func(part string) bool { return strings.Contains(name, part) })
 }
 
 // protection are parts of the names of annotations that protect.
 //
 //nolint:gochecknoglobals // constant
-var protection = []string{"auth", "list", "range", "limit", "modsecurity", "owasp", "snippet", "satisfy", "verify", "secret"}
+var protection = []string{"auth", "list", "range", "limit", "modsecurity", "owasp", "snippet", "satisfy", "verify", "secret", "waf"}
 
 // combine does what several annotations ask for together.
 func (r *reader) combine() {
-	if r.value("enable-cors") == "true" {
+	if r.hasCORS {
 		r.combineCORS()
 	}
 	if r.value("affinity") == "cookie" {
@@ -186,7 +199,7 @@ func (r *reader) combine() {
 			}
 		}
 	}
-	if on := r.value("canary"); on == "true" {
+	if r.isCanary {
 		if r.canary.Total == 0 {
 			r.canary.Total = 100
 		}
@@ -202,7 +215,10 @@ func (r *reader) combine() {
 func (r *reader) combineCORS() {
 	c := &r.cors
 	if c.AllowOrigins == nil {
-		c.AllowOrigins = []gwv1.CORSOrigin{"*"}
+		c.AllowOrigins = []gwv1.CORSOrigin{} // with no valid one no page is allowed
+		if _, named := r.all[Prefix+"cors-allow-origin"]; !named {
+			c.AllowOrigins = append(c.AllowOrigins, "*")
+		}
 	}
 	if c.AllowMethods == nil {
 		c.AllowMethods = []gwv1.HTTPMethodWithWildcard{"GET", "PUT", "POST", "DELETE", "PATCH", "OPTIONS"}
@@ -217,7 +233,8 @@ func (r *reader) combineCORS() {
 	}
 	// With "*" ingress-nginx sends an answer that browsers refuse for requests with credentials. An answer that names the origin
 	// would let every page use the sessions of its visitors.
-	c.AllowCredentials = new(r.value("cors-allow-credentials") != "false" && !slices.Contains(c.AllowOrigins, "*"))
+	_, named := r.all[Prefix+"cors-allow-credentials"]
+	c.AllowCredentials = new((r.credentials || !named) && !slices.Contains(c.AllowOrigins, "*"))
 	if *c.AllowCredentials { // then "*" is the name of a field for browsers, which no backend sends
 		c.ExposeHeaders = slices.DeleteFunc(c.ExposeHeaders, func(h gwv1.HTTPHeaderName) bool { return h == "*" })
 	}

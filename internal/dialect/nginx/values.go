@@ -41,7 +41,7 @@ func number(least, most int, set func(*reader, int)) func(*reader, string) error
 	return func(r *reader, v string) error {
 		n, err := strconv.Atoi(v)
 		if err != nil || n < least || n > most {
-			return fmt.Errorf("%q is no number of %d to %d", shorten(v), least, most)
+			return fmt.Errorf("%q is not a number from %d to %d", shorten(v), least, most)
 		}
 		set(r, n)
 		return nil
@@ -67,7 +67,7 @@ func names[T ~string](valid *regexp.Regexp, set func(*reader, []T)) func(*reader
 		var out []T
 		for _, n := range list(v) {
 			if !valid.MatchString(n) {
-				return fmt.Errorf("%q is no name for this list", shorten(n))
+				return fmt.Errorf("%q is not a name for this list", shorten(n))
 			}
 			out = append(out, T(n))
 		}
@@ -95,7 +95,7 @@ func readRewrite(r *reader, v string) error {
 		return nil
 	}
 	if !pathText.MatchString(v) {
-		return fmt.Errorf("%q is no path of letters, digits and -._~/:, with $1 to $9 for groups of the path", shorten(v))
+		return fmt.Errorf("%q is not a path of letters, digits and -._~/:, with $1 to $9 for groups of the path", shorten(v))
 	}
 	r.RewriteTarget = v
 	return nil
@@ -116,7 +116,7 @@ func readAppRoot(r *reader, v string) error {
 // checkPath returns why a text is no path.
 func checkPath(v string) error {
 	if !pathText.MatchString(v) || strings.ContainsRune(v, '$') {
-		return fmt.Errorf("%q is no path: want letters, digits, and -._~/: after a slash", shorten(v))
+		return fmt.Errorf("%q is not a path: want letters, digits, and -._~/: after a slash", shorten(v))
 	}
 	return nil
 }
@@ -131,7 +131,7 @@ func readForwardedPrefix(r *reader, v string) error {
 
 func readBackendHost(r *reader, v string) error {
 	if v = strings.ToLower(v); !isHost(v) {
-		return fmt.Errorf("%q is no host name; variables of nginx do not exist here", shorten(v))
+		return fmt.Errorf("%q is not a host name; variables of nginx do not exist here", shorten(v))
 	}
 	r.BackendHost = v
 	return nil
@@ -145,7 +145,7 @@ func readAliases(r *reader, v string) error {
 	}
 	for _, a := range all {
 		if a = strings.ToLower(a); !isHost(strings.TrimPrefix(a, "*.")) {
-			r.ignore("server-alias", "%q is no host name, and has no effect", shorten(a))
+			r.ignore("server-alias", "%q is not a host name, and has no effect", shorten(a))
 			continue
 		}
 		r.Aliases = append(r.Aliases, a)
@@ -175,7 +175,7 @@ func readBody(r *reader, v string) error {
 	m := size.FindStringSubmatch(v)
 	if m == nil {
 		r.Body = defaultBody
-		return fmt.Errorf("%q is no size as 8m; the bound is 1m, as in ingress-nginx", shorten(v))
+		return fmt.Errorf("%q is not a size such as 8m; the bound is 1m, as in ingress-nginx", shorten(v))
 	}
 	n, err := strconv.ParseInt(m[1], 10, 64)
 	r.Body = n << map[string]int{"k": 10, "m": 20, "g": 30}[strings.ToLower(m[2])]
@@ -195,7 +195,7 @@ func readRanges(of func(*Options) *[]prefix) func(*reader, string) error {
 			if err != nil {
 				a, err := netip.ParseAddr(item)
 				if err != nil || a.Zone() != "" {
-					return fmt.Errorf("%q is no network as 192.0.2.0/24", shorten(item))
+					return fmt.Errorf("%q is not a network such as 192.0.2.0/24", shorten(item))
 				}
 				p = netip.PrefixFrom(a, a.BitLen())
 			}
@@ -207,6 +207,15 @@ func readRanges(of func(*Options) *[]prefix) func(*reader, string) error {
 		*of(r.Options) = append(*of(r.Options), out...)
 		return nil
 	}
+}
+
+// readWhitelist reads the older name of allowlist-source-range, which is ignored where an Ingress has both.
+func readWhitelist(r *reader, v string) error {
+	if _, both := r.all[Prefix+"allowlist-source-range"]; both {
+		r.ignore("whitelist-source-range", "it has no effect beside allowlist-source-range")
+		return nil
+	}
+	return readRanges(func(o *Options) *[]prefix { return &o.Allow })(r, v)
 }
 
 func addRedirects(all map[string]annotation) {
@@ -235,7 +244,7 @@ func checkURL(v string) error {
 	u, err := url.Parse(v)
 	switch {
 	case err != nil, strings.ContainsFunc(v, func(c rune) bool { return c <= ' ' || c >= 0x7f || strings.ContainsRune("$\"\\<>^`{|}", c) }):
-		return fmt.Errorf("%q is no address of a page", shorten(v))
+		return fmt.Errorf("%q is not the address of a page", shorten(v))
 	case u.Scheme == "" && strings.HasPrefix(v, "/") && !strings.HasPrefix(v, "//"):
 		return nil
 	case u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil:
@@ -248,29 +257,29 @@ func addCORS(all map[string]annotation) {
 	add := func(name string, read func(*reader, string) error) {
 		all[name] = annotation{read: read, needs: "enable-cors"}
 	}
-	all["enable-cors"] = annotation{read: flag(func(*reader, bool) {})}
+	all["enable-cors"] = annotation{read: flag(func(r *reader, on bool) { r.hasCORS = on })}
 	origin := regexp.MustCompile(`^(\*|[a-z]+://(\*\.)?[-A-Za-z0-9.]+(:[0-9]+)?)$`)
-	add("cors-allow-origin", func(r *reader, v string) error {
+	readOrigins := func(r *reader, v string) error {
 		all := list(v)
 		if len(all) > maxNames {
 			return fmt.Errorf("it has more than %d origins", maxNames)
 		}
-		r.cors.AllowOrigins = []gwv1.CORSOrigin{} // with no valid one no page is allowed
 		for _, o := range all {
 			if !origin.MatchString(o) {
-				r.ignore("cors-allow-origin", "%q is no origin as https://example.com, and has no effect", shorten(o))
+				r.ignore("cors-allow-origin", "%q is not an origin such as https://example.com, and has no effect", shorten(o))
 				continue
 			}
 			r.cors.AllowOrigins = append(r.cors.AllowOrigins, gwv1.CORSOrigin(o))
 		}
 		return nil
-	})
+	}
+	all["cors-allow-origin"] = annotation{read: readOrigins, needs: "enable-cors", long: true}
 	add("cors-allow-methods", names(regexp.MustCompile("^[A-Za-z]+$"), func(r *reader, v []gwv1.HTTPMethodWithWildcard) {
 		r.cors.AllowMethods = v
 	}))
 	add("cors-allow-headers", names(token, func(r *reader, v []gwv1.HTTPHeaderName) { r.cors.AllowHeaders = v }))
 	add("cors-expose-headers", names(token, func(r *reader, v []gwv1.HTTPHeaderName) { r.cors.ExposeHeaders = v }))
-	add("cors-allow-credentials", flag(func(*reader, bool) {}))
+	add("cors-allow-credentials", flag(func(r *reader, on bool) { r.credentials = on }))
 	add("cors-max-age", number(1, 1<<31-1, func(r *reader, n int) { r.cors.MaxAge = int32(n) })) //nolint:gosec // bounded
 }
 
@@ -305,7 +314,7 @@ func addSessions(all map[string]annotation) {
 	})
 	add("session-cookie-domain", func(r *reader, v string) error {
 		if !isHost(strings.ToLower(strings.TrimPrefix(v, "."))) {
-			return fmt.Errorf("%q is no host name", shorten(v))
+			return fmt.Errorf("%q is not a host name", shorten(v))
 		}
 		r.session.Domain = strings.ToLower(strings.TrimPrefix(v, "."))
 		return nil
@@ -337,7 +346,7 @@ func addSessions(all map[string]annotation) {
 }
 
 func addCanaries(all map[string]annotation) {
-	all["canary"] = annotation{read: flag(func(*reader, bool) {}), guards: true}
+	all["canary"] = annotation{read: flag(func(r *reader, on bool) { r.isCanary = on }), guards: true}
 	add := func(name string, read func(*reader, string) error) {
 		all[name] = annotation{read: read, needs: "canary", guards: true}
 	}
@@ -363,7 +372,7 @@ func addCanaries(all map[string]annotation) {
 
 func checkToken(v string) error {
 	if len(v) > 200 || !token.MatchString(v) {
-		return fmt.Errorf("%q is no name of a header field or of a cookie", shorten(v))
+		return fmt.Errorf("%q is not the name of a header field or of a cookie", shorten(v))
 	}
 	return nil
 }

@@ -29,3 +29,16 @@ func (l *Limits) For(client netip.Addr) []Limit {
 	}
 	return l.All
 }
+
+// NewLimits returns bounds of requests a second and a minute, 0 for no bound, with times as many at once as in ingress-nginx.
+func NewLimits(perSecond, perMinute, times int, exempt []netip.Prefix) *Limits {
+	out := &Limits{Exempt: exempt}
+	add := func(n int, in time.Duration) {
+		if n > 0 {
+			out.All = append(out.All, Limit{Each: in / time.Duration(n), AtOnce: n*times + 1})
+		}
+	}
+	add(perSecond, time.Second)
+	add(perMinute, time.Minute)
+	return out
+}

@@ -3,6 +3,8 @@ package filter
 import (
 	"regexp"
 	"regexp/syntax"
+	"strings"
+	"unicode/utf8"
 )
 
 // Bounds of regular expressions. Package regexp takes a time that is linear in the input, times the size of the program.
@@ -52,4 +54,36 @@ func CompilePrefix(text string) (*regexp.Regexp, string) {
 		return nil, "the regular expression is invalid: " + err.Error()
 	}
 	return re, ""
+}
+
+// CompileEither compiles an expression that a value begins with, as CompilePrefix does, or its text as it is; or the text without
+// the slash at its end, for the whole value.
+func CompileEither(text string) (*regexp.Regexp, string) {
+	if re, wrong := CompilePrefix(text); wrong != "" {
+		return re, wrong
+	}
+	plain := regexp.QuoteMeta(text)
+	return CompilePrefix(`(?:` + text + `)|` + plain + `|` + strings.TrimSuffix(plain, "/") + `$`)
+}
+
+// Literal returns the text that every value begins with that an expression could be for, which may be invalid.
+func Literal(text string) string {
+	i := strings.IndexAny(text, `^$[](){}*+?|\.`)
+	switch {
+	case strings.ContainsRune(text, '|'): // an alternative, perhaps of the whole
+		return "/"
+	case i < 0:
+		return text
+	}
+	literal := text[:i]
+	if strings.IndexByte("?*{", text[i]) >= 0 { // the character before could be missing
+		_, size := utf8.DecodeLastRuneInString(literal)
+		literal = literal[:len(literal)-size]
+	}
+	return literal
+}
+
+// Beginning returns the expression of values that begin with a text, without regard to case.
+func Beginning(text string) *regexp.Regexp {
+	return regexp.MustCompile("^(?i:" + regexp.QuoteMeta(text) + ")")
 }

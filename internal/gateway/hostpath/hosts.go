@@ -15,6 +15,14 @@ func Host(host string) string {
 	return strings.ToLower(strings.TrimSuffix(host, "."))
 }
 
+// Wide returns the pattern of all hosts with one label in place of the first one of a host, "" if it has only one.
+func Wide(host string) string {
+	if i := strings.IndexByte(host, '.'); i > 0 {
+		return "*" + host[i:]
+	}
+	return ""
+}
+
 // Index finds what belongs to the most specific pattern for a host. Patterns are names, names that begin with "*.",
 // and "", which is for every host.
 type Index[T any] struct {

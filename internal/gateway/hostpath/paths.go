@@ -55,6 +55,19 @@ func plainPath(path string) bool {
 	return true
 }
 
+// Beginning returns the text that each path begins with that a server could read in a path of a rule that Path does not take.
+func Beginning(path string) string {
+	if strings.Contains(path, "..") || strings.Contains(strings.ToLower(path), "%2e") {
+		return "/" // it could lead anywhere
+	}
+	for end := len(path); end > 0; end-- {
+		if plainPath(path[:end]) {
+			return path[:end]
+		}
+	}
+	return "/"
+}
+
 // decodeUnreserved decodes the unreserved bytes. ok is false where the encoding is invalid or hides a NUL.
 func decodeUnreserved(path string) (out string, ok bool) {
 	var b strings.Builder

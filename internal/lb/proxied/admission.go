@@ -26,7 +26,8 @@ type usage struct {
 	clients  map[netip.Addr]int // connections of each, where that is bounded
 
 	// rates count the requests of clients, and routes the ones for routes with limits.
-	rates, routes rates
+	rates  rates
+	routes routeRates
 }
 
 // sessionQueue is sessions of UDP in the order in which they give way: first sessions whose client has sent nothing after

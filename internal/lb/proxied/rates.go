@@ -1,6 +1,8 @@
 package proxied
 
 import (
+	"cmp"
+	"maps"
 	"net/netip"
 	"sync"
 	"time"
@@ -12,6 +14,10 @@ import (
 
 // maxRates bounds the clients of a Service whose requests are counted. With more at a time, further ones have no bound.
 const maxRates = 1 << 16
+
+// maxRouteRates bounds the clients of a route that are counted, each once for each limit. With more at a time, further ones count as
+// one client: what protects must not end, and not for other routes.
+const maxRouteRates = 1 << 13
 
 // clientOf returns what counts as one client: an IPv4 address, or an IPv6 network of 64 bits, of which a client has all.
 func clientOf(a netip.Addr) netip.Addr {
@@ -25,17 +31,50 @@ func clientOf(a netip.Addr) netip.Addr {
 // rates counts the requests of clients (GCRA: https://en.wikipedia.org/wiki/Generic_cell_rate_algorithm).
 type rates struct {
 	mu sync.Mutex
+	// share is how many are counted, and further ones count as one. If it is 0, maxRates are, and further ones have no bound.
+	share int
 	// due is when each client would have none to its account, since began.
 	due   map[rateKey]time.Duration
 	began time.Time
 	swept time.Duration
 }
 
-// rateKey is whose requests are counted: a client's, for a route if it has a name, and one of its limits.
+// rateKey is whose requests are counted: a client's, or further clients' if it is zero, and by which of the limits.
 type rateKey struct {
 	client netip.Addr
-	route  svc.Name
 	limit  int
+}
+
+// routeRates count the requests of clients for routes with limits.
+type routeRates struct {
+	mu    sync.Mutex
+	of    map[svc.Name]*rates
+	swept time.Time
+}
+
+// route returns what counts the requests for a route. Each minute at most, a new one has it forget the ones without clients.
+func (r *routeRates) route(name svc.Name, at time.Time) *rates {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.of[name] == nil {
+		if at.Sub(r.swept) >= time.Minute {
+			r.swept = at
+			maps.DeleteFunc(r.of, func(_ svc.Name, each *rates) bool { return each.idle(at) })
+		}
+		if r.of == nil {
+			r.of = map[svc.Name]*rates{}
+		}
+		r.of[name] = &rates{share: maxRouteRates, due: map[rateKey]time.Duration{}, began: at}
+	}
+	return r.of[name]
+}
+
+// idle reports whether no client has anything to its account.
+func (r *rates) idle(at time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.forget(at.Sub(r.began))
+	return len(r.due) == 0
 }
 
 // allow reports whether a client may have a request at a time, of so many a second, and at once the requests of one second.
@@ -44,9 +83,10 @@ func (r *rates) allow(client netip.Addr, perSecond int, at time.Time) bool {
 }
 
 // allowAll reports whether a client may have a request for a route by all of its limits.
-func (r *rates) allowAll(client netip.Addr, route svc.Name, limits []filter.Limit, at time.Time) bool {
+func (r *routeRates) allowAll(client netip.Addr, route svc.Name, limits []filter.Limit, at time.Time) bool {
+	counted := r.route(route, at)
 	for i, l := range limits {
-		if !r.take(rateKey{clientOf(client), route, i}, l, at) {
+		if !counted.take(rateKey{clientOf(client), i}, l, at) {
 			return false
 		}
 	}
@@ -62,8 +102,12 @@ func (r *rates) take(key rateKey, l filter.Limit, at time.Time) bool {
 	}
 	now := at.Sub(r.began)
 	due, known := r.due[key]
-	if !known && len(r.due) >= maxRates && !r.sweep(now) {
-		return true
+	if !known && len(r.due) >= cmp.Or(r.share, maxRates) && !r.sweep(now) {
+		if r.share == 0 {
+			return true
+		}
+		key.client = netip.Addr{}
+		due = r.due[key]
 	}
 	due = max(due, now)
 	if due-now > l.Each*time.Duration(l.AtOnce-1) {
@@ -78,13 +122,14 @@ func (r *rates) take(key rateKey, l filter.Limit, at time.Time) bool {
 func (r *rates) sweep(now time.Duration) bool {
 	if now-r.swept >= time.Second {
 		r.swept = now
-		for c, due := range r.due {
-			if due <= now {
-				delete(r.due, c)
-			}
-		}
+		r.forget(now)
 	}
-	return len(r.due) < maxRates
+	return len(r.due) < cmp.Or(r.share, maxRates)
+}
+
+// forget forgets clients that have nothing to their account. The caller holds mu.
+func (r *rates) forget(now time.Duration) {
+	maps.DeleteFunc(r.due, func(_ rateKey, due time.Duration) bool { return due <= now })
 }
 
 // allowsBy counts a request of a client by the limits of a route. It reports false if the client has too many.

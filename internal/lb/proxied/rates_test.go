@@ -61,7 +61,7 @@ func TestRatesAreBounded(t *testing.T) {
 
 // The limits of a route hold for it and for no other one, and each of them by itself.
 func TestRatesOfRoutes(t *testing.T) {
-	var r rates
+	var r routeRates
 	at, client := time.Now(), netip.MustParseAddr("192.0.2.1")
 	limits := []filter.Limit{{Each: time.Second / 2, AtOnce: 11}, {Each: time.Minute / 6, AtOnce: 13}}
 	allowed := func(route string) (n int) {
@@ -77,5 +77,35 @@ func TestRatesOfRoutes(t *testing.T) {
 	}
 	if at = at.Add(time.Minute); allowed("a") != 6+2 { // 13 in all, and 6 a minute
 		t.Error("the limit of a minute does not hold")
+	}
+}
+
+// Many clients of a route do not end its limits, nor the ones of another route: further ones count as one client.
+func TestRatesOfRoutesAreBounded(t *testing.T) {
+	var r routeRates
+	at := time.Now()
+	client := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}) }
+	limits := []filter.Limit{{Each: time.Minute, AtOnce: 2}}
+	many, other, known := svc.Name{Name: "many"}, svc.Name{Name: "other"}, 0
+	for i := range maxRouteRates + 1000 {
+		if r.allowAll(client(i), many, limits, at) {
+			known++
+		}
+	}
+	if want := maxRouteRates + limits[0].AtOnce; known != want || len(r.of[many].due) != maxRouteRates+1 {
+		t.Errorf("%d requests of %d clients, want %d", known, len(r.of[many].due), want)
+	}
+	if !r.allowAll(client(0), many, limits, at) || r.allowAll(client(0), many, limits, at) {
+		t.Error("a client that is counted does not have its own limit")
+	}
+	for i := range 100 {
+		for n, want := range []bool{true, true, false} {
+			if got := r.allowAll(client(i), other, limits, at); got != want {
+				t.Fatalf("client %d of another route: request %d: %v", i, n, got)
+			}
+		}
+	}
+	if at = at.Add(time.Hour); !r.allowAll(client(0), svc.Name{Name: "new"}, limits, at) || len(r.of) != 1 {
+		t.Errorf("%d routes are counted after an hour, want 1", len(r.of))
 	}
 }
