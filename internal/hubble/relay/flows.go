@@ -30,10 +30,6 @@ const (
 
 // GetFlows is part of observer.ObserverServer. Nodes that do not answer are named in the answer; it is an error if none does.
 func (r *Relay) GetFlows(q *observer.GetFlowsRequest, to observer.Observer_GetFlowsServer) error {
-	query, err := hubble.NewQuery(q)
-	if err != nil {
-		return err
-	}
 	for _, p := range []*hubble.Places{r.questions, r.follows} {
 		if p == r.follows && !q.GetFollow() {
 			continue
@@ -43,6 +39,10 @@ func (r *Relay) GetFlows(q *observer.GetFlowsRequest, to observer.Observer_GetFl
 			return err
 		}
 		defer done()
+	}
+	query, err := hubble.NewQuery(q) // with a place: it compiles
+	if err != nil {
+		return err
 	}
 	s := &session{relay: r, query: query, asked: forNodes(q), to: to, pods: newPods(r.client)}
 	defer s.release()

@@ -360,6 +360,10 @@ func TestPlaces(t *testing.T) {
 	if err := flows(false); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a question too many: %v", err)
 	}
+	invalid := &observer.GetFlowsRequest{Whitelist: []*flow.FlowFilter{{HttpUrl: []string{"("}}}}
+	if err := r.GetFlows(invalid, &client{ctx: ctx}); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("a filter is compiled without a place: %v", err)
+	}
 	if _, err := c.ServerStatus(ctx, &observer.ServerStatusRequest{}); err != nil {
 		t.Errorf("the status: %v", err)
 	}
