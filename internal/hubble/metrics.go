@@ -165,7 +165,7 @@ func methodLabel(method string) string {
 	return otherLabel
 }
 
-// rcodeName is the result of an answer in the words of Hubble's metrics, those of
+// rcodeName is the result of an answer in the words of Hubble's metrics, which are in
 // https://www.iana.org/assignments/dns-parameters/dns-parameters.xhtml#dns-parameters-6.
 func rcodeName(d *DNS) string {
 	names := [...]string{"No Error", "Format Error", "Server Failure", "Non-Existent Domain", "Not Implemented", "Query Refused"}

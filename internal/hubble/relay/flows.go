@@ -106,7 +106,7 @@ func (s *session) forget(all []*observer.GetFlowsResponse) {
 
 // forNodes is the question for nodes: they answer with all fields, and do not know the labels and workloads of other nodes' Pods. So
 // they are not asked to select by them; the relay does. Of the last or first flows it then needs all to select from. A client that
-// follows gets those of the last ones that it has asked for.
+// follows gets of the last ones what it has asked for.
 func forNodes(q *observer.GetFlowsRequest) *observer.GetFlowsRequest {
 	out := proto.CloneOf(q)
 	out.FieldMask = nil
