@@ -24,13 +24,21 @@ const maxFilterValues = 1000
 // match them, or as a deny list everything would pass.
 func NewFilter(whitelist, blacklist []*flow.FlowFilter) (*Filter, error) {
 	out := &Filter{}
-	values := 0
+	values, instructions := 0, 0
 	for _, list := range []struct {
 		name    string
 		filters []*flow.FlowFilter
 		to      *[]func(*flow.Flow) bool
 	}{{"whitelist", whitelist, &out.allow}, {"blacklist", blacklist, &out.deny}} {
 		for i, f := range list.filters {
+			size, err := programs(f)
+			if err != nil {
+				return nil, fmt.Errorf("%s[%d]%w", list.name, i, err)
+			}
+			if instructions += size; instructions > maxPrograms {
+				return nil, fmt.Errorf("%s[%d]: the regular expressions of the filters compile to more than %d instructions",
+					list.name, i, maxPrograms)
+			}
 			match, n, err := compile(f)
 			if err != nil {
 				return nil, fmt.Errorf("%s[%d]%w", list.name, i, err)

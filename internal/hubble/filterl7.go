@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/url"
 	"regexp"
+	"regexp/syntax"
 	"slices"
 	"strconv"
 	"strings"
@@ -59,17 +60,79 @@ func methods(f *flow.FlowFilter) (func(*flow.Flow) bool, error) {
 	}, nil
 }
 
-// maxExpression bounds a regular expression of a filter, in bytes: each is compared with every flow.
-const maxExpression = 1000
+const (
+	// maxExpression bounds a regular expression of a filter, in bytes: each is compared with every flow.
+	maxExpression = 1000
+	// maxProgram bounds what an expression is compiled to, in instructions, and maxPrograms all expressions of a request together.
+	// 20 bytes can ask for a million of them: "(?:.{1000}){1000}".
+	maxProgram  = 1000
+	maxPrograms = 10 * maxProgram
+)
+
+// programs returns about how many instructions the regular expressions of a filter compile to. It compiles none of them. The error
+// goes on the name of the filter.
+func programs(f *flow.FlowFilter) (int, error) {
+	all := 0
+	for _, field := range []struct {
+		name  string
+		texts []string
+	}{{"http_url", f.GetHttpUrl()}, {"http_path", f.GetHttpPath()}, {"dns_query", f.GetDnsQuery()}} {
+		for _, text := range field.texts {
+			n, err := programOf(text)
+			if err != nil {
+				return 0, fmt.Errorf(".%s: %w", field.name, err)
+			}
+			all += n
+		}
+	}
+	return all, nil
+}
+
+func programOf(text string) (int, error) {
+	if len(text) > maxExpression {
+		return 0, fmt.Errorf("a regular expression has %d bytes; want %d at most", len(text), maxExpression)
+	}
+	tree, err := syntax.Parse(text, syntax.Perl)
+	if err != nil {
+		return 0, fmt.Errorf("%q is not a regular expression: %w", text, err)
+	}
+	n := 2 + instructions(tree) // the first one, and the match
+	if n > maxProgram {
+		return 0, fmt.Errorf("%q compiles to more than %d instructions; write a simpler regular expression", text, maxProgram)
+	}
+	return n, nil
+}
+
+// instructions returns at least as many instructions as package regexp/syntax compiles an expression to. The parser bounds repetitions
+// of repetitions, so it does not overflow.
+func instructions(e *syntax.Regexp) int {
+	n := 0
+	for _, sub := range e.Sub {
+		n += instructions(sub)
+	}
+	switch e.Op {
+	case syntax.OpRepeat: // x{2,4} is xx(?:x(?:x)?)?, and x{2,} is xx+
+		n = n*max(e.Min, e.Max, 1) + max(e.Max-e.Min, 1)
+	case syntax.OpLiteral:
+		n = len(e.Rune)
+	case syntax.OpCharClass:
+		n = 1 + len(e.Rune)/10 // its runes are beside the instruction, which is as large as ten of them
+	case syntax.OpAlternate:
+		n += len(e.Sub)
+	case syntax.OpCapture, syntax.OpStar: // (x*)* is (?:(x*)+)?
+		n += 2
+	case syntax.OpPlus, syntax.OpQuest:
+		n++
+	default:
+	}
+	return max(n, 1)
+}
 
 // expressions matches flows whose text, which is not empty, has a part that matches one of the regular expressions of the filter.
 func expressions(want func(*flow.FlowFilter) []string, of func(*flow.Flow) string) matcher {
 	return func(f *flow.FlowFilter) (func(*flow.Flow) bool, error) {
 		var all []*regexp.Regexp
 		for _, text := range want(f) {
-			if len(text) > maxExpression {
-				return nil, fmt.Errorf("a regular expression has %d bytes; want %d at most", len(text), maxExpression)
-			}
 			e, err := regexp.Compile(text)
 			if err != nil {
 				return nil, fmt.Errorf("%q is not a regular expression: %w", text, err)

@@ -122,6 +122,12 @@ func version(a netip.Addr) flow.IPVersion {
 	return flow.IPVersion_IPv4
 }
 
+// UpTo reports whether the flow with the UUID a was recorded by the same process as the one with b, and not after it.
+func UpTo(a, b string) bool {
+	const boot = len("00000000-0000-8000-")
+	return len(a) == len(b) && len(a) > boot && a[:boot] == b[:boot] && a <= b
+}
+
 // uuid returns a UUID of version 8 (RFC 9562), which is what its maker wants.
 func uuid(boot, number uint64) string {
 	var b [16]byte

@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"path/filepath"
+	"regexp/syntax"
 	"slices"
 	"strings"
 	"testing"
@@ -151,6 +152,12 @@ func TestFiltersThatNothingHas(t *testing.T) {
 		{&f{SourcePod: []string{""}}, "source_pod: a name is empty"},
 		{&f{NodeName: []string{"[", "x"}}, "node_name: "},
 		{&f{NodeName: []string{"elsewhere/*"}}, "node_name: "},
+		{&f{HttpUrl: []string{"a", "(?:.{1000}){1000}"}}, "http_url: "},
+		{&f{HttpPath: []string{"(?:a|bc){900}"}}, "http_path: \"(?:a|bc){900}\" compiles to more than 1000 instructions"},
+		{&f{HttpPath: []string{strings.Repeat("a", maxExpression+1)}}, "http_path: a regular expression has 1001 bytes"},
+		{&f{DnsQuery: []string{strings.Repeat(`\pL`, 200)}}, "dns_query: "},
+		{&f{HttpUrl: slices.Repeat([]string{".{900}"}, 6), DnsQuery: slices.Repeat([]string{".{900}"}, 6)},
+			"[0]: the regular expressions of the filters compile to more than 10000 instructions"},
 		{unknown, "[0]: it has a field that this server does not know"},
 		{many, "more than 1000 values"},
 	} {
@@ -159,6 +166,24 @@ func TestFiltersThatNothingHas(t *testing.T) {
 		}
 		if _, err := NewFilter(nil, []*f{c.f}); err == nil || !strings.HasPrefix(err.Error(), "blacklist[0]") {
 			t.Errorf("%v as a deny list: %v", c.f, err)
+		}
+	}
+}
+
+// No expression compiles to more than what is counted for it, and what people write is let through.
+func TestPrograms(t *testing.T) {
+	for _, text := range []string{
+		"", "a", "^http://web/", "/cart/[0-9]+$", `^/api/v[12]/(users|orders)/\d{1,9}(/.*)?$`, `(?i)^[\pL\pN.-]+\.svc\.cluster\.local\.$`,
+		"a*?b+|c{3,}", "(?:a{2,5}){3}", "x{0}", "x{0,}", "(|a|)", `[^a]\b.(?s:.)`, "(?:(?:a?b){7}|c){7}", strings.Repeat("a?", 90),
+	} {
+		got, err := programOf(text)
+		tree, wrong := syntax.Parse(text, syntax.Perl)
+		if err != nil || wrong != nil {
+			t.Errorf("%q: %v, %v", text, err, wrong)
+			continue
+		}
+		if p, err := syntax.Compile(tree.Simplify()); err != nil || len(p.Inst) > got {
+			t.Errorf("%q: %d instructions, %v; counted %d", text, len(p.Inst), err, got)
 		}
 	}
 }
@@ -312,6 +337,10 @@ func TestStreamsAreBounded(t *testing.T) {
 	}
 	if got := ports(t, c, &observer.GetFlowsRequest{}); got != "16 questions for flows are being answered; try again later" {
 		t.Error(got)
+	}
+	heavy := &observer.GetFlowsRequest{Whitelist: []*flow.FlowFilter{{HttpUrl: []string{"("}}}}
+	if got := ports(t, c, heavy); !strings.HasPrefix(got, "16 questions for flows") {
+		t.Errorf("filters are compiled without a place: %s", got)
 	}
 }
 

@@ -1,6 +1,7 @@
 package hubble
 
 import (
+	"net/http"
 	"strconv"
 	"strings"
 	"sync"
@@ -14,15 +15,12 @@ import (
 type Metrics struct {
 	flows, drops, ports, questions, answers, requests, lost *counter
 	duration                                                *prometheus.HistogramVec
-	methods                                                 *bound // of duration
 }
 
 const (
 	// maxSeries bounds the series of a metric: ports, and status codes and methods of HTTP, are the clients' and endpoints' choice.
 	maxSeries = 500
-	// maxMethods bounds the series of the histogram.
-	maxMethods = 30
-	// otherLabel is the value of all labels of what is beyond a bound.
+	// otherLabel is the value of all labels of what is beyond a bound, and of methods that clients have invented.
 	otherLabel = "other"
 )
 
@@ -89,7 +87,6 @@ func NewMetrics() *Metrics {
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "hubble_http_request_duration_seconds", Help: "Time until the answers to recorded requests of HTTP began.",
 		}, []string{"method", "reporter"}),
-		methods: newBound(maxMethods),
 	}
 }
 
@@ -152,12 +149,23 @@ func (m *Metrics) application(f *Flow) {
 		m.questions.add(1, "", l.DNS.Type, "0")
 	case f.Answer:
 		reporter := reporterOf(f.Direction)
-		m.requests.add(1, l.HTTP.Method, l.HTTP.Protocol, strconv.Itoa(l.HTTP.Code), reporter)
-		m.duration.WithLabelValues(m.methods.of(l.HTTP.Method, reporter)...).Observe(l.Latency.Seconds())
+		method := methodLabel(l.HTTP.Method)
+		m.requests.add(1, method, l.HTTP.Protocol, strconv.Itoa(l.HTTP.Code), reporter)
+		m.duration.WithLabelValues(method, reporter).Observe(l.Latency.Seconds())
 	}
 }
 
-// rcodeName is the result of an answer in the words of Hubble's metrics, those of
+// methodLabel is a method of RFC 9110, section 9.3, or RFC 5789, and otherLabel for others.
+func methodLabel(method string) string {
+	switch method {
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodConnect, http.MethodOptions,
+		http.MethodTrace, http.MethodPatch:
+		return method
+	}
+	return otherLabel
+}
+
+// rcodeName is the result of an answer in the words of Hubble's metrics, which are in
 // https://www.iana.org/assignments/dns-parameters/dns-parameters.xhtml#dns-parameters-6.
 func rcodeName(d *DNS) string {
 	names := [...]string{"No Error", "Format Error", "Server Failure", "Non-Existent Domain", "Not Implemented", "Query Refused"}

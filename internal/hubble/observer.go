@@ -104,15 +104,15 @@ func (o *Observer) GetFlows(r *observer.GetFlowsRequest, to observer.Observer_Ge
 
 // Flows sends the flows that r asks for. Its errors are statuses.
 func (o *Observer) Flows(ctx context.Context, r *observer.GetFlowsRequest, send func(*observer.GetFlowsResponse) error) error {
-	q, err := NewQuery(r)
-	if err != nil {
-		return err
-	}
-	done, err := o.streams.Take()
+	done, err := o.streams.Take() // before anything is compiled
 	if err != nil {
 		return err
 	}
 	defer done()
+	q, err := NewQuery(r)
+	if err != nil {
+		return err
+	}
 	oldest, end := o.ring.Bounds()
 	from := oldest
 	switch {

@@ -20,11 +20,14 @@ import (
 const RequestRate = 100
 
 const (
-	// maxURL and maxMethod bound what a flow has of a request, in bytes.
+	// maxURL, maxMethod and maxName bound what a flow has of a request or question, in bytes. A name has up to 1,000 when it
+	// is escaped.
 	maxURL    = 256
 	maxMethod = 32
-	// maxRecords bounds the records that a flow has of an answer.
+	maxName   = 256
+	// maxRecords bounds the records that a flow has of an answer, maxCNAMEs the names among them.
 	maxRecords = 16
+	maxCNAMEs  = 4
 )
 
 // Applications records requests of HTTP and questions of DNS in a Ring.
@@ -118,17 +121,25 @@ func (r requests) Request(m *seen.Request) {
 
 // urlOf is the URL of a request without its query, user and password, which may be secrets.
 func urlOf(m *seen.Request) string {
-	target, _, _ := strings.Cut(m.Target, "?")
-	target, _, _ = strings.Cut(target, "#")
-	scheme, host := "http", m.Host
+	scheme, host, target := "http", m.Host, m.Target
 	if m.Secure {
 		scheme = "https"
 	}
-	if s, rest, absolute := strings.Cut(target, "://"); absolute && !strings.HasPrefix(target, "/") {
-		path := strings.IndexByte(rest+"/", '/')
+	switch s, rest, absolute := strings.Cut(target, "://"); {
+	case target == "", target[0] == '/', target[0] == '*':
+	case absolute && m.Method != http.MethodConnect && !strings.ContainsAny(s, "@:/?#"):
+		path := strings.IndexAny(rest+"/", "/?#")
 		scheme, host, target = s, rest[:path], rest[path:]
+	default: // CONNECT asks for a host and port, in the words of the client
+		host, target = target, ""
 	}
 	host = host[strings.LastIndexByte(host, '@')+1:]
+	if end := strings.IndexAny(host, "/?#"); end >= 0 {
+		host = host[:end]
+	}
+	if end := strings.IndexAny(target, "?#"); end >= 0 {
+		target = target[:end]
+	}
 	return printable(scheme+"://"+host+target, maxURL)
 }
 
@@ -161,7 +172,7 @@ func (q questions) Question(m *seen.Question) {
 
 func dnsOf(m *mdns.Msg) *hubble.DNS {
 	q := m.Question[0]
-	out := &hubble.DNS{Query: q.Name, Type: mdns.Type(q.Qtype).String(), Code: m.Rcode, Rcode: mdns.RcodeToString[m.Rcode]}
+	out := &hubble.DNS{Query: nameOf(q.Name), Type: mdns.Type(q.Qtype).String(), Code: m.Rcode, Rcode: mdns.RcodeToString[m.Rcode]}
 	for i, r := range m.Answer {
 		if i == maxRecords {
 			break
@@ -181,10 +192,20 @@ func dnsOf(m *mdns.Msg) *hubble.DNS {
 				out.IPs = append(out.IPs, a)
 			}
 		case *mdns.CNAME:
-			out.CNAMEs = append(out.CNAMEs, r.Target)
+			if len(out.CNAMEs) < maxCNAMEs {
+				out.CNAMEs = append(out.CNAMEs, nameOf(r.Target))
+			}
 		}
 	}
 	return out
+}
+
+// nameOf returns the beginning of a name of DNS, and does not keep the rest in memory.
+func nameOf(name string) string {
+	if len(name) <= maxName {
+		return name
+	}
+	return strings.Clone(name[:maxName])
 }
 
 // both records a request, and its answer.

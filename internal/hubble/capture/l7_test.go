@@ -116,12 +116,27 @@ func TestURLs(t *testing.T) {
 		{"other", "http://web", "http://web"},
 		{"web", "/redirect://x?y", "https://web/redirect://x"},
 		{"web", "*", "https://web*"},
+		{"web", "user:secret@host", "https://host"},
+		{"web", "user:secret://x@host", "https://host"},
+		{"web", "http://host?secret/x@y", "http://host"},
 		{"web\xff", "/\x1b[31m\xc3\x28 é", "https://web%FF/%1B[31m%C3(%20%C3%A9"},
 		{"web", "/" + strings.Repeat("x", 9999), "https://web/" + strings.Repeat("x", maxURL-len("https://web/"))},
 		{"", "", "https://"},
 	} {
 		if got := urlOf(&seen.Request{Host: c.host, Target: c.target, Secure: true}); got != c.want {
 			t.Errorf("%q %q: %q, want %q", c.host, c.target, got, c.want)
+		}
+	}
+	for _, c := range []struct{ target, want string }{
+		{"user:secret@host:443", "http://host:443"},
+		{"user:sec?ret@host:443", "http://host:443"},
+		{"user:se/cret@host:443?token=secret", "http://host:443"},
+		{"http://user:se/cret@host/secret", "http://host"},
+		{"host:443", "http://host:443"},
+		{"", "http://web"}, // of HTTP/2
+	} {
+		if got := urlOf(&seen.Request{Method: "CONNECT", Host: "web", Target: c.target}); got != c.want {
+			t.Errorf("CONNECT %q: %q, want %q", c.target, got, c.want)
 		}
 	}
 	a, ring := applications()
@@ -225,6 +240,19 @@ func TestQuestions(t *testing.T) {
 	}
 	if all := answered(t, ring); len(all) != 0 {
 		t.Errorf("answers without a question: %v", all)
+	}
+}
+
+// What a flow keeps of an answer is bounded: a client may ask a server whose answers somebody hostile writes.
+func TestAnswersAreBounded(t *testing.T) {
+	m := &mdns.Msg{Question: []mdns.Question{{Name: strings.Repeat(`\000`, 250) + ".", Qtype: mdns.TypeA}}}
+	for range 2 * maxRecords {
+		m.Answer = append(m.Answer, &mdns.CNAME{Hdr: mdns.RR_Header{Rrtype: mdns.TypeCNAME}, Target: strings.Repeat(`\000`, 250) + "."})
+	}
+	got := dnsOf(m)
+	if len(got.Query) != maxName || len(got.CNAMEs) != maxCNAMEs || len(got.CNAMEs[0]) != maxName || len(got.Types) != maxRecords {
+		t.Errorf("a name of %d bytes, %d CNAMEs, %d types; want %d, %d, %d", len(got.Query), len(got.CNAMEs), len(got.Types),
+			maxName, maxCNAMEs, maxRecords)
 	}
 }
 

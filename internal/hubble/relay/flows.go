@@ -24,16 +24,15 @@ const (
 	maxKept  = 128 << 20
 	// retryPeriod is how long a node that a client follows is not asked again after it did not answer.
 	retryPeriod = 5 * time.Second
+	// longest is how much older than others a flow may be when it is recorded: a request is recorded when it ends, with the time at
+	// which it began.
+	longest = 10 * time.Minute
 	// nodesPeriod is how often a client that follows gets the flows of new nodes.
 	nodesPeriod = 30 * time.Second
 )
 
 // GetFlows is part of observer.ObserverServer. Nodes that do not answer are named in the answer; it is an error if none does.
 func (r *Relay) GetFlows(q *observer.GetFlowsRequest, to observer.Observer_GetFlowsServer) error {
-	query, err := hubble.NewQuery(q)
-	if err != nil {
-		return err
-	}
 	for _, p := range []*hubble.Places{r.questions, r.follows} {
 		if p == r.follows && !q.GetFollow() {
 			continue
@@ -43,6 +42,10 @@ func (r *Relay) GetFlows(q *observer.GetFlowsRequest, to observer.Observer_GetFl
 			return err
 		}
 		defer done()
+	}
+	query, err := hubble.NewQuery(q) // with a place: it compiles
+	if err != nil {
+		return err
 	}
 	s := &session{relay: r, query: query, asked: forNodes(q), to: to, pods: newPods(r.client)}
 	defer s.release()
@@ -103,7 +106,7 @@ func (s *session) forget(all []*observer.GetFlowsResponse) {
 
 // forNodes is the question for nodes: they answer with all fields, and do not know the labels and workloads of other nodes' Pods. So
 // they are not asked to select by them; the relay does. Of the last or first flows it then needs all to select from. A client that
-// follows gets those of the last ones that it has asked for.
+// follows gets of the last ones what it has asked for.
 func forNodes(q *observer.GetFlowsRequest) *observer.GetFlowsRequest {
 	out := proto.CloneOf(q)
 	out.FieldMask = nil
@@ -199,6 +202,15 @@ func addLost(sum, m *observer.GetFlowsResponse) *observer.GetFlowsResponse {
 // complete reads an answer of a node and completes it. It returns nil if the flow is not asked for, or the answer is of another kind
 // than a flow and lost ones.
 func (s *session) complete(ctx context.Context, node string, text []byte) (*observer.GetFlowsResponse, error) {
+	m, err := read(node, text)
+	if err != nil || m == nil || !s.wants(ctx, m) {
+		return nil, err
+	}
+	return m, nil
+}
+
+// read reads an answer of a node. It returns nil if it is of another kind than a flow and lost ones.
+func read(node string, text []byte) (*observer.GetFlowsResponse, error) {
 	m := &observer.GetFlowsResponse{}
 	if err := proto.Unmarshal(text, m); err != nil {
 		return nil, status.Errorf(codes.Internal, "cannot read a flow of node %s: %v", node, err)
@@ -212,12 +224,21 @@ func (s *session) complete(ctx context.Context, node string, text []byte) (*obse
 		return nil, nil
 	}
 	f.NodeName = node
+	return m, nil
+}
+
+// wants completes a flow, and reports whether it is asked for. Lost ones always are.
+func (s *session) wants(ctx context.Context, m *observer.GetFlowsResponse) bool {
+	f := m.GetFlow()
+	if f == nil {
+		return true
+	}
 	s.pods.complete(ctx, f)
 	if !s.query.Has(f) {
-		return nil, nil
+		return false
 	}
 	s.query.Mask(f)
-	return m, nil
+	return true
 }
 
 // follow answers with flows as they come until ctx ends.
@@ -257,15 +278,14 @@ func (s *session) followNode(ctx context.Context, cancel context.CancelCauseFunc
 		return err
 	}
 	asked, told := s.asked, false
-	var last time.Time // of the flows that came, by the node's clock
+	var got position
 	for {
 		err := s.relay.ask(ctx, node, flowsMethod, asked, func(text []byte) error {
 			told = false
-			m, err := s.complete(ctx, node, text)
-			if err != nil || m == nil {
+			m, err := read(node, text)
+			if err != nil || m == nil || !got.goOn(m) || !s.wants(ctx, m) {
 				return err
 			}
-			last = m.GetTime().AsTime()
 			return send(m)
 		})
 		if err == nil || ctx.Err() != nil {
@@ -277,15 +297,48 @@ func (s *session) followNode(ctx context.Context, cancel context.CancelCauseFunc
 				return
 			}
 		}
-		if !last.IsZero() {
-			// Those up to last were sent. The node still has the others, unless it has ended.
-			asked = proto.CloneOf(s.asked)
-			asked.Number, asked.Since = 0, timestamppb.New(last.Add(time.Nanosecond))
-		}
+		asked = got.rest(s.asked)
 		if !sleep(ctx, s.relay.retry) {
 			return
 		}
 	}
+}
+
+// position is how far the answers of a node have come. The node answers in the order in which it has recorded, which is not that of the
+// flows' times.
+type position struct {
+	uuid   string    // of the last flow
+	latest time.Time // the greatest time of flows and lost ones, by the node's clock
+	before time.Time // latest when the present answer began
+}
+
+// goOn reports whether a message is new, and moves on to it.
+func (p *position) goOn(m *observer.GetFlowsResponse) bool {
+	at := m.GetTime().AsTime()
+	if f := m.GetFlow(); f != nil {
+		if p.uuid != "" && hubble.UpTo(f.GetUuid(), p.uuid) {
+			return false
+		}
+		p.uuid = f.GetUuid()
+	} else if m.GetLostEvents().GetSource() == flow.LostEventSource_HUBBLE_RING_BUFFER {
+		return true // of now, and not of a time at which it was recorded
+	} else if !at.After(p.before) {
+		return false
+	}
+	if at.After(p.latest) {
+		p.latest = at
+	}
+	return true
+}
+
+// rest is the question for what comes after an answer that broke off. The node still has it, unless it has ended.
+func (p *position) rest(asked *observer.GetFlowsRequest) *observer.GetFlowsRequest {
+	if p.before = p.latest; p.latest.IsZero() {
+		return asked
+	}
+	out := proto.CloneOf(asked)
+	out.Number, out.Since = 0, timestamppb.New(p.latest.Add(-longest))
+	return out
 }
 
 // sleep returns false if ctx ends before.

@@ -69,12 +69,17 @@ type client struct {
 
 	ctx context.Context
 	got []*observer.GetFlowsResponse
+
+	sent func(*observer.GetFlowsResponse) // nil if nobody waits for messages
 }
 
 func (c *client) Context() context.Context { return c.ctx }
 
 func (c *client) Send(m *observer.GetFlowsResponse) error {
 	c.got = append(c.got, m)
+	if c.sent != nil {
+		c.sent(m)
+	}
 	return nil
 }
 
@@ -189,7 +194,73 @@ func TestFollowersAskForTheLastOnes(t *testing.T) {
 	}
 }
 
-// A node whose answer broke off is asked for what came since.
+// After an answer that broke off no flow is lost and none comes twice, though requests are recorded when they end, with the time at
+// which they began. All flows of a node that has
+// restarted are sent.
+func TestFollowLosesAndRepeatsNothing(t *testing.T) {
+	first, second := hubble.NewRing(32), hubble.NewRing(32)
+	add := func(to *hubble.Ring, seconds int) {
+		to.Add(hubble.Flow{Time: noon.Add(time.Duration(seconds) * time.Second), From: hubble.World, To: hubble.World})
+	}
+	lose := func(to *hubble.Ring, seconds int) {
+		to.Add(hubble.MissedFlow(noon.Add(time.Duration(seconds)*time.Second), uint64(100+seconds)))
+	}
+	add(first, 0)
+	lose(first, 1)
+	add(first, -30)
+	add(second, -10)
+	add(second, 4)
+	var asked atomic.Int32
+	ended := make(chan func(), 99)
+	old, young := hubble.Handler(hubble.NewObserver("a", "1.2.3", first)), hubble.Handler(hubble.NewObserver("a", "1.2.3", second))
+	r := cluster(t, map[string]http.Handler{"a": http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		ctx, end := context.WithCancel(q.Context())
+		defer end()
+		ended <- end
+		node := old
+		switch asked.Add(1) {
+		case 1:
+		case 2: // these are recorded before the relay asks again
+			add(first, -20)
+			lose(first, 2)
+			add(first, 3)
+		default:
+			node = young
+		}
+		node.ServeHTTP(w, q.WithContext(ctx))
+	})})
+	r.retry = time.Millisecond
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	defer stop()
+	c := &client{ctx: ctx}
+	var got []string
+	c.sent = func(m *observer.GetFlowsResponse) {
+		switch at := m.GetTime().AsTime().Sub(noon).String(); {
+		case m.GetLostEvents() != nil:
+			got = append(got, fmt.Sprint("lost ", m.GetLostEvents().GetNumEventsLost()))
+		case m.GetFlow() != nil:
+			got = append(got, at)
+		default:
+			return // the node is unavailable
+		}
+		switch len(got) {
+		case 3: // all before the break
+			(<-ended)()
+		case 6:
+			(<-ended)()
+		case 8:
+			stop()
+		}
+	}
+	if err := r.GetFlows(&observer.GetFlowsRequest{Follow: true, Number: 9}, c); ctx.Err() == nil {
+		t.Error(err)
+	}
+	if want := "0s,lost 101,-30s,-20s,lost 102,3s,-10s,4s"; strings.Join(got, ",") != want {
+		t.Errorf("%v, want %s", got, want)
+	}
+}
+
+// A node whose answer broke off is asked for what came since, and for requests that had begun before.
 func TestFollowGoesOn(t *testing.T) {
 	var asked []*observer.GetFlowsRequest
 	first := &observer.GetFlowsResponse{ResponseTypes: &observer.GetFlowsResponse_Flow{Flow: &flow.Flow{Time: timestamppb.New(noon)}}}
@@ -224,7 +295,7 @@ func TestFollowGoesOn(t *testing.T) {
 	for i, want := range []struct {
 		number uint64
 		since  *timestamppb.Timestamp
-	}{{7, nil}, {7, nil}, {0, timestamppb.New(noon.Add(time.Nanosecond))}} {
+	}{{7, nil}, {7, nil}, {0, timestamppb.New(noon.Add(-longest))}} {
 		if q := asked[i]; q.GetNumber() != want.number || !proto.Equal(q.GetSince(), want.since) {
 			t.Errorf("question %d: %v, want %+v", i, q, want)
 		}
@@ -359,6 +430,10 @@ func TestPlaces(t *testing.T) {
 	}
 	if err := flows(false); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a question too many: %v", err)
+	}
+	invalid := &observer.GetFlowsRequest{Whitelist: []*flow.FlowFilter{{HttpUrl: []string{"("}}}}
+	if err := r.GetFlows(invalid, &client{ctx: ctx}); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("a filter is compiled without a place: %v", err)
 	}
 	if _, err := c.ServerStatus(ctx, &observer.ServerStatusRequest{}); err != nil {
 		t.Errorf("the status: %v", err)

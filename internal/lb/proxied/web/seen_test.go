@@ -31,6 +31,12 @@ func (s *shown) Request(r *seen.Request) {
 	s.all = append(s.all, *r)
 }
 
+func (s *shown) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.all)
+}
+
 // await returns the n-th request.
 func (s *shown) await(t *testing.T, n int) (r seen.Request) {
 	t.Helper()
@@ -50,12 +56,12 @@ func (s *shown) await(t *testing.T, n int) (r seen.Request) {
 func TestRequestsAreShown(t *testing.T) {
 	for _, version := range []int{1, 2} {
 		r := newRig(t, map[string]string{lbProtocol: "http"})
-		n := 0
+		n, client := 0, r.clientOf(version)
 		ask := func(status int, pod netip.AddrPort, method string, body string) {
 			t.Helper()
 			q, err := http.NewRequestWithContext(t.Context(), method, "http://"+r.At.String()+"/a?b", strings.NewReader(body))
 			r.Must(err)
-			answer, err := r.clientOf(version).Do(q)
+			answer, err := client.Do(q)
 			r.Must(err)
 			_, _ = io.Copy(io.Discard, answer.Body)
 			r.Must(answer.Body.Close())
@@ -82,15 +88,22 @@ func TestRequestsAreShown(t *testing.T) {
 		ask(http.StatusRequestEntityTooLarge, netip.AddrPort{}, "POST", strings.Repeat("x", 1025))
 		r.set()
 		ask(http.StatusServiceUnavailable, netip.AddrPort{}, "GET", "")
-		if version == 1 { // what the load balancer itself answers, and what is no request
+		if version == 1 { // what the load balancer itself answers on a kept connection, and what is no request
+			r.set(pod)
+			ask(http.StatusOK, pod, "GET", "")
 			r.service.Spec.SourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+			r.set(pod)
+			ask(http.StatusForbidden, netip.AddrPort{}, "GET", "")
+			r.service.Spec.SourceRanges = nil
+			r.set(pod)
 			conn := r.Dial()
 			_, err := io.WriteString(conn, "GET / HTTP/1.1\nHost: web\n\n")
 			r.Must(err)
 			_, _ = io.Copy(io.Discard, conn)
 		}
-		if r.server.Set(nil); len(r.shown.all) != n {
-			t.Errorf("HTTP/%d: %d requests are shown, want %d", version, len(r.shown.all), n)
+		r.server.Set(nil)
+		if got := r.shown.count(); got != n {
+			t.Errorf("HTTP/%d: %d requests are shown, want %d", version, got, n)
 		}
 	}
 }
