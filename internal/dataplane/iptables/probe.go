@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"net/netip"
 	"os/exec"
 	"slices"
@@ -166,13 +167,18 @@ func probe(ctx context.Context, t tool, f svc.Family) error {
 	return nil
 }
 
-// Present reports whether this mode has written chains, in this process or another one.
+// Present reports whether this mode has written chains, in this process or another one. Another user than root does not see the ones of
+// legacy tables, which only root can list (/proc/net/ip_tables_names).
 func Present(ctx context.Context) (found bool, err error) {
-	err = iptables.Each(func(t *iptables.Tool) error {
+	variants := []iptables.Variant{iptables.NFT}
+	if os.Geteuid() == 0 {
+		variants = append(variants, iptables.Legacy)
+	}
+	err = iptables.EachOf(func(t *iptables.Tool) error {
 		p, err := t.Part(ctx, ours)
 		found = found || err == nil && p.Chains > 0
 		return err
-	})
+	}, variants...)
 	return found, err
 }
 

@@ -15,9 +15,12 @@ import (
 
 // Each calls f with the Tool of each variant and family, as far as they are
 // installed: a missing tool has written nothing. Its error names them all.
-func Each(f func(*Tool) error) error {
+func Each(f func(*Tool) error) error { return EachOf(f, NFT, Legacy) }
+
+// EachOf is Each for some variants.
+func EachOf(f func(*Tool) error, variants ...Variant) error {
 	var errs []error
-	for _, v := range []Variant{NFT, Legacy} {
+	for _, v := range variants {
 		for _, fam := range socket.Families() {
 			t, err := New(v, fam)
 			if errors.Is(err, exec.ErrNotFound) {
