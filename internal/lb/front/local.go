@@ -60,12 +60,24 @@ func (l *localAddresses) close(doors []proxied.Door, services []*proxied.Service
 			}
 		}
 	}
-	stay := slices.DeleteFunc(slices.Clone(doors), func(d proxied.Door) bool {
-		return !d.Inherited && !wanted[proxied.Door{UDP: d.UDP, At: d.At}]
-	})
-	if had := l.known(); len(had) > 0 && len(stay) < len(doors) {
-		_ = l.setFilter(had, listenersOf(stay))
+	leaves := func(d proxied.Door) bool { return !d.Inherited && !wanted[proxied.Door{UDP: d.UDP, At: d.At}] }
+	stay := slices.DeleteFunc(slices.Clone(doors), leaves)
+	had := l.known()
+	if len(had) == 0 || len(stay) == len(doors) {
+		return
 	}
+	// A packet passes two chains. One that the first has led here must not be rejected by the second: for a moment the listener stays
+	// there while no more are led to it.
+	between, led := listenersOf(doors), false
+	for i, d := range doors {
+		if leaves(d) && between[i].First {
+			between[i].First, led = false, true
+		}
+	}
+	if led {
+		_ = l.setFilter(had, between)
+	}
+	_ = l.setFilter(had, listenersOf(stay))
 }
 
 // known returns the addresses that were made local.
