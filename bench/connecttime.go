@@ -152,13 +152,7 @@ func (b *bench) connectThrough(ctx context.Context, w *world, p proxy, vip netip
 		return nil, nil, err
 	}
 	way = &connectWay{load: load{h, vip}}
-	stop = func() error {
-		var err error
-		if way.proc != nil {
-			err = way.proc.stop()
-		}
-		return errors.Join(err, h.remove(context.WithoutCancel(ctx)))
-	}
+	stop = func() error { return h.end(ctx, way.proc) }
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, stop())

@@ -116,6 +116,15 @@ func (n *network) attach(ctx context.Context, name string, addr netip.Addr) (*ho
 	return &host{name: name, addr: addr, file: f}, nil
 }
 
+// end stops the process of the host, nil if none was started, and takes the host away, also after an interrupt.
+func (h *host) end(ctx context.Context, p *process) error {
+	var err error
+	if p != nil {
+		err = p.stop()
+	}
+	return errors.Join(err, h.remove(context.WithoutCancel(ctx)))
+}
+
 // remove takes the host away. What still runs on it keeps the namespace.
 func (h *host) remove(ctx context.Context) error {
 	_ = h.file.Close()

@@ -352,13 +352,7 @@ func (b *bench) carry(ctx context.Context, a *api, c carrier, client *host, to n
 		return nil, nil, err
 	}
 	w = &carrying{carrier: c, load: load{client, to}, host: h}
-	stop = func() error {
-		var err error
-		if w.proc != nil {
-			err = w.proc.stop()
-		}
-		return errors.Join(err, h.remove(context.WithoutCancel(ctx)))
-	}
+	stop = func() error { return h.end(ctx, w.proc) }
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, stop())

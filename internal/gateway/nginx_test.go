@@ -210,9 +210,9 @@ func TestNginxNamespaces(t *testing.T) {
 		annotated("evil/a", "evil.com", "server-alias: shop.com,*.shop.com,free.com", "P / evil")+
 		annotated("evil/b", "bank.com", "from-to-www-redirect: true", "P / evil")+
 		annotated("evil/c", "shop.com", "canary: true; canary-weight: 100", "P / evil")+
-		annotated("evil/d", "alone.com", "canary: true; canary-weight: 100", "P / evil")+service("victim/victim", "evil/evil"))
+		annotated("evil/d", "single.com", "canary: true; canary-weight: 100", "P / evil")+service("victim/victim", "evil/evil"))
 	for request, want := range map[string]string{
-		"http://shop.com/": "victim /", "http://www.bank.com/": "victim /", "http://free.com/": "evil /", "http://alone.com/": "404",
+		"http://shop.com/": "victim /", "http://www.bank.com/": "victim /", "http://free.com/": "evil /", "http://single.com/": "404",
 		"http://evil.com/": "evil /",
 	} {
 		if got := decide(t, f.Table, request); got != want {

@@ -93,7 +93,7 @@ hubble_http_requests_total{method="other",protocol="",reporter="unknown",status=
 		t.Error(err)
 	}
 	if n := testutil.CollectAndCount(m, "hubble_http_request_duration_seconds"); n != 2 {
-		t.Errorf("%d series of durations, want those of GET and other", n)
+		t.Errorf("%d series of durations, want one for GET and one for other", n)
 	}
 }
 

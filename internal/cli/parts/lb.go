@@ -81,7 +81,7 @@ func (f *LBFlags) Add(cmd *cobra.Command) {
 	f.acme.add(flags)
 	flags.StringVar(&f.gatewayAPI, "gateway-api", gatewayOn,
 		"on: install the kinds of the Gateway API, unless a newer or another bundle of them is installed, and serve Gateways; "+
-			"experimental: those of the experimental channel, with more fields, such as retry; "+
+			"experimental: the definitions of the experimental channel, with more fields, such as retry; "+
 			"off: neither; Ingresses are served in either case; the same on all servers")
 	flags.Uint16Var(&f.peerPort, "lb-peer-port", svc.SpeakerPort,
 		"UDP port on the node's address at which the speakers of all nodes hear each other; the same on all")

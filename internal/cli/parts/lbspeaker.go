@@ -10,6 +10,8 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/cli/lifecycle"
+	kconnect "github.com/fairlead/fairlead/internal/kernel/connect"
+	kiptables "github.com/fairlead/fairlead/internal/kernel/iptables"
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/lb"
 	"github.com/fairlead/fairlead/internal/lb/front"
@@ -93,6 +95,15 @@ func NoMeshBesides(ctx context.Context, log *slog.Logger) string {
 	others := []proxyMode{{name: "ipvs of kube-proxy", noMesh: firstAtClusterIPs, present: func(context.Context) (bool, error) {
 		return link.HasDevice(kubeProxy)
 	}}}
+	if connected, err := kconnect.Present(""); err != nil {
+		log.Warn("cannot find out whether a proxy translates connections when they are made", "err", err)
+	} else if connected {
+		return "a proxy of this node translates connections when they are made (--connect-time), before there are packets"
+	}
+	if !kiptables.Installed() {
+		log.Info("without iptables tools it cannot be seen whether a proxy of this node is in mode iptables: give the proxy another mode, " +
+			"or install them, if routes name Services")
+	}
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	for _, m := range append(others, proxyModes()...) {

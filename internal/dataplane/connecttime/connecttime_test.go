@@ -209,7 +209,10 @@ func TestCleanup(t *testing.T) {
 		t.Fatal("the programs are not attached")
 	}
 	e.Node.Do(func() {
-		for range 2 {
+		for _, want := range []bool{true, false} {
+			if present, err := connect.Present(r.cfg.FS); present != want || err != nil {
+				t.Errorf("present: %t, %v, want %t", present, err, want)
+			}
 			if err := connect.Cleanup(r.cfg.FS); err != nil {
 				t.Error(err)
 			}

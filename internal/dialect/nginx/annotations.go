@@ -16,6 +16,8 @@ type annotation struct {
 	// guards means that no request may pass if the value cannot be done, and host that none may at the whole host, for which
 	// ingress-nginx has it.
 	guards, host bool
+	// names means that the value is a name or an address: any text asks for something.
+	names bool
 	// needs names another annotation without which it has no effect.
 	needs string
 	// long lets the value have maxList bytes.
@@ -34,6 +36,9 @@ func Names() []string {
 
 // off reports whether the value of an annotation that is not served asks for nothing.
 func (a *annotation) off(value string) bool {
+	if a.names {
+		return value == ""
+	}
 	on, err := strconv.ParseBool(value)
 	return err == nil && !on || slices.Contains([]string{"", "off", "all"}, strings.ToLower(value))
 }
@@ -124,7 +129,10 @@ var annotations = func() map[string]annotation {
 		"auth-url", "auth-type", "auth-secret", "auth-tls-secret", "enable-modsecurity", "enable-owasp-core-rules", "satisfy",
 		"proxy-ssl-verify", "proxy-ssl-secret", "limit-connections", "limit-rate", "limit-rate-after",
 	} {
-		all[name] = annotation{none: unserved + ", and no request may pass without it", guards: true, host: name == "auth-tls-secret"}
+		all[name] = annotation{
+			none: unserved + ", and no request may pass without it", guards: true, host: name == "auth-tls-secret",
+			names: strings.HasPrefix(name, "auth-") || strings.HasSuffix(name, "-secret"),
+		}
 	}
 	for root, names := range map[string][]string{
 		"auth-url": {

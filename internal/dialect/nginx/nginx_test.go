@@ -110,7 +110,7 @@ func TestProtectionClosed(t *testing.T) {
 		"auth-url: http://x", "auth-type: basic", "auth-secret: s", "auth-tls-secret: default/ca", "enable-modsecurity: true", "limit-rate: 5",
 		"limit-connections: 5", "configuration-snippet: deny all;", "server-snippet: x", "satisfy: any", "ssl-passthrough: true",
 		"proxy-ssl-verify: on", "whitelist-source-ranges: 10.0.0.0/8", "auth-urls: x", "limit-rbs: 1", "denylist: 10.0.0.0/8",
-		"Auth-URL: x", "enable-waf: true",
+		"Auth-URL: x", "enable-waf: true", "auth-url: all", "auth-type: off", "auth-secret: false", "auth-tls-secret: 0",
 		"whitelist-source-range: ", "whitelist-source-range: 10.0.0.0/33", "whitelist-source-range: 10.0.0.1, x", "denylist-source-range: x",
 		"whitelist-source-range: ::ffff:10.0.0.0/104", "denylist-source-range: fe80::1%eth0",
 		"whitelist-source-range: " + strings.Repeat("10.0.0.1,", maxRanges+1), "denylist-source-range: " + strings.Repeat("1", maxList+1),

@@ -166,6 +166,9 @@ func (c *controller) writeRoute(s *watch.State, unserved string, step func(func(
 		}
 	}
 	services := gateway.ServiceParents(r.key.Namespace, r.refs)
+	if s.NoMeshes != "" && len(services) > 0 { // nothing is known of these parents: their statuses stay
+		return
+	}
 	if was, known := c.settled[r.key]; known && len(services) == 0 && was.object == now.object && slices.Equal(was.parents, now.parents) {
 		return
 	}

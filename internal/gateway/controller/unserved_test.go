@@ -1,12 +1,18 @@
 package controller
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/names"
+	"github.com/fairlead/fairlead/internal/gateway/watch"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // A route tells which nodes do not serve it, once Nodes and Speakers are known.
@@ -44,6 +50,25 @@ func TestUnserved(t *testing.T) {
 		}
 		if len(got) != 2 || got[1].Type != ConditionUnserved || got[1].ObservedGeneration != 7 || !strings.Contains(got[1].Message, c.contains) {
 			t.Errorf("%s: %+v, want %q", c.what, got, c.contains)
+		}
+	}
+}
+
+// While it is not known what routes name as their parents, their statuses for Services stay as they are.
+func TestUnknownMeshesKeepStatuses(t *testing.T) {
+	t.Parallel()
+	ref := gwv1.ParentReference{Group: new(gwv1.Group("")), Kind: new(gwv1.Kind("Service")), Name: "web"}
+	r := &routed{
+		key:    gateway.StreamKey{Kind: gateway.KindHTTPRoute, Name: svc.Name{Namespace: "default", Name: "web"}},
+		object: &gwv1.HTTPRoute{}, refs: []gwv1.ParentReference{ref},
+		have: []gwv1.RouteParentStatus{{ParentRef: ref, ControllerName: names.ControllerName}},
+	}
+	for why, want := range map[string]int{"no rights": 0, "": 1} {
+		writes := 0
+		c := &controller{settled: map[gateway.StreamKey]settled{}}
+		c.writeRoute(&watch.State{NoMeshes: why}, "", func(func(context.Context) error) { writes++ }, r)
+		if writes != want {
+			t.Errorf("%q: %d writes, want %d", why, writes, want)
 		}
 	}
 }

@@ -43,11 +43,13 @@ type objectServer struct {
 	refused   int
 }
 
-// forbid has a resource refused from now on, "" for none.
+// forbid has a resource refused from now on, "" for none. Its watches end.
 func (s *objectServer) forbid(resource string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.forbidden = resource
+	s.forbidden, s.refused = resource, 0
+	close(s.changed)
+	s.changed = make(chan struct{})
 }
 
 // refuses reports whether a resource is refused.
@@ -134,6 +136,9 @@ func (s *objectServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		select {
 		case <-more:
 		case <-r.Context().Done():
+			return
+		}
+		if s.refuses(resource) {
 			return
 		}
 	}
@@ -291,8 +296,8 @@ func TestPoliciesForbidden(t *testing.T) {
 			t.Fatal("Gateways wait for policies that cannot be read")
 		}
 	}
-	if len(update().Meshes) > 0 {
-		t.Error("routes are served while policies cannot be read")
+	if u := update(); len(u.Meshes) > 0 || !strings.Contains(u.NoMeshes, "BackendTLSPolicies") {
+		t.Errorf("%d meshes, and the reason is %q, while policies cannot be read", len(u.Meshes), u.NoMeshes)
 	}
 	text := log.String()
 	if n := strings.Count(text, "rights get, list and watch"); n != 1 || !strings.Contains(text, "backendtlspolicies") {
@@ -302,7 +307,17 @@ func TestPoliciesForbidden(t *testing.T) {
 	if got := meshTargets(t, update, changed, 0, true); got != "UnsupportedProtocol" {
 		t.Errorf("the reason is %q", got)
 	}
+	if why := update().NoMeshes; why != "" {
+		t.Errorf("with the rights: %q", why)
+	}
 	s.forbid("backendtlspolicies")
+	for deadline := time.After(60 * time.Second); refused() < 2; { // the end of the watch, and the next one
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatal("policies were not asked for again")
+		}
+	}
 	if got := meshTargets(t, update, changed, 0, true); got != "UnsupportedProtocol" {
 		t.Errorf("without the rights the reason is %q", got)
 	}

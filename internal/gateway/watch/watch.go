@@ -103,6 +103,8 @@ type State struct {
 	Ingress   *gateway.IngressFront
 	// Meshes are for the Services that routes name as parents; nil while BackendTLSPolicies may not be read.
 	Meshes map[svc.Name]*gateway.Mesh
+	// NoMeshes is why there are no Meshes whatever routes name, "" if that has no reason.
+	NoMeshes string
 	// Certificates are from the Secrets that can be used.
 	Certificates map[svc.Name]*tls.Certificate
 	// Authorities are from the objects that can be used.
@@ -138,7 +140,9 @@ func (w *Watch) Update(ctx context.Context, running *sync.WaitGroup) *State {
 		}
 	}
 	s.Ingresses, s.Ingress = maps.Clone(w.objects.Ingresses), w.ingress
-	if !w.unread[policyKind] {
+	if w.unread[policyKind] {
+		s.NoMeshes = "it may not read BackendTLSPolicies: give it the rights get, list and watch"
+	} else {
 		s.Meshes = maps.Clone(w.meshes)
 	}
 	for n, t := range w.secrets {

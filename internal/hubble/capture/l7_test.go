@@ -20,7 +20,7 @@ import (
 
 var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 
-// applications are those of a node with the Pods web-1 at 10.244.0.2 and client-1 at 10.244.0.5.
+// applications returns the Applications of a node with the Pods web-1 at 10.244.0.2 and client-1 at 10.244.0.5.
 func applications() (*Applications, *hubble.Ring) {
 	peers := NewPeers("node")
 	peers.Pods().Set(pod("web-1", "a", 1, "10.244.0.2"))
@@ -243,7 +243,7 @@ func TestQuestions(t *testing.T) {
 	}
 }
 
-// What a flow keeps of an answer is bounded: a client may ask a server whose answers somebody hostile writes.
+// What a flow keeps of an answer is bounded: an attacker may write the answers of the server that a client asks.
 func TestAnswersAreBounded(t *testing.T) {
 	m := &mdns.Msg{Question: []mdns.Question{{Name: strings.Repeat(`\000`, 250) + ".", Qtype: mdns.TypeA}}}
 	for range 2 * maxRecords {

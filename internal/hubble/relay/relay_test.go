@@ -311,7 +311,7 @@ func TestMemoryIsShared(t *testing.T) {
 		t.Errorf("beside others: %v", err)
 	}
 	if got := r.kept.Load(); got != maxKept-100 {
-		t.Errorf("%d bytes are kept after it, want those of the others", got)
+		t.Errorf("%d bytes are kept after it, want what the other questions keep", got)
 	}
 	r.kept.Store(0)
 	if _, err := answer(t, r, &observer.GetFlowsRequest{}); err != nil || r.kept.Load() != 0 {

@@ -284,27 +284,43 @@ func (p *Programs) Close() error {
 
 var _ io.Closer = (*Programs)(nil)
 
-// Cleanup takes the programs of the calling thread's network namespace from their group, ends the connected sockets of UDP that
-// they translated, and frees their maps. Where there are none it does nothing. Nor does it where this process may not look: systemd
-// mounts the BPF file system for root only, and a node without root has a network namespace that no program of root is for.
-func Cleanup(bpffs string) error {
+// Present reports whether the calling thread's network namespace has programs, of this process or another one, as far as this process may
+// look. bpffs is a BPF file system, "" for DefaultFS.
+func Present(bpffs string) (bool, error) {
+	dir, err := kept(bpffs)
+	return dir != "", err
+}
+
+// kept returns the directory with the pins of the calling thread's network namespace, "" if there is none that this process may see.
+func kept(bpffs string) (dir string, err error) {
 	if bpffs == "" {
 		bpffs = DefaultFS
 	}
 	if checkFS(bpffs, unix.BPF_FS_MAGIC, "") != nil {
-		return nil
+		return "", nil
 	}
 	cookie, err := Cookie()
 	if err != nil {
-		return nil //nolint:nilerr // a kernel that is too old has none of our programs
+		return "", nil //nolint:nilerr // a kernel that is too old has none of our programs
 	}
 	cfg := Config{FS: bpffs}
-	dir := cfg.dir(cookie)
+	dir = cfg.dir(cookie)
 	switch _, err := os.Lstat(dir); {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
-		return nil
+		return "", nil
 	case err != nil:
-		return fmt.Errorf("cannot look for the programs of connect-time: %w", err)
+		return "", fmt.Errorf("cannot look for the programs of connect-time: %w", err)
+	}
+	return dir, nil
+}
+
+// Cleanup takes the programs of the calling thread's network namespace from their group, ends the connected sockets of UDP that
+// they translated, and frees their maps. Where there are none it does nothing. Nor does it where this process may not look: systemd
+// mounts the BPF file system for root only, and a node without root has a network namespace that no program of root is for.
+func Cleanup(bpffs string) error {
+	dir, err := kept(bpffs)
+	if dir == "" {
+		return err
 	}
 	for _, h := range hooks {
 		if err := detach(filepath.Join(dir, "link-"+h.name)); err != nil {

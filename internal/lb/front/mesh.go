@@ -1,6 +1,7 @@
 package front
 
 import (
+	"cmp"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -37,6 +38,8 @@ type meshing struct {
 	// no is why it does not, "" if it does. Before it is used first, the kernel is asked.
 	no     string
 	firsts func() bool // nil after that
+	// unread is why what routes name as their parents is not known, "" if it is.
+	unread string
 
 	on    bool // names.MeshService has existed
 	all   map[svc.Name]*meshed
@@ -73,7 +76,18 @@ func (m *meshing) SetMesh() {
 func (m *meshing) NoMesh() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.no
+	return cmp.Or(m.no, m.unread)
+}
+
+// setUnread records why what routes name as their parents is not known, "" if it is.
+func (m *meshing) setUnread(why string) {
+	m.mu.Lock()
+	changed := m.unread != why
+	m.unread = why
+	m.mu.Unlock()
+	if changed {
+		m.served()
+	}
 }
 
 // probe asks the kernel, once, when there is the first Service with routes.

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -294,6 +295,19 @@ func TestRoutesNotServed(t *testing.T) {
 	f.apply()
 	if got := events.take(); got != "web Warning RoutesNotServed node n1: no tproxy" || len(server.asked) != 0 {
 		t.Errorf("%q, and the server was asked for %v", got, server.asked)
+	}
+}
+
+// A node that may not read what routes depend on says so where the condition of routes has it from, and takes it back.
+func TestUnreadIsReported(t *testing.T) {
+	t.Parallel()
+	reports := 0
+	m := &meshing{mu: &sync.Mutex{}, served: func() { reports++ }}
+	for i, why := range []string{"it may not read", "it may not read", ""} {
+		m.setUnread(why)
+		if got, want := m.NoMesh(), why; got != want || reports != []int{1, 1, 2}[i] {
+			t.Errorf("%q: %q after %d reports", why, got, reports)
+		}
 	}
 }
 

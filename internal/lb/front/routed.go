@@ -106,6 +106,7 @@ func (r *routing) follow(ctx context.Context, running *sync.WaitGroup) {
 	if !next.Listed {
 		return
 	}
+	r.meshing.setUnread(next.NoMeshes)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	before := r.state
