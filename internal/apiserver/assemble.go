@@ -312,6 +312,9 @@ func (a *assembly) loops() []func(context.Context) {
 		a.onceReady(a.rotation.Run), // the objects that it changes exist
 		a.onceReady(func(ctx context.Context) { access.DeleteEndedTokens(ctx, a.client, a.log) }),
 	}
+	if a.opts.Definitions != nil {
+		loops = append(loops, a.onceReady(func(ctx context.Context) { a.untilDone(ctx, "definitions of custom resources", a.define) }))
+	}
 	if a.members != nil {
 		loops = append(loops, a.members.Settle)
 	}
@@ -321,6 +324,15 @@ func (a *assembly) loops() []func(context.Context) {
 		})
 	}
 	return loops
+}
+
+// define stores the definitions of the options.
+func (a *assembly) define(ctx context.Context) error {
+	list, err := a.opts.Definitions()
+	if err != nil {
+		return err
+	}
+	return a.custom.Define(ctx, a.backend, list)
 }
 
 // onceReady returns f, which begins when the server is ready.

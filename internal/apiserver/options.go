@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -123,6 +124,10 @@ type Options struct {
 	// UnsafeNoFsync makes the embedded etcd lose acknowledged writes when the
 	// machine (not only the process) crashes. For tests.
 	UnsafeNoFsync bool
+
+	// Definitions returns CustomResourceDefinitions, in JSON, that the server stores at its start unless it has ones of their
+	// names; nil for none. They come with the program: they are not validated.
+	Definitions func() ([]json.RawMessage, error)
 
 	// Static has, by path, handlers that answer everyone at that path and below it: they must serve nothing but files.
 	Static map[string]http.Handler

@@ -89,10 +89,13 @@ func addPeerVerdicts(cmd *cobra.Command, o *controller.Options) {
 		"that watch its machine get no answer; other nodes have the grace period of 40 s")
 }
 
+// noControllers reports whether a server runs no controllers.
+func noControllers(o controller.Options) bool { return slices.Equal(o.Controllers, []string{"none"}) }
+
 // controllersComponent runs the controllers of a server that o names (none: no component, all
 // when there are no names).
 func controllersComponent(log *slog.Logger, config func() *rest.Config, o controller.Options) (lifecycle.Component, error) {
-	if slices.Equal(o.Controllers, []string{"none"}) {
+	if noControllers(o) {
 		return lifecycle.Component{}, nil
 	}
 	if err := checkControllerNames(o.Controllers); err != nil {

@@ -193,6 +193,9 @@ func serve(
 		return err
 	}
 	controllers.Health, controllers.UnreachableToleration = addControllersCheck(&f.Options), f.unreachable
+	if !noControllers(controllers) {
+		f.Definitions = lb.Definitions()
+	}
 	server, err := apiserver.New(f.Options)
 	if err != nil {
 		return err

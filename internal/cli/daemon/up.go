@@ -100,6 +100,7 @@ func (u *upCommand) serve(ctx context.Context, log *slog.Logger, begin time.Time
 	if err := u.server.masks.ranges(&of, u.server.NetworkFlags.PodCIDRs); err != nil {
 		return err
 	}
+	u.server.Definitions = u.agent.LB.Definitions()
 	server, err := apiserver.New(u.server.Options)
 	if err != nil {
 		return err

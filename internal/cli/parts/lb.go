@@ -2,6 +2,7 @@ package parts
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -193,21 +194,40 @@ func (f *LBFlags) ControllerComponent(log *slog.Logger, config func() *rest.Conf
 	}
 }
 
+// channel returns the channel of the Gateway API's definitions.
+func (f *LBFlags) channel() api.Channel {
+	if f.gatewayAPI == gatewayExperimental {
+		return api.Experimental
+	}
+	return api.Standard
+}
+
+// Definitions returns what gives a server of our own the definitions of the Gateway API, nil if it is off. The controller then
+// finds them, and only replaces older ones.
+func (f *LBFlags) Definitions() func() ([]json.RawMessage, error) {
+	if f.gatewayAPI == gatewayOff {
+		return nil
+	}
+	return func() (out []json.RawMessage, err error) {
+		list, err := api.Definitions(f.channel())
+		for _, d := range list {
+			out = append(out, d.Object)
+		}
+		return out, err
+	}
+}
+
 // Controller returns the controller of load balancers.
 func (f *LBFlags) Controller(log *slog.Logger, config *rest.Config) (*lbcontroller.Controller, error) {
 	orders, err := f.acme.options()
 	if err != nil {
 		return nil, err
 	}
-	channel := api.Standard
-	if f.gatewayAPI == gatewayExperimental {
-		channel = api.Experimental
-	}
 	return lbcontroller.New(lbcontroller.Options{
 		Config: config, Log: log, Pools: f.Pools, Default: f.byDefault, LeaderElect: true, ACME: orders,
 		Beside: func(ctx context.Context, config *rest.Config, events *events.Recorder) error {
 			return gatewaycontroller.Run(ctx, gatewaycontroller.Options{
-				Config: config, Log: log, Events: events, Gateway: f.gatewayAPI != gatewayOff, Channel: channel,
+				Config: config, Log: log, Events: events, Gateway: f.gatewayAPI != gatewayOff, Channel: f.channel(),
 			})
 		},
 	})
