@@ -13,9 +13,11 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -43,13 +45,22 @@ func serve(args []string) error {
 			without = value
 		}
 	}
+	// A Pod of the tests has no ports at all. Without the signal, the runtime sometimes finds that such a process can never
+	// continue, and ends it.
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, syscall.SIGTERM)
 	failed := make(chan error)
 	for _, port := range slices.DeleteFunc(ports, func(p string) bool { return p == without }) {
 		s := &http.Server{Addr: net.JoinHostPort("", port), Handler: http.HandlerFunc(answer), ReadHeaderTimeout: 10 * time.Second}
 		s.Protocols = protocols(true)
 		go func() { failed <- s.ListenAndServe() }()
 	}
-	return <-failed
+	select {
+	case err := <-failed:
+		return err
+	case <-ended:
+		return nil
+	}
 }
 
 // protocols are HTTP/2 without TLS, and HTTP/1.1 if http1 is set.
