@@ -11,14 +11,15 @@ LINT        := $(TOOL) golangci-lint
 MUTATE      ?= alloc epslice placement table workloads zone
 UNIT        := . ./internal/svc/... ./internal/alloc/... ./internal/epslice/... ./internal/placement/... ./internal/workloads/... ./internal/table/... ./internal/zone/... ./internal/env/...
 
-# Packages with guests, or with clusters of many processes, run one at a time, the longest first, and CLUSTERS have two
-# tests at a time: more miss their deadlines on 2 processors. go vet has run by then with all of its analyzers; go test
-# would ask it for some of them again. A hundred programs are linked, without what only a debugger reads.
+# CLUSTERS start many processes: two packages with two tests each keep 2 processors busy, and more miss their deadlines. HEAVY
+# are the longest of the others, the longest first; half of their time they wait. Less garbage collection is a tenth of all
+# processor time. go vet has run by then with all of its analyzers; go test would ask it for some of them again. A hundred
+# programs are linked, without what only a debugger reads.
 MODULE      := github.com/fairlead/fairlead
 CLUSTERS    := $(addprefix $(MODULE)/,test/node test/servers test test/reliability test/packages)
-HEAVY       := $(addprefix $(MODULE)/,internal/apiserver internal/dataplane/ipvs internal/dataplane/iptables internal/controller \
-  test/ipvs internal/runner internal/runner/guest test/lb internal/proxy internal/lb/controller internal/lb internal/lb/proxied/web \
-  internal/cli test/api)
+HEAVY       := $(addprefix $(MODULE)/,test/lb internal/apiserver internal/dataplane/iptables internal/controller \
+  internal/dataplane/ipvs deploy/kubernetes test/ipvs internal/runner internal/proxy internal/lb/proxied/web internal/dataplane/nft \
+  internal/dataplane/connecttime internal/lb/controller internal/registry/service internal/cli)
 FETCH_CONFORMANCE = go -C test/conformance build -o /dev/null sigs.k8s.io/gateway-api/conformance/echo-basic && \
   go -C test/conformance build -o /dev/null ./client && go -C test/conformance test -c -vet=off -o /dev/null . && \
   go -C bench/peers/coredns build -o /dev/null .
@@ -37,9 +38,9 @@ demo: setup build kubectl ## start two nodes and a client in namespaces, apply e
 
 test: setup build kubectl wireguard-go test-apiserver kube-proxy fetch ## the whole suite, with set-up
 	go vet ./...
-	export FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin; \
-	{ $(GOTEST) -p 1 -parallel 2 $(CLUSTERS) || :; $(GOTEST) -p 1 -parallel 4 $(HEAVY) || :; \
-	  $(GOTEST) -p 2 -parallel 4 $$(comm -23 <(go list ./... | sort) <(printf '%s\n' $(CLUSTERS) $(HEAVY) | sort)) || :; } \
+	export FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin GOGC=300; \
+	{ $(GOTEST) -p 2 -parallel 2 $(CLUSTERS) || :; \
+	  $(GOTEST) -p 3 -parallel 4 $(HEAVY) $$(comm -23 <(go list ./... | sort) <(printf '%s\n' $(CLUSTERS) $(HEAVY) | sort)) || :; } \
 	  | go run ./test/summary
 
 soak: setup build ## ten minutes of kills and partitions of three servers and five nodes
