@@ -328,11 +328,11 @@ func (a *assembly) loops() []func(context.Context) {
 
 // define stores the definitions of the options.
 func (a *assembly) define(ctx context.Context) error {
-	list, err := a.opts.Definitions()
+	all, err := a.opts.Definitions()
 	if err != nil {
 		return err
 	}
-	return a.custom.Define(ctx, a.backend, list)
+	return a.custom.Define(ctx, a.backend, all)
 }
 
 // onceReady returns f, which begins when the server is ready.

@@ -38,9 +38,10 @@ func TestDefinitionsOfTheProgram(t *testing.T) {
 	dir := t.TempDir()
 	with := func(o *apiserver.Options) {
 		o.DataDir = dir
-		o.Definitions = func() (out []json.RawMessage, err error) {
+		o.Definitions = func() (map[string]json.RawMessage, error) {
+			out := map[string]json.RawMessage{}
 			for _, d := range list {
-				out = append(out, d.Object)
+				out[d.Name] = d.Object
 			}
 			return out, nil
 		}

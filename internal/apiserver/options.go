@@ -125,9 +125,9 @@ type Options struct {
 	// machine (not only the process) crashes. For tests.
 	UnsafeNoFsync bool
 
-	// Definitions returns CustomResourceDefinitions, in JSON, that the server stores at its start unless it has ones of their
-	// names; nil for none. They come with the program: they are not validated.
-	Definitions func() ([]json.RawMessage, error)
+	// Definitions returns CustomResourceDefinitions by their names, in JSON, that the server stores at its start unless it has
+	// ones of these names; nil for none. They come with the program: they are not validated.
+	Definitions func() (map[string]json.RawMessage, error)
 
 	// Static has, by path, handlers that answer everyone at that path and below it: they must serve nothing but files.
 	Static map[string]http.Handler

@@ -18,12 +18,12 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/backend"
 )
 
-// Define stores the definitions of the list that the store lacks, as established ones. Each is JSON of
-// CustomResourceDefinition, and not validated: only definitions that come with the program may be in it.
+// Define stores the definitions that the store lacks, by their names, as established ones. Each is JSON of
+// CustomResourceDefinition, and not validated: only definitions that come with the program may be given.
 //
 // Through the API, each would be validated and then written four times, once by each of the library's controllers, and each
 // write computes the owners of all fields of its schemas: two seconds of CPU for the Gateway API, at each first start.
-func (r *Server) Define(ctx context.Context, back *backend.Backend, list []json.RawMessage) error {
+func (r *Server) Define(ctx context.Context, back *backend.Backend, all map[string]json.RawMessage) error {
 	informer := r.Informers.Apiextensions().V1().CustomResourceDefinitions()
 	if !cache.WaitForCacheSync(ctx.Done(), informer.Informer().HasSynced) {
 		return ctx.Err()
@@ -40,14 +40,14 @@ func (r *Server) Define(ctx context.Context, back *backend.Backend, list []json.
 		return fmt.Errorf("storage of definitions: %w", err)
 	}
 	defer end()
-	for _, text := range list {
-		d, err := established(text)
-		if err != nil {
-			return err
-		}
-		if _, err := informer.Lister().Get(d.Name); err == nil {
+	for name, text := range all {
+		if _, err := informer.Lister().Get(name); err == nil {
 			continue
 		} else if !apierrors.IsNotFound(err) {
+			return err
+		}
+		d, err := established(text)
+		if err != nil {
 			return err
 		}
 		// Another server can have stored it: that one stays.

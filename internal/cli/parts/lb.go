@@ -204,14 +204,15 @@ func (f *LBFlags) channel() api.Channel {
 
 // Definitions returns what gives a server of our own the definitions of the Gateway API, nil if it is off. The controller then
 // finds them, and only replaces older ones.
-func (f *LBFlags) Definitions() func() ([]json.RawMessage, error) {
+func (f *LBFlags) Definitions() func() (map[string]json.RawMessage, error) {
 	if f.gatewayAPI == gatewayOff {
 		return nil
 	}
-	return func() (out []json.RawMessage, err error) {
+	return func() (map[string]json.RawMessage, error) {
 		list, err := api.Definitions(f.channel())
+		out := map[string]json.RawMessage{}
 		for _, d := range list {
-			out = append(out, d.Object)
+			out[d.Name] = d.Object
 		}
 		return out, err
 	}

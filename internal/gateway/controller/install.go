@@ -18,6 +18,9 @@ import (
 // definitionsPath is where the API server has CustomResourceDefinitions.
 const definitionsPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
+// metadataOnly asks for the metadata of an object: a definition has up to 300 kB.
+const metadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+
 // install makes the definitions that are missing or older, and waits until the API server serves the kinds.
 func (c *controller) install(ctx context.Context) error {
 	list, err := api.Definitions(c.o.Channel)
@@ -52,7 +55,7 @@ func (c *controller) found(d *api.Definition, channel api.Channel) {
 
 // define makes or replaces one definition. Where that is forbidden, an administrator must have made it.
 func (c *controller) define(ctx context.Context, d *api.Definition) error {
-	text, err := c.rest.Get().AbsPath(definitionsPath, d.Name).SetHeader("Accept", "application/json").DoRaw(ctx)
+	text, err := c.rest.Get().AbsPath(definitionsPath, d.Name).SetHeader("Accept", metadataOnly).DoRaw(ctx)
 	if apierrors.IsNotFound(err) {
 		err = c.rest.Post().AbsPath(definitionsPath).SetHeader("Content-Type", "application/json").Body([]byte(d.Object)).Do(ctx).Error()
 		if apierrors.IsAlreadyExists(err) {
