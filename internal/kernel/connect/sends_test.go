@@ -2,6 +2,7 @@ package connect
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"net/netip"
@@ -14,6 +15,11 @@ import (
 
 	"github.com/fairlead/fairlead/internal/testbed"
 )
+
+// sends is how many sockets of UDP TestSocketsLeaveNothing opens, sends with, and closes: go test … -args -sends 10000000
+//
+//nolint:gochecknoglobals // a flag
+var sends = flag.Int("sends", 100_000, "sockets that send and are closed")
 
 // attached has programs attached, with a Service of UDP at front whose endpoint is the returned socket.
 func attached(t *testing.T) (*Programs, *net.UDPConn) {
@@ -110,7 +116,7 @@ func TestSocketsLeaveNothing(t *testing.T) {
 		t.Fatal("a socket that has sent to a Service is not remembered")
 	}
 	before := sockets(t)
-	for range 100_000 {
+	for range *sends {
 		_ = unix.Close(send())
 	}
 	fresh := open(t)
