@@ -12,8 +12,10 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/basic"
 	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
+	"github.com/fairlead/fairlead/internal/lb/proxied/authz"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 )
@@ -23,9 +25,14 @@ type router struct {
 	port    *gateway.Port
 	targets map[gateway.Target]*Config
 	key     string // of the front
+	users   map[basic.Source]*basic.Users
 	usage   *usage
 	// sessions are those of the rules that have had requests: *pods.Sessions by *gateway.Rule.
 	sessions sync.Map
+}
+
+func retryLater(status int) *Reply {
+	return &Reply{Status: status, Fields: []http1.Field{{Name: []byte("Retry-After"), Value: []byte("1")}}}
 }
 
 func reply(status int) Route { return Route{Reply: &Reply{Status: status}} }
@@ -59,6 +66,22 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 	if early := o.answer(rule, r, host, canonical, query, prefix, origin, from); early.Reply != nil {
 		return early
 	}
+	out := Route{}
+	if rule.Basic != nil {
+		if refused := o.login(rule, r, from); refused != nil {
+			return Route{Reply: refused}
+		}
+	}
+	if rule.Auth != nil {
+		if out.Asked = o.targets[rule.Asked()]; out.Asked == nil {
+			return reply(http.StatusServiceUnavailable) // there is no such Service, or its endpoints have not been read yet
+		}
+		uri := canonical
+		if asked {
+			uri += "?" + query
+		}
+		out.Ask = authz.Ask(&rule.Auth.Auth, r, from.Client.Addr(), from.Secure, uri)
+	}
 	w, session := o.pick(rule, r)
 	if w == nil || !w.Valid {
 		return reply(rule.Refusal())
@@ -83,7 +106,8 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 	for _, m := range []*filter.Modifier{&rule.Filters.Request, &w.Filters.Request} {
 		r.Fields = modify(r.Fields, m)
 	}
-	out := Route{To: to, Mirrors: o.mirrors(rule, w), Retry: rule.Retry, Session: session, Body: rule.Body}
+	out.Compress = rule.Compress
+	out.To, out.Mirrors, out.Retry, out.Session, out.Body = to, o.mirrors(rule, w), rule.Retry, session, rule.Body
 	if !rule.Filters.Response.Empty() || !w.Filters.Response.Empty() || rule.CORS != nil {
 		out.Edit = func(answer *http1.Response) {
 			answer.Fields = modify(answer.Fields, &w.Filters.Response)
@@ -92,6 +116,11 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 				answer.Fields = modify(answer.Fields, &m)
 			}
 			answer.Fields = modify(answer.Fields, &rule.Filters.Response)
+		}
+	}
+	if most := rule.Limits.AtATimeFor(from.Client.Addr()); most > 0 {
+		if out.Done = o.usage.hold(from.Client.Addr(), rule.Route.Name, most); out.Done == nil {
+			return Route{Reply: retryLater(http.StatusTooManyRequests)}
 		}
 	}
 	return out
@@ -108,7 +137,7 @@ func (o *router) answer(rule *gateway.Rule, r *http1.Request, host, path, query,
 	case !rule.Access.Admits(from.Client.Addr()):
 		return reply(http.StatusForbidden)
 	case !o.usage.allowsBy(from.Client.Addr(), rule.Route.Name, rule.Limits.For(from.Client.Addr())):
-		return Route{Reply: &Reply{Status: http.StatusTooManyRequests, Fields: []http1.Field{{Name: []byte("Retry-After"), Value: []byte("1")}}}}
+		return Route{Reply: retryLater(http.StatusTooManyRequests)}
 	}
 	if origin != "" && string(r.Method) == http.MethodOptions {
 		fields := head{r: r}
