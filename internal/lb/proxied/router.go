@@ -66,21 +66,12 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 	if early := o.answer(rule, r, host, canonical, query, prefix, origin, from); early.Reply != nil {
 		return early
 	}
-	out := Route{}
-	if rule.Basic != nil {
-		if refused := o.login(rule, r, from); refused != nil {
-			return Route{Reply: refused}
-		}
+	if asked {
+		query = "?" + query
 	}
-	if rule.Auth != nil {
-		if out.Asked = o.targets[rule.Asked()]; out.Asked == nil {
-			return reply(http.StatusServiceUnavailable) // there is no such Service, or its endpoints have not been read yet
-		}
-		uri := canonical
-		if asked {
-			uri += "?" + query
-		}
-		out.Ask = authz.Ask(&rule.Auth.Auth, r, from.Client.Addr(), from.Secure, uri)
+	out := o.protect(rule, r, canonical+query, from)
+	if out.Reply != nil {
+		return out
 	}
 	w, session := o.pick(rule, r)
 	if w == nil || !w.Valid {
@@ -95,10 +86,7 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 		return reply(http.StatusBadRequest)
 	}
 	if changed != path {
-		if asked {
-			changed += "?" + query
-		}
-		r.Target = []byte(changed)
+		r.Target = []byte(changed + query)
 	}
 	if h := rule.Filters.Rewrite.Host; h != "" {
 		r.Host = []byte(h)
@@ -123,6 +111,24 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 			return Route{Reply: retryLater(http.StatusTooManyRequests)}
 		}
 	}
+	return out
+}
+
+// protect begins a route with what a rule protects its backends by: a reply for who has no right name and password, and a question about
+// the others. uri is the path of the request, in the form that rules are compared with, and its query.
+func (o *router) protect(rule *gateway.Rule, r *http1.Request, uri string, from Origin) (out Route) {
+	if rule.Basic != nil {
+		if out.Reply = o.login(rule, r, from); out.Reply != nil {
+			return out
+		}
+	}
+	if rule.Auth == nil {
+		return out
+	}
+	if out.Asked = o.targets[rule.Asked()]; out.Asked == nil {
+		return reply(http.StatusServiceUnavailable) // there is no such Service, or its endpoints have not been read yet
+	}
+	out.Ask = authz.Ask(&rule.Auth.Auth, r, from.Client.Addr(), from.Secure, uri)
 	return out
 }
 
