@@ -113,7 +113,7 @@ func (q *Question) Judge(a *Answer) *Refusal {
 	switch {
 	case a.Status == http.StatusOK:
 		return nil
-	case a.Status < 300:
+	case a.Status < 300, a.Status == http.StatusNotModified: // what the client has is of the backend, not of the server
 		return &Refusal{Status: http.StatusForbidden}
 	case a.Status >= 500: // it has not decided, and its text is about itself
 		return &Refusal{Status: http.StatusServiceUnavailable}

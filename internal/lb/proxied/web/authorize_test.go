@@ -92,6 +92,8 @@ func (d *decider) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 		h.Set("Location", "https://login.example.com/?from="+q.RequestURI)
 		h.Add("Set-Cookie", "csrf=1")
 		w.WriteHeader(http.StatusFound)
+	case "304":
+		w.WriteHeader(http.StatusNotModified)
 	case "204":
 		w.WriteHeader(http.StatusNoContent)
 	case "500":
@@ -166,6 +168,7 @@ func TestExternalAuth(t *testing.T) {
 			{"403", "/in", 403, "not you", ""},
 			{"404", "/in", 404, "", ""},
 			{"204", "/in", 403, "403 Forbidden", ""},
+			{"304", "/in", 403, "403 Forbidden", ""},
 			{"login", "/in", 302, "", ""},
 			{"500", "/in", 503, "503 Service Unavailable", ""},
 			{"none", "/in", 503, "503 Service Unavailable", ""},
