@@ -33,20 +33,26 @@ func sent(r *http1.Request) (out []string) {
 
 // The server gets what the rule names, and nothing that is of the client's connection or message.
 func TestAsk(t *testing.T) {
-	const request = "PUT /x?y HTTP/1.1\nHost: h\nContent-Length: 5\nConnection: x-hop\nX-Hop: 1\nCookie: c\nAuthorization: a\nX-A: 1\nx-a: 2\n" +
-		"X_A: 3\nRange: bytes=0-1\nX-Forwarded-For: 6.6.6.6\nX-Real-IP: 6.6.6.6\nExpect: 100-continue\nTE: trailers\nX-Original-URL: forged"
+	const request = "PUT /x?y HTTP/1.1\nHost: h\nContent-Length: 5\nConnection: x-hop\nX-Hop: 1\nCookie: c\nAuthorization: a\n" +
+		"X-A: 1\nx-a: 2\nX_A: 3\nRange: bytes=0-1\nX-Forwarded-For: 6.6.6.6\nX-Real-IP: 6.6.6.6\nExpect: 100-continue\n" +
+		"TE: trailers\nX-Original-URL: forged"
 	client := netip.MustParseAddr("::ffff:192.0.2.1")
 	for _, c := range []struct {
 		rule filter.Auth
 		want string
 	}{
 		{filter.Auth{}, "PUT h /c?d [Authorization=a]"},
-		{filter.Auth{Prefix: "/p", Ask: []string{"x-a", "cookie", "content-length", "x-hop"}}, "PUT h /p/c?d [Cookie=c Authorization=a X-A=1 x-a=2]"},
+		{
+			filter.Auth{Prefix: "/p", Ask: []string{"x-a", "cookie", "content-length", "x-hop"}},
+			"PUT h /p/c?d [Cookie=c Authorization=a X-A=1 x-a=2]",
+		},
 		{filter.Auth{AskAll: true}, "PUT h /c?d [Cookie=c Authorization=a X-A=1 x-a=2 X-Original-URL=forged]"},
 		{
-			filter.Auth{Method: "GET", Host: "s", Target: "/t", Ask: []string{"x-original-url"}, Nginx: &policy.NginxAuth{Redirect: "$scheme $host"}},
-			"GET s /t [Authorization=a X-Original-URL=https://h/c?d X-Original-URI=/c?d X-Original-Method=PUT X-Scheme=https X-Real-IP=192.0.2.1 " +
-				"X-Auth-Request-Redirect=https h]",
+			filter.Auth{
+				Method: "GET", Host: "s", Target: "/t", Ask: []string{"x-original-url"}, Nginx: &policy.NginxAuth{Redirect: "$scheme $host"},
+			},
+			"GET s /t [Authorization=a X-Original-URL=https://h/c?d X-Original-URI=/c?d X-Original-Method=PUT X-Scheme=https " +
+				"X-Real-IP=192.0.2.1 X-Auth-Request-Redirect=https h]",
 		},
 	} {
 		r := parse(t, request)
