@@ -277,12 +277,18 @@ func (f *frontDoor) authorization(vip string) {
 		if r.URL.Path == "/check" && r.Header.Get("Cookie") == "session=alice" {
 			status = "200 OK"
 		}
-		_, _ = fmt.Fprintf(c, "HTTP/1.1 %s\r\nX-User: alice\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", status)
+		body := ""
+		if r.URL.Path == "/page" {
+			status, body = "200 OK", strings.Repeat("A page.\n", 1000)
+		}
+		_, _ = fmt.Fprintf(c, "HTTP/1.1 %s\r\nX-User: alice\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s",
+			status, len(body), body)
 	})
 	manifests, commands := f.document("ingress.md", "frontdoor_test.go, authorization")
 	f.apply(manifests)
 	f.slice("auth", "http", corev1.ProtocolTCP, at)
 	f.answers(vip, commands)
+	f.compressed(vip)
 	code := func(host string) string {
 		return "-s -o /dev/null -w %{http_code} -u alice:secret -H Cookie:session=alice --resolve " + host + ":80:192.0.2.100 " +
 			"http://" + host + "/x"
@@ -299,6 +305,22 @@ func (f *frontDoor) authorization(vip string) {
 	f.must(f.client.CoreV1().Secrets("default").Delete(f.Context(), "staff", metav1.DeleteOptions{}))
 	f.answers(vip, [][2]string{{code("staff.example.com"), "503"}})
 	f.ingressEvents("staff", "IngressNotServed", "does not exist")
+}
+
+// compressed checks that an Ingress that asks for it has answers compressed for clients that accept it.
+func (f *frontDoor) compressed(vip string) {
+	f.Helper()
+	f.apply(`apiVersion: networking.k8s.io/v1
+kind: Ingress
+metadata: {name: page, annotations: {fairlead.dev/lb-compress: gzip}}
+spec:
+  ingressClassName: nginx
+  rules:
+  - host: page.example.com
+    http: {paths: [{path: /, pathType: Prefix, backend: {service: {name: auth, port: {number: 80}}}}]}`)
+	const get = "-s -o /dev/null -w %header{content-encoding},%header{vary} --resolve page.example.com:80:192.0.2.100 " +
+		"http://page.example.com/page"
+	f.answers(vip, [][2]string{{"--compressed " + get, "gzip,Accept-Encoding"}, {get, ",Accept-Encoding"}})
 }
 
 // awaitClass waits until the GatewayClass is accepted.
