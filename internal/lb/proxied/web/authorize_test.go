@@ -478,3 +478,22 @@ func TestAuthURL(t *testing.T) {
 		}
 	}
 }
+
+// What a question costs a request, beside the time of the server.
+func BenchmarkExternalAuth(b *testing.B) {
+	for _, asks := range []bool{false, true} {
+		b.Run(fmt.Sprint(asks), func(b *testing.B) {
+			r := newRig(b, map[string]string{lbProtocol: "http"})
+			ok := r.Web(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("X-User", "alice") })
+			if r.authorized(ok, ok, "http: {}"); !asks {
+				r.front(map[string]netip.AddrPort{"a": ok}, fmt.Sprintf(retryRoute, "timeouts: {}"))
+			}
+			client := r.clientOf(1)
+			for b.Loop() {
+				if answer, _ := r.sends(client, "GET", "/in", nil); answer.StatusCode != http.StatusOK {
+					b.Fatal(answer.Status)
+				}
+			}
+		})
+	}
+}
