@@ -18,8 +18,8 @@ type Auth struct {
 	Backend Backend
 }
 
-// Asked returns where the server of the rule's Auth is. It is always a Service, whose endpoints the API has: no name is resolved, and
-// no rule can lead to an address of its author's choice.
+// Asked returns where the server of the rule's Auth is. It is always a Service, which is reached as a backend is:
+// no name is resolved, and no rule names an address.
 func (r *Rule) Asked() Target { return Target{Backend: r.Auth.Backend} }
 
 // auth reads a filter of type ExternalAuth.
