@@ -60,7 +60,36 @@ func ourClients() []Annotation {
 			func(s *Spec, keep bool) { s.Headers.Underscores = keep }),
 		{Key: lbPrefix + "request-id", Sets: []Field{FieldRequestID}, read: readRequestID,
 			Values: "x-request-id, traceparent, or both with a comma between"},
+		{Key: LBCompress, Sets: []Field{FieldCompress}, read: readCompress, Values: "zstd, gzip, or both with a comma between, or off"},
 	}
+}
+
+// Encodings are the content codings of answers that clients can have.
+//
+//nolint:gochecknoglobals // constant
+var Encodings = []string{"zstd", "gzip"}
+
+// ReadEncodings reads a list of them, the best first. It is not nil, and empty for "off".
+func ReadEncodings(v string) ([]string, error) {
+	all := []string{}
+	if v == "off" {
+		return all, nil
+	}
+	for item := range strings.SplitSeq(strings.ToLower(v), ",") {
+		if item = strings.TrimSpace(item); !slices.Contains(Encodings, item) || slices.Contains(all, item) {
+			return nil, fmt.Errorf("%q is not one of %s, once, or off", shorten(item), strings.Join(Encodings, ", "))
+		}
+		all = append(all, item)
+	}
+	return all, nil
+}
+
+func readCompress(r *reader, v string) error {
+	all, err := ReadEncodings(v)
+	if err == nil {
+		r.set(FieldCompress, v, func(s *Spec) { s.Compress = all })
+	}
+	return err
 }
 
 func readRequestID(r *reader, v string) error {
@@ -125,7 +154,7 @@ func (r *reader) finishClients() {
 		wrong(FieldClientRequests, why)
 		wrong(FieldRequestBody, why)
 		for i, f := range r.Findings {
-			if f.State == Applied && (f.Field == FieldUnderscores || f.Field == FieldRequestID) {
+			if f.State == Applied && (f.Field == FieldUnderscores || f.Field == FieldRequestID || f.Field == FieldCompress) {
 				r.Findings[i].State = Unused
 				r.Findings[i].Text += ": has no effect, since no port is of http or https"
 			}

@@ -15,6 +15,8 @@ const (
 	// LBProtocol is the protocol of clients.
 	LBProtocol = lbPrefix + lbProtocol
 	lbProtocol = "protocol"
+	// LBCompress are the content codings of answers. Ingresses have it, too.
+	LBCompress = lbPrefix + "compress"
 	// LBIdleTimeout is how many seconds a connection may be idle.
 	LBIdleTimeout = lbPrefix + "idle-timeout"
 	// LBHealthCheck turns checks of endpoints on or off.

@@ -72,6 +72,7 @@ const (
 	FieldRequestBody     Field = "request body"
 	FieldUnderscores     Field = "header names with _"
 	FieldRequestID       Field = "request identifier"
+	FieldCompress        Field = "compression of answers"
 )
 
 // notYet has the fields that this version reads and does not act on, and what happens

@@ -52,6 +52,8 @@ type Spec struct {
 	// Clients has the conditions and limits for clients, Headers the changes to fields of requests.
 	Clients Clients `json:"clients,omitzero"`
 	Headers Headers `json:"headers,omitzero"`
+	// Compress are the content codings of answers, the best first; empty for none.
+	Compress []string `json:"compress,omitempty"`
 	// CrossZone lets Pods of other zones than the node's have connections.
 	CrossZone bool   `json:"crossZone"`
 	Health    Health `json:"health"`

@@ -9,6 +9,7 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
+	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -22,7 +23,7 @@ type cachedRoute struct {
 // reference is the Service that a route names, with the result.
 type reference struct {
 	to        svc.Name
-	found     *Service
+	found     *services.Service
 	policies  *trust.Targeting
 	permitted bool
 }
@@ -34,7 +35,7 @@ func (c *cachedRoute) or(o *Objects, r requests, admitted, inside bool) *cachedR
 	}
 	next := &cachedRoute{compiled: compileRoute(o, r, admitted, inside)}
 	for _, to := range r.services() {
-		next.refs = append(next.refs, reference{to, o.Services[to], o.Policies.At(to), o.permitted(r.grant(), "Service", to)})
+		next.refs = append(next.refs, reference{to, o.Services[to], o.Policies.At(to), o.Grants.Permit(r.grant(), "Service", to)})
 	}
 	return next
 }
@@ -49,7 +50,7 @@ func (c *cachedRoute) current(o *Objects) bool {
 		if o.Services[ref.to] != ref.found || o.Policies.At(ref.to) != ref.policies {
 			return false
 		}
-		if o.permitted(c.from.grant(), "Service", ref.to) != ref.permitted {
+		if o.Grants.Permit(c.from.grant(), "Service", ref.to) != ref.permitted {
 			return false
 		}
 	}

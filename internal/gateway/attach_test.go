@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -105,7 +106,7 @@ func TestChangeIsAsBuild(t *testing.T) {
 		r := &randomFronts{Rand: rand.New(rand.NewPCG(seed, 0)), o: objects(t, randomGateway)}
 		for _, ns := range []string{"default", "a", "b"} {
 			for _, s := range []string{"s", "t"} {
-				r.o.Services[svc.Name{Namespace: ns, Name: s}] = &Service{Ports: []ServicePort{{Number: 80}}}
+				r.o.Services[svc.Name{Namespace: ns, Name: s}] = &services.Service{Ports: []services.Port{{Number: 80}}}
 			}
 		}
 		f := BuildGateway(r.o, name, nil)

@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -40,7 +41,7 @@ func (f *Front) addPolicies(o *Objects, authorities *trust.Authorities) {
 		}
 	}
 	hasPort := func(service svc.Name, name string) bool {
-		return slices.ContainsFunc(o.Services[service].Ports, func(p ServicePort) bool { return p.Name == name && !p.UDP })
+		return slices.ContainsFunc(o.Services[service].Ports, func(p services.Port) bool { return p.Name == name && !p.UDP })
 	}
 	f.Policies, f.policyStatus = map[svc.Name]*trust.Policy{}, map[svc.Name][]metav1.Condition{}
 	for _, n := range slices.SortedFunc(maps.Keys(named), svc.Name.Compare) {
@@ -84,7 +85,7 @@ func (f *frontTLS) readClientCertificate(o *Objects, g *gwv1.Gateway, secrets *t
 	n := svc.Name{Namespace: string(valueOf(ref.Namespace, gwv1.Namespace(g.Namespace))), Name: string(ref.Name)}
 	f.uncertified = true
 	switch {
-	case !o.permitted(from, gwv1.Kind(valueOf(ref.Kind, trust.Secret)), n):
+	case !o.Grants.Permit(from, gwv1.Kind(valueOf(ref.Kind, trust.Secret)), n):
 		f.resolved = gwv1.GatewayReasonRefNotPermitted
 		f.unresolved = fmt.Sprintf("%s: no ReferenceGrant of namespace %s permits it", at, n.Namespace)
 	case valueOf(ref.Group, "") != "" || valueOf(ref.Kind, trust.Secret) != trust.Secret:
@@ -102,7 +103,7 @@ func (f *frontTLS) readClientCertificate(o *Objects, g *gwv1.Gateway, secrets *t
 // grant notes that nodes may read an object of another namespace, which the Gateway names, by the Service of a ReferenceGrant.
 func (f *frontTLS) grant(o *Objects, r trust.Ref) {
 	if r.Namespace != f.gateway.Namespace {
-		grant := o.grantFor(grantFrom(kindGateway, f.gateway.Namespace), gwv1.Kind(r.Kind), r.Name)
+		grant := o.Grants.For(grantFrom(kindGateway, f.gateway.Namespace), gwv1.Kind(r.Kind), r.Name)
 		f.granted = append(f.granted, grantedObject{grant, r})
 	}
 }
@@ -163,7 +164,7 @@ func (f *frontTLS) readValidation(
 		switch {
 		case !ok:
 			out.miss(gwv1.ListenerReasonInvalidCACertificateKind, trust.WrongKind, at, r.Kind)
-		case !o.permitted(grantFrom(kindGateway, f.gateway.Namespace), r.Kind, n):
+		case !o.Grants.Permit(grantFrom(kindGateway, f.gateway.Namespace), r.Kind, n):
 			out.miss(gwv1.ListenerReasonRefNotPermitted, "%s: no ReferenceGrant of namespace %s permits it", at, n.Namespace)
 		default:
 			if wrong := authorities.Add(ref); wrong != "" {

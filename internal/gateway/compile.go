@@ -92,6 +92,11 @@ func (b *ruleCompiler) compile(index int) bool {
 			rule.CORS = read(b, filter.ReadCORS, f.CORS, fmt.Sprintf(".filters[%d].cors", i))
 		}
 	}
+	for i := range b.spec.Filters {
+		if f := &b.spec.Filters[i]; f.Type == gwv1.HTTPRouteFilterExternalAuth && f.ExternalAuth != nil {
+			b.auth(rule, f.ExternalAuth, fmt.Sprintf(".filters[%d].externalAuth", i))
+		}
+	}
 	if b.spec.Retry != nil {
 		wrong := ""
 		if rule.Retry, wrong = policy.ReadRetry(b.spec.Retry, within); wrong != "" {
@@ -105,7 +110,7 @@ func (b *ruleCompiler) compile(index int) bool {
 	matches := b.matchesOf(rule, index)
 	if b.invalid { // no request may pass without what the rule asks for
 		rule.Filters, rule.Redirect, rule.CORS, rule.Backends, rule.total = Filters{}, nil, nil, nil, 0
-		rule.Retry, rule.Session = nil, nil
+		rule.Retry, rule.Session, rule.Auth = nil, nil, nil
 	}
 	b.route.matches = append(b.route.matches, matches...)
 	return !b.invalid
@@ -291,7 +296,7 @@ func (o *Objects) resolve(kind gwv1.Kind, namespace string, ref *gwv1.BackendObj
 	if group, kind := valueOf(ref.Group, ""), valueOf(ref.Kind, "Service"); group != "" || kind != "Service" {
 		return miss(gwv1.RouteReasonInvalidKind, "objects of kind %s are no backends; want a Service", kind)
 	}
-	if !o.permitted(grantFrom(kind, namespace), "Service", name) {
+	if !o.Grants.Permit(grantFrom(kind, namespace), "Service", name) {
 		return miss(gwv1.RouteReasonRefNotPermitted, "no ReferenceGrant of namespace %s permits it", name.Namespace)
 	}
 	service := o.Services[name]
@@ -303,7 +308,7 @@ func (o *Objects) resolve(kind gwv1.Kind, namespace string, ref *gwv1.BackendObj
 	case ref.Port == nil:
 		return miss(gwv1.RouteReasonBackendNotFound, "port is missing")
 	}
-	port := service.port(*ref.Port, protocol == UDP)
+	port := service.Find(*ref.Port, protocol == UDP)
 	if port == nil {
 		transport := "TCP"
 		if protocol == UDP {
@@ -360,6 +365,7 @@ func (b *ruleCompiler) filters(rule *Rule, specs []gwv1.HTTPRouteFilter, at stri
 		case spec.Type == gwv1.HTTPRouteFilterRequestRedirect && spec.RequestRedirect != nil && rules:
 			redirect = read(b, filter.ReadRedirect, spec.RequestRedirect, at+".requestRedirect")
 		case spec.Type == gwv1.HTTPRouteFilterCORS && spec.CORS != nil && rules: // see compile
+		case spec.Type == gwv1.HTTPRouteFilterExternalAuth && spec.ExternalAuth != nil && rules: // likewise
 		case spec.Type == gwv1.HTTPRouteFilterRequestMirror && spec.RequestMirror != nil:
 			if m, ok := b.mirror(spec.RequestMirror, at+".requestMirror"); ok {
 				b.route.targets = append(b.route.targets, rule.Mirror(&m))

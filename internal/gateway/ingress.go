@@ -33,6 +33,7 @@ type IngressFront struct {
 	// Problems are the first invalid field of an Ingress, with the reason, by its name, and Ignored its annotations without effect.
 	Problems, Ignored map[svc.Name]string
 	refers            map[svc.Name]bool
+	granted           bool // see Granted
 	// options and regexes were read from what Ingresses have, and are kept while one has it.
 	options map[*networkingv1.Ingress]*nginx.Options
 	regexes *filter.Expressions
@@ -40,6 +41,9 @@ type IngressFront struct {
 
 // Refers reports whether an Ingress of the front names a Service.
 func (f *IngressFront) Refers(service svc.Name) bool { return f.refers[service] }
+
+// Granted reports whether an Ingress of the front names an object of another namespace, for which ReferenceGrants count.
+func (f *IngressFront) Granted() bool { return f.granted }
 
 // BuildIngress returns the front of all Ingresses. A host belongs to the namespace of the oldest Ingress that names it; within
 // the namespace, of two paths that are alike the one of the older Ingress counts, as of two certificates for a host.
@@ -252,7 +256,13 @@ func (b *ingressBuilder) rule(a *annotatedIngress, index int, backend *networkin
 
 // target has nodes follow the endpoints of a backend.
 func (b *ingressBuilder) target(r *Rule, w *Weighted) {
-	if t := r.Target(w); w.Valid && !r.Closed && !b.seen[t] {
+	if w.Valid && !r.Closed {
+		b.follow(r.Target(w))
+	}
+}
+
+func (b *ingressBuilder) follow(t Target) {
+	if !b.seen[t] {
 		b.seen[t] = true
 		b.front.Targets = append(b.front.Targets, t)
 	}
@@ -302,7 +312,13 @@ func (b *ingressBuilder) resolve(a *annotatedIngress, spec *networkingv1.Ingress
 		b.problem(in, "%s: it names %s; want a Service", at, kind)
 		return Backend{}, false
 	}
-	name := svc.Name{Namespace: in.Namespace, Name: spec.Service.Name}
+	return b.service(in, svc.Name{Namespace: in.Namespace, Name: spec.Service.Name}, spec.Service.Port, at, a.protocol)
+}
+
+// service returns the backend that a port of a Service is. protocol is by the appProtocol of the port.
+func (b *ingressBuilder) service(in *networkingv1.Ingress, name svc.Name, port networkingv1.ServiceBackendPort, at string,
+	protocol func(string) (BackendProtocol, bool),
+) (Backend, bool) {
 	b.front.refers[name] = true
 	s := b.objects.Services[name]
 	switch {
@@ -317,8 +333,8 @@ func (b *ingressBuilder) resolve(a *annotatedIngress, spec *networkingv1.Ingress
 		if p.UDP {
 			continue
 		}
-		if spec.Service.Port.Name != "" && p.Name == spec.Service.Port.Name || int32(p.Number) == spec.Service.Port.Number {
-			protocol, ok := a.protocol(p.Protocol)
+		if port.Name != "" && p.Name == port.Name || int32(p.Number) == port.Number {
+			protocol, ok := protocol(p.Protocol)
 			if !ok {
 				b.problem(in, "%s: Service %s: appProtocol %.100s is not served", at, name, p.Protocol)
 			}

@@ -201,7 +201,7 @@ func (l *listener) readCertificates(o *Objects, gateway string, secrets *trust.S
 		switch {
 		case valueOf(ref.Group, "") != "" || valueOf(ref.Kind, "Secret") != "Secret":
 			l.miss(gwv1.ListenerReasonInvalidCertificateRef, "tls.certificateRefs[%d]: want a Secret", i)
-		case !o.permitted(from, "Secret", name):
+		case !o.Grants.Permit(from, "Secret", name):
 			l.miss(gwv1.ListenerReasonRefNotPermitted, "tls.certificateRefs[%d]: no ReferenceGrant of namespace %s permits it", i, name.Namespace)
 		default:
 			if wrong := secrets.Add(name); wrong != "" {
@@ -210,7 +210,7 @@ func (l *listener) readCertificates(o *Objects, gateway string, secrets *trust.S
 			}
 			l.secrets = append(l.secrets, name)
 			if name.Namespace != gateway && name.Namespace != l.in { // docs/design/020-gateway.md
-				l.granted = append(l.granted, grantedObject{o.grantFor(from, "Secret", name), trust.Ref{Kind: trust.Secret, Name: name}})
+				l.granted = append(l.granted, grantedObject{o.Grants.For(from, "Secret", name), trust.Ref{Kind: trust.Secret, Name: name}})
 			}
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/parents"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -32,40 +33,9 @@ type listenerSet struct {
 	refused  string
 }
 
-// ParentOf returns the Gateway that a ListenerSet names, the zero Name if it names something else.
-func ParentOf(s *gwv1.ListenerSet) svc.Name {
-	p := &s.Spec.ParentRef
-	if valueOf(p.Group, gwv1.GroupName) != gwv1.GroupName || valueOf(p.Kind, kindGateway) != kindGateway {
-		return svc.Name{}
-	}
-	return svc.Name{Namespace: string(valueOf(p.Namespace, gwv1.Namespace(s.Namespace))), Name: string(p.Name)}
-}
-
-// setOf returns the ListenerSet that a reference names, the zero Name if it names something else.
-func setOf(namespace string, p *gwv1.ParentReference) svc.Name {
-	if valueOf(p.Group, gwv1.GroupName) != gwv1.GroupName || valueOf(p.Kind, kindGateway) != kindListenerSet {
-		return svc.Name{}
-	}
-	return svc.Name{Namespace: string(valueOf(p.Namespace, gwv1.Namespace(namespace))), Name: string(p.Name)}
-}
-
-// ParentsOf returns the Gateways that the references of a route name, or the ListenerSets that they name.
-func ParentsOf(sets map[svc.Name]*gwv1.ListenerSet, namespace string, refs []gwv1.ParentReference) (out []svc.Name) {
-	for i := range refs {
-		n := parentOf(namespace, &refs[i])
-		if set := sets[setOf(namespace, &refs[i])]; set != nil {
-			n = ParentOf(set)
-		}
-		if n != (svc.Name{}) {
-			out = append(out, n)
-		}
-	}
-	return out
-}
-
 // selects reports whether a reference of a route names the Gateway, or one of its ListenerSets.
 func (f *Front) selects(p *gwv1.ParentReference, namespace string) bool {
-	return parentOf(namespace, p) == f.gateway || f.sets[setOf(namespace, p)] != nil
+	return parents.Gateway(namespace, p) == f.gateway || f.sets[parents.Set(namespace, p)] != nil
 }
 
 // isNamed reports whether one of the references of a route names the Gateway, or one of its ListenerSets.
@@ -77,16 +47,16 @@ func (f *Front) isNamed(refs []gwv1.ParentReference, namespace string) bool {
 // the listeners of its ListenerSets.
 func (l *listener) isOf(p *gwv1.ParentReference, namespace string, gateway svc.Name) bool {
 	if l.set != nil {
-		return setOf(namespace, p) == svc.NameOf(l.set)
+		return parents.Set(namespace, p) == svc.NameOf(l.set)
 	}
-	return parentOf(namespace, p) == gateway
+	return parents.Gateway(namespace, p) == gateway
 }
 
 // addSets adds the listeners of the ListenerSets that name the Gateway, the older ones first.
 func (f *Front) addSets(o *Objects, g *gwv1.Gateway, secrets *trust.SecretSet, clients validations) {
 	var sets []*gwv1.ListenerSet
 	for s := range maps.Values(o.Sets) {
-		if ParentOf(s) == f.gateway {
+		if parents.OfSet(s) == f.gateway {
 			sets = append(sets, s)
 		}
 	}

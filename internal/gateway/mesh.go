@@ -4,12 +4,13 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
+	"github.com/fairlead/fairlead/internal/gateway/parents"
+	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -26,24 +27,6 @@ type Mesh struct {
 	parents map[StreamKey][]gwv1.RouteParentStatus
 	cache   map[StreamKey]*cachedRoute
 	refers  map[svc.Name]bool
-}
-
-// ServiceParent returns the Service that a reference of a route names as the parent, the zero Name if it names something else.
-func ServiceParent(namespace string, p *gwv1.ParentReference) svc.Name {
-	if valueOf(p.Group, gwv1.GroupName) != "" || valueOf(p.Kind, "") != "Service" {
-		return svc.Name{}
-	}
-	return svc.Name{Namespace: string(valueOf(p.Namespace, gwv1.Namespace(namespace))), Name: string(p.Name)}
-}
-
-// ServiceParents returns the Services that references of a route name as parents, each once.
-func ServiceParents(namespace string, refs []gwv1.ParentReference) (out []svc.Name) {
-	for i := range refs {
-		if n := ServiceParent(namespace, &refs[i]); n != (svc.Name{}) && !slices.Contains(out, n) {
-			out = append(out, n)
-		}
-	}
-	return out
 }
 
 // BuildMesh returns what becomes of the routes that name a Service, which need not exist. Objects.Meshed has the routes. before
@@ -83,7 +66,7 @@ type meshBuilder struct {
 	*Mesh
 	objects *Objects
 	name    svc.Name
-	service *Service // nil if there is none
+	service *services.Service // nil if there is none
 	ports   []*listener
 	seen    map[Target]bool
 }
@@ -132,7 +115,7 @@ func (b *meshBuilder) add(route requests, cached *cachedRoute) {
 	attached := map[*listener]bool{}
 	refs := route.parents()
 	for i := range refs {
-		if ServiceParent(key.Namespace, &refs[i]) != b.name {
+		if parents.Service(key.Namespace, &refs[i]) != b.name {
 			continue
 		}
 		reason, message := b.attach(&refs[i], key, attached)
@@ -173,18 +156,18 @@ func (b *meshBuilder) attach(p *gwv1.ParentReference, route StreamKey, to map[*l
 	}
 	var found []*listener
 	for _, l := range b.ports {
-		port := b.service.port(int32(l.spec.Port), false)
+		port := b.service.Find(int32(l.spec.Port), false)
 		switch {
 		case p.SectionName != nil && *p.SectionName != l.spec.Name || p.Port != nil && *p.Port != l.spec.Port:
 			continue
-		case p.SectionName == nil && p.Port == nil && !port.isHTTP():
+		case p.SectionName == nil && p.Port == nil && !port.IsHTTP():
 			continue
 		}
 		if _, ok := backendProtocol(port.Protocol, false); !ok {
 			return gwv1.RouteReasonUnsupportedValue,
 				fmt.Sprintf("port %d: connections of appProtocol %.100s are not read", port.Number, port.Protocol)
 		}
-		if port.isTLSByName() {
+		if port.IsTLSByName() {
 			return gwv1.RouteReasonUnsupportedValue, fmt.Sprintf("port %d: its name %s is of TLS, which is not read; appProtocol can tell otherwise",
 				port.Number, port.Name)
 		}
@@ -202,22 +185,4 @@ func (b *meshBuilder) attach(p *gwv1.ParentReference, route StreamKey, to map[*l
 		to[l] = true
 	}
 	return gwv1.RouteReasonAccepted, ""
-}
-
-// isTLSByName reports whether a port without an appProtocol is of TLS by its name.
-func (p *ServicePort) isTLSByName() bool {
-	return p.Protocol == "" && (strings.HasPrefix(p.Name, "https") || strings.HasPrefix(p.Name, "tls"))
-}
-
-// isHTTP reports whether a port is of HTTP by its appProtocol or, without one, by its name: it has none, or begins with that of
-// the protocol. A route that names no port must not take a port of another protocol.
-func (p *ServicePort) isHTTP() bool {
-	switch p.Protocol {
-	case "":
-		first, _, _ := strings.Cut(p.Name, "-")
-		return slices.Contains([]string{"", "http", "http2", "h2c", "grpc", "web"}, first)
-	case "http", "http2", "grpc", "kubernetes.io/h2c", "kubernetes.io/ws":
-		return true
-	}
-	return false
 }

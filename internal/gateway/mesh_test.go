@@ -11,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/parents"
+	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -19,7 +21,7 @@ func meshOf(t testing.TB, o *Objects, service string) *Mesh {
 	t.Helper()
 	o.Meshed = map[svc.Name]map[StreamKey]bool{}
 	note := func(key StreamKey, refs []gwv1.ParentReference) {
-		for _, s := range ServiceParents(key.Namespace, refs) {
+		for _, s := range parents.Services(key.Namespace, refs) {
 			if o.Meshed[s] == nil {
 				o.Meshed[s] = map[StreamKey]bool{}
 			}
@@ -192,10 +194,10 @@ spec:
 // What a node asks of a Service decides whether two are the same.
 func TestServiceEqual(t *testing.T) {
 	t.Parallel()
-	of := func(change func(*corev1.Service)) *Service {
+	of := func(change func(*corev1.Service)) *services.Service {
 		s := &corev1.Service{Spec: corev1.ServiceSpec{ClusterIPs: []string{"10.96.0.1"}, Ports: []corev1.ServicePort{{Port: 80}}}}
 		change(s)
-		return ServiceOf(s)
+		return services.Of(s)
 	}
 	same := of(func(*corev1.Service) {})
 	if !same.Equal(of(func(s *corev1.Service) { s.Spec.Selector = map[string]string{"app": "x"} })) {

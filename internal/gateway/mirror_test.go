@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -90,7 +91,7 @@ func TestMirrorAppears(t *testing.T) {
 	if !f.Refers(b) {
 		t.Error("the front does not follow the mirror's Service")
 	}
-	o.Services[b] = &Service{Ports: []ServicePort{{Number: 80}}}
+	o.Services[b] = &services.Service{Ports: []services.Port{{Number: 80}}}
 	if f = BuildGateway(o, name, f); len(f.Targets) != 2 || f.Targets[0].Protocol != H2C || f.Targets[1].Protocol != H2C {
 		t.Errorf("targets %v", f.Targets)
 	}

@@ -10,6 +10,7 @@ import (
 
 	networkingv1 "k8s.io/api/networking/v1"
 
+	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/dialect/nginx"
 	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
@@ -102,11 +103,23 @@ func (b *ingressBuilder) apply(a *annotatedIngress, r *Rule) {
 	if len(a.Allow)+len(a.Deny) > 0 {
 		r.Access = &filter.Access{Allow: a.Allow, Deny: a.Deny}
 	}
-	if a.PerSecond+a.PerMinute > 0 {
-		r.Limits = filter.NewLimits(a.PerSecond, a.PerMinute, a.Burst, a.Unlimited)
+	if a.PerSecond+a.PerMinute+a.AtATime > 0 {
+		r.Limits = filter.NewLimits(a.PerSecond, a.PerMinute, a.Burst, a.AtATime, a.Unlimited)
 	}
 	if d := a.Redirect; d != nil {
 		r.Redirect = &filter.Redirect{To: d.URL, Status: d.Status}
+	}
+	if a.Auth != nil {
+		b.auth(a, r)
+	}
+	if a.Basic != nil {
+		b.basic(a, r)
+	}
+	if text, has := a.Annotations[dialect.LBCompress]; has {
+		var err error
+		if r.Compress, err = dialect.ReadEncodings(text); err != nil {
+			b.problem(a.Ingress, "annotation %s: %s; it has no effect", dialect.LBCompress, err)
+		}
 	}
 	r.Filters.Rewrite.Host = a.BackendHost
 	if a.ForwardedPrefix != "" {

@@ -63,6 +63,8 @@ func decide(t testing.TB, table *Table, text string) string {
 		return "308 https"
 	case rule.Redirect != nil:
 		return fmt.Sprintf("%d %s", rule.Redirect.Status, rule.Redirect.Location(u.Scheme, u.Host, port, path, u.RawQuery, prefix))
+	case rule.Auth != nil && rule.Auth.Backend == Backend{}:
+		return "503"
 	}
 	w := rule.Pick(0)
 	if w == nil || !w.Valid {

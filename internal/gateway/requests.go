@@ -85,19 +85,22 @@ func (r requests) services() (out []svc.Name) {
 	add := func(ref *gwv1.BackendObjectReference) {
 		out = append(out, svc.Name{Namespace: string(valueOf(ref.Namespace, namespace)), Name: string(ref.Name)})
 	}
-	mirrors := func(filters []gwv1.HTTPRouteFilter) {
+	asked := func(filters []gwv1.HTTPRouteFilter) {
 		for i := range filters {
 			if m := filters[i].RequestMirror; m != nil {
 				add(&m.BackendRef)
+			}
+			if a := filters[i].ExternalAuth; a != nil {
+				add(&a.BackendRef)
 			}
 		}
 	}
 	rules := r.rules()
 	for i := range rules {
-		mirrors(rules[i].Filters)
+		asked(rules[i].Filters)
 		for j := range rules[i].BackendRefs {
 			add(&rules[i].BackendRefs[j].BackendObjectReference)
-			mirrors(rules[i].BackendRefs[j].Filters)
+			asked(rules[i].BackendRefs[j].Filters)
 		}
 	}
 	return out

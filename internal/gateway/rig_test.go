@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
+	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -24,7 +25,7 @@ func objects(t testing.TB, text string) *Objects {
 	t.Helper()
 	o := &Objects{
 		Gateways: map[svc.Name]*gwv1.Gateway{}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Grants: map[svc.Name]*gwv1.ReferenceGrant{},
-		Namespaces: map[string]map[string]string{}, Services: map[svc.Name]*Service{}, Secrets: map[svc.Name]Secret{},
+		Namespaces: map[string]map[string]string{}, Services: map[svc.Name]*services.Service{}, Secrets: map[svc.Name]Secret{},
 		Ingresses: map[svc.Name]*networkingv1.Ingress{}, Streams: map[StreamKey]*Stream{}, Sets: map[svc.Name]*gwv1.ListenerSet{},
 		Calls: map[svc.Name]*gwv1.GRPCRoute{}, Policies: trust.NewPolicies(), Authorities: map[trust.Ref]string{},
 	}
@@ -62,7 +63,7 @@ func objects(t testing.TB, text string) *Objects {
 			have := map[svc.Name]*corev1.Service{}
 			add(t, doc, have)
 			for n, s := range have {
-				o.Services[n] = ServiceOf(s)
+				o.Services[n] = services.Of(s)
 			}
 		case "Secret":
 			have := map[svc.Name]*corev1.Secret{}

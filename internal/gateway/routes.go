@@ -127,14 +127,6 @@ func (f *Front) Unusable(have []string) string {
 	return f.asked.Unusable(have, names.ServiceOfGateway(f.gateway))
 }
 
-// parentOf returns the Gateway that a reference names, the zero Name if it names something else.
-func parentOf(namespace string, p *gwv1.ParentReference) svc.Name {
-	if valueOf(p.Group, gwv1.GroupName) != gwv1.GroupName || valueOf(p.Kind, "Gateway") != "Gateway" {
-		return svc.Name{}
-	}
-	return svc.Name{Namespace: string(valueOf(p.Namespace, gwv1.Namespace(namespace))), Name: string(p.Name)}
-}
-
 // Refers reports whether a route of the front names a Service.
 func (f *Front) Refers(service svc.Name) bool { return f.refers.Has(service) || f.connected[service] }
 

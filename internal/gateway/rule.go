@@ -6,6 +6,7 @@ import (
 
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/basic"
 	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -36,6 +37,10 @@ type Rule struct {
 	total    uint64 // of the weights
 	// Closed answers all requests with 503: what protects the rule cannot be done.
 	Closed bool
+	// Basic, if not nil, has clients give a name and a password. Without its Secret no request passes.
+	Basic *basic.Rule
+	// Auth, if not nil, is who lets requests go to a backend.
+	Auth *Auth
 	// HTTPS sends requests without TLS to the same place with it, before all else but Closed.
 	HTTPS bool
 	// Access, if not nil, is which clients get an answer other than 403.
@@ -46,6 +51,8 @@ type Rule struct {
 	Body int64
 	// Timeout is how long a backend may be silent before the answer is 504; 0 is what the front has for all.
 	Timeout time.Duration
+	// Compress, if not nil, are the content codings of answers, the best first, in place of the front's.
+	Compress []string
 	// Retry, if not nil, is when a request goes to a backend again.
 	Retry *policy.Retry
 	// Session, if not nil, keeps the requests of a client at one endpoint.

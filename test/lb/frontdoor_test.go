@@ -79,7 +79,7 @@ func newFrontDoor(t *testing.T, nodes int) *frontDoor {
 var resources = map[string]string{
 	"Service": "services", "Gateway": "gateways", "HTTPRoute": "httproutes", "Ingress": "ingresses", "ReferenceGrant": "referencegrants",
 	"TLSRoute": "tlsroutes", "TCPRoute": "tcproutes", "UDPRoute": "udproutes", "ListenerSet": "listenersets",
-	"BackendTLSPolicy": "backendtlspolicies", "IngressClass": "ingressclasses",
+	"BackendTLSPolicy": "backendtlspolicies", "IngressClass": "ingressclasses", "Secret": "secrets",
 }
 
 // apply applies manifests.
@@ -243,6 +243,8 @@ func TestFrontDoor(t *testing.T) {
 		"-s --resolve books.example.com:443:192.0.2.100 --cacert ca.pem https://books.example.com/private/x", "web: GET /private/x HTTP/1.1",
 	}})
 
+	f.authorization(shared)
+
 	f.must(f.api.Routes("default").Delete(t.Context(), "shop", metav1.DeleteOptions{}))
 	f.answers(vip, [][2]string{{
 		"-s --resolve shop.example.com:80:192.0.2.100 -o /dev/null -w %{http_code} http://shop.example.com/", "404",
@@ -257,6 +259,68 @@ func TestFrontDoor(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// authorization checks what Ingresses have of authorization, and attacks it: without its Service or its Secret no request passes.
+func (f *frontDoor) authorization(vip string) {
+	f.Helper()
+	host := f.net.Host("auth")
+	at := netip.AddrPortFrom(host.Addr4(), 8082)
+	var l net.Listener
+	host.Do(func() { l = host.ListenTCP(at) })
+	testbed.Serve(f, l, func(c net.Conn) {
+		r, err := http.ReadRequest(bufio.NewReader(c))
+		if err != nil {
+			return
+		}
+		status := "401 Unauthorized"
+		if r.URL.Path == "/check" && r.Header.Get("Cookie") == "session=alice" {
+			status = "200 OK"
+		}
+		body := ""
+		if r.URL.Path == "/page" {
+			status, body = "200 OK", strings.Repeat("A page.\n", 1000)
+		}
+		_, _ = fmt.Fprintf(c, "HTTP/1.1 %s\r\nX-User: alice\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s",
+			status, len(body), body)
+	})
+	manifests, commands := f.document("ingress.md", "frontdoor_test.go, authorization")
+	f.apply(manifests)
+	f.slice("auth", "http", corev1.ProtocolTCP, at)
+	f.answers(vip, commands)
+	f.compressed(vip)
+	code := func(host string) string {
+		return "-s -o /dev/null -w %{http_code} -u alice:secret -H Cookie:session=alice --resolve " + host + ":80:192.0.2.100 " +
+			"http://" + host + "/x"
+	}
+	for _, to := range []string{"http://169.254.169.254/latest/meta-data/", "http://127.0.0.1/", "http://" + at.String() + "/check"} {
+		f.reannotate("members", `{"nginx.ingress.kubernetes.io/auth-url": "`+to+`"}`)
+		f.answers(vip, [][2]string{{code("members.example.com"), "503"}})
+	}
+	f.ingressEvents("members", "IngressNotServed", "auth-url")
+	f.reannotate("members", `{"nginx.ingress.kubernetes.io/auth-url": "http://auth/check"}`)
+	f.answers(vip, [][2]string{{code("members.example.com"), "200"}})
+	f.must(f.client.DiscoveryV1().EndpointSlices("default").Delete(f.Context(), "auth-ipv4", metav1.DeleteOptions{}))
+	f.answers(vip, [][2]string{{code("members.example.com"), "500"}})
+	f.must(f.client.CoreV1().Secrets("default").Delete(f.Context(), "staff", metav1.DeleteOptions{}))
+	f.answers(vip, [][2]string{{code("staff.example.com"), "503"}})
+	f.ingressEvents("staff", "IngressNotServed", "does not exist")
+}
+
+// compressed checks that an Ingress that asks for it has answers compressed for clients that accept it.
+func (f *frontDoor) compressed(vip string) {
+	f.Helper()
+	f.apply(`apiVersion: networking.k8s.io/v1
+kind: Ingress
+metadata: {name: page, annotations: {fairlead.dev/lb-compress: gzip}}
+spec:
+  ingressClassName: nginx
+  rules:
+  - host: page.example.com
+    http: {paths: [{path: /, pathType: Prefix, backend: {service: {name: auth, port: {number: 80}}}}]}`)
+	const get = "-s -o /dev/null -w %header{content-encoding},%header{vary} --resolve page.example.com:80:192.0.2.100 " +
+		"http://page.example.com/page"
+	f.answers(vip, [][2]string{{"--compressed " + get, "gzip,Accept-Encoding"}, {get, ",Accept-Encoding"}})
 }
 
 // awaitClass waits until the GatewayClass is accepted.

@@ -94,6 +94,7 @@ var annotations = func() map[string]annotation {
 
 		"limit-rps":              {read: number(0, 1_000_000, func(r *reader, n int) { r.PerSecond = n }), guards: true},
 		"limit-rpm":              {read: number(0, 1_000_000, func(r *reader, n int) { r.PerMinute = n }), guards: true},
+		"limit-connections":      {read: number(0, 1_000_000, func(r *reader, n int) { r.AtATime = n }), guards: true},
 		"limit-burst-multiplier": {read: number(1, 1000, func(r *reader, n int) { r.Burst = n }), guards: true},
 		"limit-whitelist":        {read: readRanges(func(o *Options) *[]prefix { return &o.Unlimited }), guards: true, long: true},
 
@@ -126,8 +127,8 @@ var annotations = func() map[string]annotation {
 		all[name] = annotation{none: snippet, guards: true}
 	}
 	for _, name := range []string{
-		"auth-url", "auth-type", "auth-secret", "auth-tls-secret", "enable-modsecurity", "enable-owasp-core-rules", "satisfy",
-		"proxy-ssl-verify", "proxy-ssl-secret", "limit-connections", "limit-rate", "limit-rate-after",
+		"auth-tls-secret", "enable-modsecurity", "enable-owasp-core-rules", "satisfy",
+		"proxy-ssl-verify", "proxy-ssl-secret", "limit-rate", "limit-rate-after",
 	} {
 		all[name] = annotation{
 			none: unserved + ", and no request may pass without it", guards: true, host: name == "auth-tls-secret",
@@ -135,12 +136,6 @@ var annotations = func() map[string]annotation {
 		}
 	}
 	for root, names := range map[string][]string{
-		"auth-url": {
-			"auth-method", "auth-signin", "auth-signin-redirect-param", "auth-response-headers", "auth-proxy-set-headers",
-			"auth-request-redirect", "auth-cache-key", "auth-cache-duration", "auth-always-set-cookie", "auth-keepalive",
-			"auth-keepalive-share-vars", "auth-keepalive-requests", "auth-keepalive-timeout",
-		},
-		"auth-type": {"auth-realm", "auth-secret-type"},
 		"auth-tls-secret": {
 			"auth-tls-verify-depth", "auth-tls-verify-client", "auth-tls-error-page", "auth-tls-pass-certificate-to-upstream", "auth-tls-match-cn",
 		},
@@ -150,6 +145,8 @@ var annotations = func() map[string]annotation {
 			all[name] = annotation{none: "it is a part of " + root}
 		}
 	}
+	addAuth(all)
+	addBasic(all)
 	addCORS(all)
 	addSessions(all)
 	addCanaries(all)

@@ -55,6 +55,7 @@ func TestDocumentedExamples(t *testing.T) {
 			Canary: &Canary{Header: "x-canary", Cookie: "c", Weight: 30, Total: 100}},
 		"canary: true\ncanary-weight: 500\ncanary-weight-total: 300": {Canary: &Canary{Weight: 300, Total: 300}},
 		"limit-rps: 5\nlimit-rpm: 300":                               {PerSecond: 5, PerMinute: 300, Burst: 5},
+		"limit-connections: 5":                                       {AtATime: 5},
 		"limit-rpm: 30\nlimit-burst-multiplier: 2":                   {PerMinute: 30, Burst: 2},
 		"affinity: cookie":                                           {Session: &policy.Session{Name: "INGRESSCOOKIE"}},
 		"affinity: cookie\nsession-cookie-name: route\nsession-cookie-expires: 172800\nsession-cookie-max-age: 172800\n" +
@@ -107,8 +108,10 @@ func TestDocumentedExamples(t *testing.T) {
 // whose value cannot be done. What asks for nothing closes nothing.
 func TestProtectionClosed(t *testing.T) {
 	for _, text := range []string{
-		"auth-url: http://x", "auth-type: basic", "auth-secret: s", "auth-tls-secret: default/ca", "enable-modsecurity: true", "limit-rate: 5",
-		"limit-connections: 5", "configuration-snippet: deny all;", "server-snippet: x", "satisfy: any", "ssl-passthrough: true",
+		"auth-url: http://x.example.com", "auth-type: basic", "auth-secret: s", "auth-tls-secret: default/ca", "enable-modsecurity: true",
+		"limit-rate: 5",
+		"limit-connections: many", "limit-connections: -1",
+		"configuration-snippet: deny all;", "server-snippet: x", "satisfy: any", "ssl-passthrough: true",
 		"proxy-ssl-verify: on", "whitelist-source-ranges: 10.0.0.0/8", "auth-urls: x", "limit-rbs: 1", "denylist: 10.0.0.0/8",
 		"Auth-URL: x", "enable-waf: true", "auth-url: all", "auth-type: off", "auth-secret: false", "auth-tls-secret: 0",
 		"whitelist-source-range: ", "whitelist-source-range: 10.0.0.0/33", "whitelist-source-range: 10.0.0.1, x", "denylist-source-range: x",
@@ -122,7 +125,8 @@ func TestProtectionClosed(t *testing.T) {
 		}
 	}
 	for _, text := range []string{
-		"auth-realm: x", "enable-modsecurity: false", "limit-rate: 0", "satisfy: all", "proxy-ssl-verify: off", "auth-tls-verify-client: off",
+		"auth-realm: x", "auth-secret-type: auth-map", "auth-signin: https://x",
+		"enable-modsecurity: false", "limit-rate: 0", "satisfy: all", "proxy-ssl-verify: off", "auth-tls-verify-client: off",
 		"proxy-buffering: on", "load-balance: ewma", "custom-http-errors: 404", "proxy-read-timeout: 60s", "app-root: x", "some-new-one: 1",
 		"canary-weight: 10", "cors-allow-origin: https://x", "session-cookie-name: x",
 	} {
@@ -181,7 +185,7 @@ func TestHostileValues(t *testing.T) {
 		} {
 			all := map[string]string{
 				Prefix + "enable-cors": "true", Prefix + "affinity": "cookie", Prefix + "canary": "true", Prefix + "rewrite-target": "/x",
-				Prefix + "permanent-redirect": "/p", Prefix + "temporal-redirect": "/t", Prefix + name: value,
+				Prefix + "auth-url": "http://auth", Prefix + "permanent-redirect": "/p", Prefix + "temporal-redirect": "/t", Prefix + name: value,
 			}
 			r := Read(all)
 			for _, text := range []string{
@@ -201,6 +205,9 @@ func TestHostileValues(t *testing.T) {
 				if lists := fmt.Sprint(c.AllowOrigins, c.AllowMethods, c.AllowHeaders, c.ExposeHeaders); strings.ContainsAny(lists, "\r\n\x00;$") {
 					t.Errorf("%s: %+v", name, c)
 				}
+			}
+			if a := r.Auth; a != nil && strings.ContainsAny(fmt.Sprintf("%+v", *a), "\r\n\x00") {
+				t.Errorf("%s: %+v", name, a)
 			}
 			if c := r.Canary; c != nil && strings.ContainsAny(c.Header+c.Value+c.Cookie, "\r\n\x00") {
 				t.Errorf("%s: %+v", name, c)

@@ -40,22 +40,26 @@ type Options struct {
 	Body        int64
 	Timeout     time.Duration // 0 without one
 	Allow, Deny []netip.Prefix
-	// PerSecond and PerMinute bound the requests of a client, 0 for no bound; it may have Burst times as many at once. Clients
-	// of Unlimited have no bound.
-	PerSecond, PerMinute, Burst int
-	Unlimited                   []netip.Prefix
-	CORS                        *gwv1.HTTPCORSFilter
-	Session                     *policy.Session
+	// PerSecond and PerMinute bound the requests of a client, 0 for no bound; it may have Burst times as many at once. AtATime
+	// bounds the ones that it waits for. Clients of Unlimited have no bound.
+	PerSecond, PerMinute, Burst, AtATime int
+	Unlimited                            []netip.Prefix
+	CORS                                 *gwv1.HTTPCORSFilter
+	Session                              *policy.Session
 	// Retry, if not nil, is when a request goes to a Pod again, and RetryWithin bounds the time of all attempts, 0 without a bound.
 	Retry       *gwv1.HTTPRouteRetry
 	RetryWithin time.Duration
+	// Auth, if not nil, has a Service be asked about each request.
+	Auth *Auth
+	// Basic, if not nil, has clients give a name and a password.
+	Basic *Basic
 	// Canary, if not nil, makes the Ingress an alternative to another one.
 	Canary *Canary
 }
 
 // Protects reports whether requests for the paths must not get to a rule that asks for less.
 func (o *Options) Protects() bool {
-	return o.Closed != "" || len(o.Allow)+len(o.Deny) > 0 || o.PerSecond+o.PerMinute > 0 ||
+	return o.Closed != "" || o.Auth != nil || o.Basic != nil || len(o.Allow)+len(o.Deny) > 0 || o.PerSecond+o.PerMinute+o.AtATime > 0 ||
 		o.ForceSSL || o.SSLRedirect != nil && *o.SSLRedirect
 }
 
@@ -112,6 +116,8 @@ func Read(annotations map[string]string) *Options {
 type reader struct {
 	*Options
 	all     map[string]string
+	auth    Auth
+	basic   Basic
 	canary  Canary
 	cors    gwv1.HTTPCORSFilter
 	session policy.Session
@@ -182,6 +188,8 @@ func (r *reader) combine() {
 	if r.hasCORS {
 		r.combineCORS()
 	}
+	r.combineAuth()
+	r.combineBasic()
 	if r.value("affinity") == "cookie" {
 		r.session.Name = orElse(r.session.Name, "INGRESSCOOKIE")
 		r.session.Secure = r.session.Secure || r.session.SameSite == "None" // which browsers take only together

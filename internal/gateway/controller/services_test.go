@@ -14,6 +14,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/names"
+	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/gateway/watch"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -170,7 +171,7 @@ func TestServicesOutliveATerm(t *testing.T) {
 func TestAncestorsAreBounded(t *testing.T) {
 	objects := &gateway.Objects{
 		Gateways: map[svc.Name]*gwv1.Gateway{}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Policies: trust.NewPolicies(),
-		Services: map[svc.Name]*gateway.Service{{Namespace: "a", Name: "web"}: {Ports: []gateway.ServicePort{{Name: "http", Number: 80}}}},
+		Services: map[svc.Name]*services.Service{{Namespace: "a", Name: "web"}: {Ports: []services.Port{{Name: "http", Number: 80}}}},
 	}
 	policy := &gwv1.BackendTLSPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "p"}}
 	policy.Spec.TargetRefs = []gwv1.LocalPolicyTargetReferenceWithSectionName{{

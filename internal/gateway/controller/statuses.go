@@ -15,6 +15,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/names"
+	"github.com/fairlead/fairlead/internal/gateway/parents"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/gateway/watch"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -157,7 +158,7 @@ func (c *controller) writeRoute(s *watch.State, unserved string, step func(func(
 	var all []gwv1.RouteParentStatus
 	now := settled{object: r.object}
 	seen := map[svc.Name]bool{}
-	for _, g := range gateway.ParentsOf(s.Sets, r.key.Namespace, r.refs) {
+	for _, g := range parents.Gateways(s.Sets, r.key.Namespace, r.refs) {
 		if f := s.Fronts[g]; f != nil && !seen[g] {
 			seen[g] = true
 			if of := f.Parents(r.key); len(of) > 0 {
@@ -165,7 +166,7 @@ func (c *controller) writeRoute(s *watch.State, unserved string, step func(func(
 			}
 		}
 	}
-	services := gateway.ServiceParents(r.key.Namespace, r.refs)
+	services := parents.Services(r.key.Namespace, r.refs)
 	if s.NoMeshes != "" && len(services) > 0 { // nothing is known of these parents: their statuses stay
 		return
 	}
@@ -196,7 +197,7 @@ func parentsOf(all []gwv1.RouteParentStatus, unserved string, r *routed) (want [
 	}
 	for _, p := range all {
 		p.Conditions = slices.Clone(p.Conditions) // the front's do not change
-		if gateway.ServiceParent(r.key.Namespace, &p.ParentRef) != (svc.Name{}) {
+		if parents.Service(r.key.Namespace, &p.ParentRef) != (svc.Name{}) {
 			p.Conditions = withUnserved(p.Conditions, unserved)
 		}
 		keepTimes(p.Conditions, conditionsOf(r.have, &p.ParentRef))

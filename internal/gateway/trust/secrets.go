@@ -7,40 +7,57 @@ const maxSecretBytes = 128 << 10
 
 // SecretSet collects the Secrets that a front names.
 type SecretSet struct {
-	// Named have to be followed, and Usable are the ones that nodes need.
+	// Named have to be followed, and Usable are the ones that nodes need, each once.
 	Named, Usable []svc.Name
 	most          int
 	find          func(svc.Name) (problem string, known bool)
-	problems      map[svc.Name]string
+	named, usable map[svc.Name]bool
+	problems      map[secretUse]string
 	bytes         int
 }
 
-// NewSecretSet returns a set of most Secrets at most. find returns why a Secret cannot be used, "" if it can, and whether it exists.
-func NewSecretSet(most int, find func(svc.Name) (problem string, known bool)) *SecretSet {
-	return &SecretSet{most: most, find: find, problems: map[svc.Name]string{}}
+// secretUse is a Secret and what it is for.
+type secretUse struct {
+	svc.Name
+	use string
 }
 
-// Add adds a Secret. It returns why it cannot be used, "" if it can.
-func (s *SecretSet) Add(n svc.Name) string {
-	if problem, seen := s.problems[n]; seen {
+// NewSecretSet returns a set of most Secrets at most. find returns why a Secret cannot be used for TLS, "" if it can, and whether it
+// exists.
+func NewSecretSet(most int, find func(svc.Name) (problem string, known bool)) *SecretSet {
+	return &SecretSet{most: most, find: find, named: map[svc.Name]bool{}, usable: map[svc.Name]bool{}, problems: map[secretUse]string{}}
+}
+
+// Add adds a Secret for TLS. It returns why it cannot be used, "" if it can.
+func (s *SecretSet) Add(n svc.Name) string { return s.AddFor("TLS", n, s.find) }
+
+// AddFor is Add for another use, in which find tells whether a Secret can be used.
+func (s *SecretSet) AddFor(use string, n svc.Name, find func(svc.Name) (problem string, known bool)) string {
+	key := secretUse{n, use}
+	if problem, seen := s.problems[key]; seen {
 		return problem
 	}
-	if len(s.Named) == s.most {
+	if !s.named[n] && len(s.Named) == s.most {
 		return "there are too many Secrets"
 	}
-	s.Named = append(s.Named, n)
-	problem, known := s.find(n)
+	if !s.named[n] {
+		s.named[n] = true
+		s.Named = append(s.Named, n)
+	}
+	problem, known := find(n)
 	size := len(n.String()) + len(",")
 	switch {
 	case !known:
 		problem = "it does not exist"
-	case problem == "" && s.bytes+size > maxSecretBytes:
+	case problem != "" || s.usable[n]:
+	case s.bytes+size > maxSecretBytes:
 		problem = "there are too many Secrets"
-	case problem == "":
+	default:
 		s.bytes += size
+		s.usable[n] = true
 		s.Usable = append(s.Usable, n)
 	}
-	s.problems[n] = problem
+	s.problems[key] = problem
 	return problem
 }
 

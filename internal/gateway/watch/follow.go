@@ -55,10 +55,7 @@ func (w *Watch) followMore(ctx context.Context, running *sync.WaitGroup) {
 		follow(ctx, w, running, "grpcroutes", reflector.From(w.o.Gateway.Calls(""), all), true, w.setCall)
 	}
 	if len(w.objects.Gateways)+len(w.objects.Meshed) > 0 {
-		start(ctx, w, running, "referencegrants", reflector.From(w.o.Gateway.Grants(), all), func(n svc.Name, g *gwv1.ReferenceGrant) {
-			set(w.objects.Grants, n, g)
-			w.dirtyAll, w.dirtyMeshes = true, true
-		})
+		w.followGrants(ctx, running, false)
 		// At a Service no policy counts, but a backend that has one must not be spoken to without TLS.
 		follow(ctx, w, running, policyKind, reflector.From(w.o.Gateway.Policies(""), all), true, w.setPolicy)
 	}
@@ -77,6 +74,17 @@ func (w *Watch) followMore(ctx context.Context, running *sync.WaitGroup) {
 	if len(w.objects.Gateways)+len(w.objects.Ingresses)+len(w.objects.Meshed) > 0 {
 		start(ctx, w, running, "services", reflector.From(w.o.Client.CoreV1().Services(""), all), w.setService)
 	}
+}
+
+// followGrants follows the ReferenceGrants, which are optional for Ingresses: without them these reach no other namespace. The caller
+// holds mu.
+func (w *Watch) followGrants(ctx context.Context, running *sync.WaitGroup, optional bool) {
+	from := reflector.From(w.o.Gateway.Grants(), metav1.ListOptions{})
+	follow(ctx, w, running, "referencegrants", from, optional, func(n svc.Name, g *gwv1.ReferenceGrant) {
+		set(w.objects.Grants, n, g)
+		w.dirtyAll, w.dirtyMeshes = true, true
+		w.dirtyIngress = w.dirtyIngress || w.ingress != nil && w.ingress.Granted()
+	})
 }
 
 func set[K comparable, V any](to map[K]*V, key K, v *V) {

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/basic"
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -20,6 +21,7 @@ import (
 type secret struct {
 	stop   context.CancelFunc
 	cert   *tls.Certificate // nil if it cannot be used
+	users  map[basic.Source]*basic.Users
 	listed bool
 }
 
@@ -83,15 +85,18 @@ func (w *Watch) followSecret(ctx context.Context, running *sync.WaitGroup, n svc
 				t.listed = true
 				w.pending--
 			}
-			have := t.cert
-			t.cert = nil
+			have, had := t.cert, t.users
+			t.cert, t.users = nil, nil
 			delete(w.objects.Secrets, n)
 			if s != nil {
 				cert, problem := readTLS(s)
 				if have != nil && cert != nil && slices.EqualFunc(have.Certificate, cert.Certificate, bytes.Equal) {
 					cert = have // another pointer would end connections to backends
 				}
-				t.cert, w.objects.Secrets[n] = cert, gateway.Secret{Problem: problem}
+				t.cert = cert
+				found := gateway.Secret{Problem: problem}
+				t.users, found.NoFile, found.NoMap = readUsers(n, s, had)
+				w.objects.Secrets[n] = found
 			}
 			w.dirtySecret(n)
 		}
@@ -104,6 +109,31 @@ func (w *Watch) followSecret(ctx context.Context, running *sync.WaitGroup, n svc
 		return !t.listed
 	}
 	followOne(ctx, running, "gateway/secret", w.o.Client.CoreV1().Secrets(n.Namespace), n.Name, unread, change)
+}
+
+// readUsers returns the names and passwords of a Secret in either form, or why there are none. Ones that have not changed stay.
+func readUsers(n svc.Name, s *corev1.Secret, had map[basic.Source]*basic.Users) (all map[basic.Source]*basic.Users, noFile, noMap string) {
+	all = map[basic.Source]*basic.Users{}
+	if s.Type == corev1.SecretTypeTLS {
+		wrong := fmt.Sprintf("it is of type %s", s.Type)
+		return all, wrong, wrong
+	}
+	add := func(from basic.Source, u *basic.Users) {
+		if was := had[from]; u.Equal(was) {
+			u = was
+		}
+		if u != nil {
+			all[from] = u
+		}
+	}
+	file, noFile := basic.ReadFile(s.Data[basic.Entry])
+	if _, has := s.Data[basic.Entry]; !has {
+		noFile = "it has no entry " + basic.Entry
+	}
+	add(basic.Source{Secret: n}, file)
+	byName, noMap := basic.ReadMap(s.Data)
+	add(basic.Source{Secret: n, Map: true}, byName)
+	return all, noFile, noMap
 }
 
 // readTLS returns the certificate of a Secret, or why there is none.

@@ -8,6 +8,7 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/parents"
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -40,7 +41,7 @@ func setStream[T any](w *Watch, key gateway.StreamKey, r *T, read func(*T) *gate
 		have.Object.GetGeneration() == next.Object.GetGeneration()
 	for _, s := range []*gateway.Stream{have, next} {
 		if s != nil && !same {
-			for _, g := range gateway.ParentsOf(w.objects.Sets, key.Namespace, s.Parents) {
+			for _, g := range parents.Gateways(w.objects.Sets, key.Namespace, s.Parents) {
 				w.dirty[g] = true
 			}
 		}
@@ -54,7 +55,7 @@ func (w *Watch) setListenerSet(n svc.Name, s *gwv1.ListenerSet) {
 	have := w.objects.Sets[n]
 	for _, o := range []*gwv1.ListenerSet{have, s} {
 		if o != nil && !sameSpec(have, s) {
-			w.dirty[gateway.ParentOf(o)] = true
+			w.dirty[parents.OfSet(o)] = true
 		}
 	}
 	set(w.objects.Sets, n, s)

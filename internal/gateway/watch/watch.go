@@ -17,7 +17,10 @@ import (
 
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/api"
+	"github.com/fairlead/fairlead/internal/gateway/basic"
 	"github.com/fairlead/fairlead/internal/gateway/names"
+	"github.com/fairlead/fairlead/internal/gateway/parents"
+	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -73,7 +76,7 @@ func New(o Options) *Watch {
 		dirtyMesh: map[svc.Name]bool{},
 		objects: gateway.Objects{
 			Gateways: map[svc.Name]*gwv1.Gateway{}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Grants: map[svc.Name]*gwv1.ReferenceGrant{},
-			Namespaces: map[string]map[string]string{}, Services: map[svc.Name]*gateway.Service{}, Secrets: map[svc.Name]gateway.Secret{},
+			Namespaces: map[string]map[string]string{}, Services: map[svc.Name]*services.Service{}, Secrets: map[svc.Name]gateway.Secret{},
 			Ingresses: map[svc.Name]*networkingv1.Ingress{}, Secured: map[svc.Name]bool{}, Streams: map[gateway.StreamKey]*gateway.Stream{},
 			Sets: map[svc.Name]*gwv1.ListenerSet{}, Calls: map[svc.Name]*gwv1.GRPCRoute{},
 			Policies: trust.NewPolicies(), Authorities: map[trust.Ref]string{},
@@ -107,6 +110,8 @@ type State struct {
 	NoMeshes string
 	// Certificates are from the Secrets that can be used.
 	Certificates map[svc.Name]*tls.Certificate
+	// Users are from the Secrets with names and passwords.
+	Users map[basic.Source]*basic.Users
 	// Authorities are from the objects that can be used.
 	Authorities map[trust.Ref][]*x509.Certificate
 	Policies    map[svc.Name]*gwv1.BackendTLSPolicy
@@ -118,12 +123,15 @@ func (w *Watch) Update(ctx context.Context, running *sync.WaitGroup) *State {
 	defer w.mu.Unlock()
 	w.classify()
 	w.followMore(ctx, running)
-	s := &State{Listed: w.pending == 0, Certificates: map[svc.Name]*tls.Certificate{}}
+	s := &State{Listed: w.pending == 0, Certificates: map[svc.Name]*tls.Certificate{}, Users: map[basic.Source]*basic.Users{}}
 	if !s.Listed {
 		return s
 	}
 	s.FollowsGateways, s.FollowsIngresses = w.started["gateways"], w.started["ingresses"]
 	w.build()
+	if w.ingress != nil && w.ingress.Granted() {
+		w.followGrants(ctx, running, true)
+	}
 	w.followSecrets(ctx, running)
 	w.followAuthorities(ctx, running)
 	s.Listed = w.pending == 0
@@ -135,7 +143,7 @@ func (w *Watch) Update(ctx context.Context, running *sync.WaitGroup) *State {
 	s.Calls, s.Grants = maps.Clone(w.objects.Calls), maps.Clone(w.objects.Grants)
 	s.Streams, s.Sets = maps.Clone(w.objects.Streams), maps.Clone(w.objects.Sets)
 	for _, set := range s.Sets {
-		if n := gateway.ParentOf(set); n != (svc.Name{}) && w.gateways[n] == nil {
+		if n := parents.OfSet(set); n != (svc.Name{}) && w.gateways[n] == nil {
 			s.Orphans = append(s.Orphans, set)
 		}
 	}
@@ -149,6 +157,7 @@ func (w *Watch) Update(ctx context.Context, running *sync.WaitGroup) *State {
 		if t.cert != nil {
 			s.Certificates[n] = t.cert
 		}
+		maps.Copy(s.Users, t.users)
 	}
 	return s
 }
@@ -244,20 +253,20 @@ func (w *Watch) setCall(n svc.Name, r *gwv1.GRPCRoute) {
 func replace[T any, P interface {
 	*T
 	metav1.Object
-}](w *Watch, all map[svc.Name]*T, key gateway.StreamKey, r P, parents func(*T) []gwv1.ParentReference) {
+}](w *Watch, all map[svc.Name]*T, key gateway.StreamKey, r P, refs func(*T) []gwv1.ParentReference) {
 	have := P(all[key.Name])
 	if !sameSpec(have, r) {
 		for _, o := range []P{have, r} {
 			if o == nil {
 				continue
 			}
-			for _, g := range gateway.ParentsOf(w.objects.Sets, key.Namespace, parents(o)) {
+			for _, g := range parents.Gateways(w.objects.Sets, key.Namespace, refs(o)) {
 				if w.changed[g] == nil {
 					w.changed[g] = map[gateway.StreamKey]bool{}
 				}
 				w.changed[g][key] = true
 			}
-			for _, s := range gateway.ServiceParents(key.Namespace, parents(o)) {
+			for _, s := range parents.Services(key.Namespace, refs(o)) {
 				w.setMeshed(s, key, o == r)
 			}
 		}
@@ -282,7 +291,7 @@ func (w *Watch) setService(n svc.Name, s *corev1.Service) {
 			return
 		}
 	} else {
-		next := gateway.ServiceOf(s)
+		next := services.Of(s)
 		if have != nil && have.Equal(next) {
 			return
 		}

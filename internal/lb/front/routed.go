@@ -124,7 +124,8 @@ func (r *routing) follow(ctx context.Context, running *sync.WaitGroup) {
 		for _, t := range front.targets {
 			named[t.Name] = true
 		}
-		if s.table != front.table || before == nil || !maps.Equal(before.Certificates, next.Certificates) {
+		if s.table != front.table || before == nil || !maps.Equal(before.Certificates, next.Certificates) ||
+			!maps.Equal(before.Users, next.Users) {
 			s.table, s.built = front.table, nil
 		}
 	}
@@ -251,7 +252,7 @@ func (d *draft) route() reason {
 	t := front.table
 	routes := &proxied.Routes{
 		Ports: t.Ports, Datagrams: t.Datagrams, Targets: map[gateway.Target][]netip.AddrPort{}, Revoked: front.revoked,
-		Certificates: d.routing.state.Certificates,
+		Certificates: d.routing.state.Certificates, Users: d.routing.state.Users,
 	}
 	next := pools{}
 	routes.Subjects = t.Subjects

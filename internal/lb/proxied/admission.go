@@ -28,6 +28,7 @@ type usage struct {
 	// rates count the requests of clients, and routes the ones for routes with limits.
 	rates  rates
 	routes routeRates
+	held   heldRequests
 }
 
 // sessionQueue is sessions of UDP in the order in which they give way: first sessions whose client has sent nothing after

@@ -150,3 +150,38 @@ func (c *Config) AllowsRequest(client netip.Addr) bool {
 	c.usage.traffic.Rejected(traffic.ClientLimit)
 	return false
 }
+
+// heldRequests counts the requests that clients wait for, for routes that bound them: at most as many as there are requests.
+type heldRequests struct {
+	mu sync.Mutex
+	of map[heldKey]int
+}
+
+// heldKey is whose requests are counted.
+type heldKey struct {
+	route  svc.Name
+	client netip.Addr
+}
+
+// hold counts a request of a client for a route until the function that it returns is called once. It returns nil if the client has
+// as many as most.
+func (u *usage) hold(client netip.Addr, route svc.Name, most int) (done func()) {
+	key, h := heldKey{route, clientOf(client)}, &u.held
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.of[key] >= most {
+		u.traffic.Rejected(traffic.ClientLimit)
+		return nil
+	}
+	if h.of == nil {
+		h.of = map[heldKey]int{}
+	}
+	h.of[key]++
+	return func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.of[key]--; h.of[key] == 0 {
+			delete(h.of, key)
+		}
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 
 	"github.com/fairlead/fairlead/internal/gateway/policy"
+	"github.com/fairlead/fairlead/internal/lb/proxied/authz"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 )
@@ -28,6 +29,11 @@ type Route struct {
 	To *Config
 	// Reply is the answer to a request that no Pod gets.
 	Reply *Reply
+	// Ask, if there is one, is asked at Asked before anything of the request is sent to a Pod or a mirror.
+	Ask   *authz.Question
+	Asked *Config
+	// Done, if there is one, is called when the request is over.
+	Done func()
 	// Mirrors get copies of the request; their results do not change the answer.
 	Mirrors []*Config
 	// Retry, if there is one, is when the request goes to a Pod again.
@@ -36,6 +42,8 @@ type Route struct {
 	Session *pods.Session
 	// Body bounds the body of the request, in bytes, beside the bound of the listener; 0 without a bound.
 	Body int64
+	// Compress, if not nil, are the content codings of answers in place of the listener's.
+	Compress []string
 	// Edit, if there is one, changes the head of a Pod's answer.
 	Edit func(*http1.Response)
 }
@@ -45,6 +53,8 @@ type Reply struct {
 	Status int
 	// Fields go out beside Date, Content-Type and Content-Length.
 	Fields []http1.Field
+	// Body is nil for the text of the status, in which case Fields have no Content-Type.
+	Body []byte
 }
 
 // Route returns where a request goes. It is the one place where that is decided.

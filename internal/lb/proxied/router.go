@@ -12,8 +12,10 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/basic"
 	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
+	"github.com/fairlead/fairlead/internal/lb/proxied/authz"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 )
@@ -23,9 +25,14 @@ type router struct {
 	port    *gateway.Port
 	targets map[gateway.Target]*Config
 	key     string // of the front
+	users   map[basic.Source]*basic.Users
 	usage   *usage
 	// sessions are those of the rules that have had requests: *pods.Sessions by *gateway.Rule.
 	sessions sync.Map
+}
+
+func retryLater(status int) *Reply {
+	return &Reply{Status: status, Fields: []http1.Field{{Name: []byte("Retry-After"), Value: []byte("1")}}}
 }
 
 func reply(status int) Route { return Route{Reply: &Reply{Status: status}} }
@@ -59,6 +66,13 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 	if early := o.answer(rule, r, host, canonical, query, prefix, origin, from); early.Reply != nil {
 		return early
 	}
+	if asked {
+		query = "?" + query
+	}
+	out := o.protect(rule, r, canonical+query, from)
+	if out.Reply != nil {
+		return out
+	}
 	w, session := o.pick(rule, r)
 	if w == nil || !w.Valid {
 		return reply(rule.Refusal())
@@ -72,10 +86,7 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 		return reply(http.StatusBadRequest)
 	}
 	if changed != path {
-		if asked {
-			changed += "?" + query
-		}
-		r.Target = []byte(changed)
+		r.Target = []byte(changed + query)
 	}
 	if h := rule.Filters.Rewrite.Host; h != "" {
 		r.Host = []byte(h)
@@ -83,7 +94,8 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 	for _, m := range []*filter.Modifier{&rule.Filters.Request, &w.Filters.Request} {
 		r.Fields = modify(r.Fields, m)
 	}
-	out := Route{To: to, Mirrors: o.mirrors(rule, w), Retry: rule.Retry, Session: session, Body: rule.Body}
+	out.Compress = rule.Compress
+	out.To, out.Mirrors, out.Retry, out.Session, out.Body = to, o.mirrors(rule, w), rule.Retry, session, rule.Body
 	if !rule.Filters.Response.Empty() || !w.Filters.Response.Empty() || rule.CORS != nil {
 		out.Edit = func(answer *http1.Response) {
 			answer.Fields = modify(answer.Fields, &w.Filters.Response)
@@ -94,6 +106,29 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 			answer.Fields = modify(answer.Fields, &rule.Filters.Response)
 		}
 	}
+	if most := rule.Limits.AtATimeFor(from.Client.Addr()); most > 0 {
+		if out.Done = o.usage.hold(from.Client.Addr(), rule.Route.Name, most); out.Done == nil {
+			return Route{Reply: retryLater(http.StatusTooManyRequests)}
+		}
+	}
+	return out
+}
+
+// protect begins a route with what a rule protects its backends by: a reply for who has no right name and password, and a question about
+// the others. uri is the path of the request, in the form that rules are compared with, and its query.
+func (o *router) protect(rule *gateway.Rule, r *http1.Request, uri string, from Origin) (out Route) {
+	if rule.Basic != nil {
+		if out.Reply = o.login(rule, r, from); out.Reply != nil {
+			return out
+		}
+	}
+	if rule.Auth == nil {
+		return out
+	}
+	if out.Asked = o.targets[rule.Asked()]; out.Asked == nil {
+		return reply(http.StatusServiceUnavailable) // there is no such Service, or its endpoints have not been read yet
+	}
+	out.Ask = authz.Ask(&rule.Auth.Auth, r, from.Client.Addr(), from.Secure, uri)
 	return out
 }
 
@@ -108,7 +143,7 @@ func (o *router) answer(rule *gateway.Rule, r *http1.Request, host, path, query,
 	case !rule.Access.Admits(from.Client.Addr()):
 		return reply(http.StatusForbidden)
 	case !o.usage.allowsBy(from.Client.Addr(), rule.Route.Name, rule.Limits.For(from.Client.Addr())):
-		return Route{Reply: &Reply{Status: http.StatusTooManyRequests, Fields: []http1.Field{{Name: []byte("Retry-After"), Value: []byte("1")}}}}
+		return Route{Reply: retryLater(http.StatusTooManyRequests)}
 	}
 	if origin != "" && string(r.Method) == http.MethodOptions {
 		fields := head{r: r}

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -57,7 +58,7 @@ func newRouter(t testing.TB) (*router, *Config) {
 	web, name := svc.Name{Namespace: "default", Name: "web"}, svc.NameOf(g)
 	f := gateway.BuildGateway(&gateway.Objects{
 		Gateways: map[svc.Name]*gwv1.Gateway{name: g}, Routes: map[svc.Name]*gwv1.HTTPRoute{svc.NameOf(r): r},
-		Services: map[svc.Name]*gateway.Service{web: {Ports: []gateway.ServicePort{{Name: "http", Number: 80}}}},
+		Services: map[svc.Name]*services.Service{web: {Ports: []services.Port{{Name: "http", Number: 80}}}},
 	}, name, nil)
 	if len(f.Targets) != 1 {
 		t.Fatalf("targets %v", f.Targets)

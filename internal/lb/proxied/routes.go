@@ -12,6 +12,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/basic"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/lb/logship"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
@@ -27,6 +28,8 @@ type Routes struct {
 	Targets map[gateway.Target][]netip.AddrPort
 	// Certificates are from the Secrets that listeners name.
 	Certificates map[svc.Name]*tls.Certificate
+	// Users are from the Secrets with names and passwords that rules name.
+	Users map[basic.Source]*basic.Users
 	// Revoked are the Services that a route of connections must no longer reach: it loses the connections that it has there.
 	Revoked map[gateway.Revocation]bool
 	// Policies are how TLS begins to the backends of BackendTLSPolicies.
@@ -96,7 +99,7 @@ func carries(table *gateway.Port, p dialect.Protocol) bool {
 func (t *Routes) give(c *Config, l dialect.Listener, key string, targets map[gateway.Target]*Config) {
 	table := t.port(l)
 	if c.Protocol.IsHTTP() {
-		c.Router = &router{port: table, targets: targets, key: key, usage: c.usage}
+		c.Router = &router{port: table, targets: targets, users: t.Users, key: key, usage: c.usage}
 	}
 	if table.Streams {
 		c.streams = &streams{port: table, targets: targets}

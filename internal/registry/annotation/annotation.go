@@ -67,6 +67,7 @@ var readers = map[string]reader{
 	svc.ServicesFileAnnotation:    {[]string{"Pod"}, nil},
 	svc.ProgramsAnnotation:        {[]string{"Pod"}, programs},
 	svc.SchedulerAnnotation:       {[]string{"Service"}, only(svc.Schedulers()...)},
+	dialect.LBCompress:            {[]string{"Ingress", "Service"}, compress},
 	svc.WeightAnnotation:          {[]string{"Pod", "EndpointSlice", "Endpoints"}, weight},
 	svc.CheckAnnotation:           {[]string{"EndpointSlice"}, nil},
 	checks.IntervalAnnotation:     {[]string{"EndpointSlice"}, nil},
@@ -86,6 +87,13 @@ func weight(value string) string {
 		return ""
 	}
 	return fmt.Sprintf("want a number from 0 to %d; it counts as 1", svc.MaxWeight)
+}
+
+func compress(value string) string {
+	if _, err := dialect.ReadEncodings(value); err != nil {
+		return err.Error()
+	}
+	return ""
 }
 
 func programs(value string) string {
@@ -158,6 +166,8 @@ func noLabel(key string) string {
 func noEffect(kind, key, value string) string {
 	r, known := readers[key]
 	switch {
+	case key == dialect.LBCompress && kind == "Service": // package service warns of it
+		return ""
 	case known && slices.Contains(r.kinds, kind):
 		if r.wrong == nil {
 			return ""

@@ -53,7 +53,9 @@ func TestIngressNginxWarnings(t *testing.T) {
 	if out := warn(of(map[string]string{"rewrite-target": "/$1", "proxy-body-size": "8m"}), nil); out != nil {
 		t.Errorf("%q", out)
 	}
-	bad := of(map[string]string{"auth-url": "http://x", "proxy-buffering": "on", "server-alias": strings.Repeat("!,", 60), "typo": "x"})
+	bad := of(map[string]string{
+		"auth-url": "http://x.example.com", "proxy-buffering": "on", "server-alias": strings.Repeat("!,", 60), "typo": "x",
+	})
 	out := warn(bad, of(nil))
 	if len(out) != maxNginxWarnings+1 || !strings.Contains(out[0], "auth-url") || !strings.Contains(out[0], "503") {
 		t.Errorf("%q", out)

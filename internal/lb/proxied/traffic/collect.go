@@ -40,6 +40,8 @@ var (
 		slices.Concat(ofService, []string{"reason"}), nil)
 	mirrored = prometheus.NewDesc("fairlead_lb_mirrored_requests_total", "Copies of requests for mirrors, by what became of them.",
 		slices.Concat(ofService, []string{"result"}), nil)
+	authorized = prometheus.NewDesc("fairlead_lb_authorizations_total", "Requests about which a server was asked, by its decision.",
+		slices.Concat(ofService, []string{"result"}), nil)
 	endpoints = prometheus.NewDesc("fairlead_lb_endpoints", "Endpoints that get new clients (healthy), fail checks, or are ejected.",
 		slices.Concat(ofService, []string{"state"}), nil)
 	certificate = prometheus.NewDesc("fairlead_lb_certificate_days", "Days until a certificate ends; negative after that.",
@@ -61,7 +63,7 @@ type Collector struct {
 // Describe implements prometheus.Collector.
 func (c Collector) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{requests, duration, bytes, opened, connections, retries, denied,
-		rejected, mirrored, endpoints, certificate,
+		rejected, mirrored, authorized, endpoints, certificate,
 		answers, waited, inUse, failed, ejects} {
 		to <- d
 	}
@@ -161,6 +163,11 @@ func (to sink) service(s *Service) {
 	for m := range mirrorings {
 		if n := s.mirrored[m].Load(); n > 0 {
 			to.count(mirrored, float64(n), with(of, m.String())...)
+		}
+	}
+	for a := range authorizations {
+		if n := s.authorized[a].Load(); n > 0 {
+			to.count(authorized, float64(n), with(of, a.String())...)
 		}
 	}
 	if !s.http.Load() {

@@ -123,6 +123,22 @@ const (
 // String returns the value of the label.
 func (m Mirroring) String() string { return [mirrorings]string{"answered", "failed", "dropped"}[m] }
 
+// Authorization is what an authorization server has decided about a request.
+type Authorization int
+
+// What it can decide.
+const (
+	Allowed Authorization = iota
+	Denied
+	Undecided // no answer, and the request is refused
+	authorizations
+)
+
+// String returns the value of the label.
+func (a Authorization) String() string {
+	return [authorizations]string{"allowed", "denied", "undecided"}[a]
+}
+
 // Service has the counters of a Service. Its methods are safe for concurrent use.
 type Service struct {
 	book *Book
@@ -137,6 +153,7 @@ type Service struct {
 	denied                          atomic.Uint64 // retries
 	rejected                        [rejections]atomic.Uint64
 	mirrored                        [mirrorings]atomic.Uint64
+	authorized                      [authorizations]atomic.Uint64
 
 	// What follows is guarded by the book's mu.
 
@@ -178,6 +195,9 @@ func (s *Service) RetryDenied() { s.denied.Add(1) }
 
 // Mirrored counts a copy of a request.
 func (s *Service) Mirrored(m Mirroring) { s.mirrored[m].Add(1) }
+
+// Authorized counts a request about which an authorization server was asked.
+func (s *Service) Authorized(a Authorization) { s.authorized[a].Add(1) }
 
 // Rejected counts what got no Pod.
 func (s *Service) Rejected(why Rejection) { s.rejected[why].Add(1) }

@@ -26,6 +26,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
@@ -62,7 +63,7 @@ func (d *door) routes(r *rig, port uint16) *proxied.Routes {
 	o := &gateway.Objects{
 		Gateways: map[svc.Name]*gwv1.Gateway{n: g}, Routes: map[svc.Name]*gwv1.HTTPRoute{svc.NameOf(route): route},
 		Secrets: map[svc.Name]gateway.Secret{cert: {}}, Policies: trust.NewPolicies(), Authorities: map[trust.Ref]string{ca: ""},
-		Services: map[svc.Name]*gateway.Service{web: {Ports: []gateway.ServicePort{{Number: 80, Protocol: d.app}}}},
+		Services: map[svc.Name]*services.Service{web: {Ports: []services.Port{{Number: 80, Protocol: d.app}}}},
 	}
 	if d.policed {
 		o.Policies.Set(svc.NameOf(p), p)

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/lb/proxied/heads"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http2"
 	"github.com/fairlead/fairlead/internal/lb/proxied/stream"
@@ -123,8 +124,8 @@ func (s *wireSink) pending() bool { return len(s.to.out) > 0 }
 func (s *wireSink) finish(trailers []http1.Field) error {
 	if s.chunked {
 		s.to.put([]byte("0\r\n"))
-		w := headWriter{Encoder: http2.Encoder{Block: s.to.out}}
-		w.trailers(trailers)
+		w := heads.Writer{Encoder: http2.Encoder{Block: s.to.out}}
+		w.Trailers(trailers)
 		s.to.out = w.Block
 	}
 	return s.to.flush(s.timeout)
@@ -168,7 +169,7 @@ func (s *streamSource) trailers() []http1.Field { return s.Trailers() }
 // streamSink is a body of HTTP/2.
 type streamSink struct {
 	*http2.Stream
-	w       *headWriter // of trailers, empty
+	w       *heads.Writer // of trailers, empty
 	timeout time.Duration
 	waits   bool // for flush
 	ended   bool
@@ -194,7 +195,7 @@ func (s *streamSink) finish(trailers []http1.Field) error {
 		return s.written()
 	}
 	var block *http2.Encoder
-	if s.w.trailers(trailers); len(s.w.Block) > 0 {
+	if s.w.Trailers(trailers); len(s.w.Block) > 0 {
 		block = &s.w.Encoder
 	}
 	err := s.End(block)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
+	"github.com/fairlead/fairlead/internal/lb/proxied/compress"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/panics"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
@@ -69,6 +70,9 @@ func (x *exchange) carry() bool {
 		x.reply(route.Reply)
 		return true
 	}
+	if route.Done != nil {
+		defer route.Done()
+	}
 	if route.Body > 0 && (x.most == 0 || route.Body < x.most) {
 		if x.most = route.Body; tooLong(x, x.req.Length) {
 			x.reply(&proxied.Reply{Status: http.StatusRequestEntityTooLarge})
@@ -76,7 +80,16 @@ func (x *exchange) carry() bool {
 		}
 	}
 	x.to, x.edit, x.held = route.To, route.Edit, route.Session
+	if x.codings = x.config.Spec.Compress; route.Compress != nil {
+		x.codings = route.Compress
+	}
 	markRequest(x)
+	if route.Ask != nil {
+		defer ungather(x, x.client)
+		if passes, whole := authorize(x, route.Ask, route.Asked); !passes {
+			return whole
+		}
+	}
 	if x.to.Sticky.Cookies() {
 		x.cookies = http1.ValuesOf(x.req.Fields, http1.Cookie)
 	}
@@ -428,6 +441,10 @@ func (x *exchange) answer(b pod, m *pods.Member, waits bool) error {
 	}
 	cookie := keep(x, m)
 	body := b.source(x)
+	if e := compress.Choose(x.codings, x.req, &x.res); e != nil {
+		defer e.Release()
+		body = &compressed{source: body, to: e}
+	}
 	x.answering, x.status = true, x.res.Status
 	to := x.client.answer(body, cookie)
 	x.down = pump{to: to, from: body, trailers: true, timeout: x.limit() + x.grace(), bytes: &x.sent, of: x}
@@ -468,6 +485,8 @@ func (x *exchange) failed(err error) bool {
 		status = http.StatusBadRequest
 	case x.bodyLong.Load(), errors.Is(err, errBody):
 		status = http.StatusRequestEntityTooLarge
+	case errors.Is(err, errSlow):
+		status = http.StatusRequestTimeout
 	case errors.Is(err, pods.ErrNone), x.drained.Load():
 		status = http.StatusServiceUnavailable
 	case errors.Is(err, errSilent), errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, syscall.ETIMEDOUT):

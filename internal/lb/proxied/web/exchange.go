@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead/fairlead/internal/hubble/seen"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/accesslog"
+	"github.com/fairlead/fairlead/internal/lb/proxied/heads"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/mark"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
@@ -64,15 +65,17 @@ type exchange struct {
 	config *proxied.Config // of the listener
 	to     *proxied.Config // has the Pods: see proxied.Route
 	edit   func(*http1.Response)
-	copied *mirrored     // nil unless there are mirrors
-	again  *retrying     // nil unless its rule has a retry
-	held   *pods.Session // nil unless its rule has sessions
-	client client
-	second bool // the client speaks HTTP/2
-	req    *http1.Request
-	res    http1.Response
-	body   []byte // of the request, if that goes out with the head
-	key    string // of a WebSocket, see heading
+	// codings are what the answer may be compressed by.
+	codings []string
+	copied  *mirrored     // nil unless there are mirrors
+	again   *retrying     // nil unless its rule has a retry
+	held    *pods.Session // nil unless its rule has sessions
+	client  client
+	second  bool // the client speaks HTTP/2
+	req     *http1.Request
+	res     http1.Response
+	body    []byte // of the request, if that goes out with the head
+	key     string // of a WebSocket, see heading
 	// upgrades is true if the client asks for another protocol, and websocket if that is one that it gets.
 	upgrades, websocket bool
 
@@ -99,7 +102,7 @@ type exchange struct {
 	pod                    netip.AddrPort
 	podStatus, status      int
 	received, sent         atomic.Int64
-	line                   requestLine
+	line                   heads.Line
 	watched                bool   // it is shown to whoever records flows
 	id                     string // by which it is found again, empty for none
 
@@ -112,7 +115,7 @@ type exchange struct {
 
 // begin prepares for a request by a configuration.
 func (x *exchange) begin(c *proxied.Config) {
-	x.config, x.to, x.edit, x.copied, x.again, x.held, x.upgrades = c, c, nil, nil, nil, nil, x.req.Upgrades
+	x.config, x.to, x.edit, x.codings, x.copied, x.again, x.held, x.upgrades = c, c, nil, nil, nil, nil, nil, x.req.Upgrades
 	x.key, x.began, x.asked, x.answered = "", time.Now(), time.Time{}, time.Time{}
 	x.pod, x.podStatus, x.status = netip.AddrPort{}, 0, 0
 	x.hasInterim, x.answering, x.unread, x.reusable, x.upload, x.over = false, false, false, false, nil, false
@@ -121,17 +124,17 @@ func (x *exchange) begin(c *proxied.Config) {
 	x.received.Store(0)
 	x.sent.Store(0)
 	x.touch()
-	x.line, x.cookies, x.id = requestLine{}, nil, ""
+	x.line, x.cookies, x.id = heads.Line{}, nil, ""
 	if x.watched = c.Watches(); x.watched || c.Logs() {
-		x.line = requestLineOf(x.req, x.second)
+		x.line = heads.LineOf(x.req, x.second)
 	}
 }
 
 // forget keeps nothing of the last request.
 func (x *exchange) forget() {
 	x.engine, x.conn, x.config, x.to, x.edit, x.client, x.req, x.link = nil, nil, nil, nil, nil, nil, nil, nil
-	x.copied, x.again, x.held, x.search = nil, nil, nil, reaching{}
-	x.line, x.cookies, x.upload, x.back = requestLine{}, nil, nil, nil
+	x.copied, x.again, x.held, x.codings, x.search = nil, nil, nil, nil, reaching{}
+	x.line, x.cookies, x.upload, x.back = heads.Line{}, nil, nil, nil
 	x.down.to, x.down.from = nil, nil
 }
 
@@ -214,11 +217,11 @@ func (x *exchange) attach(b pod) {
 }
 
 // record writes the line of a request.
-func (x *exchange) record(r requestLine, status int, sent int64) {
+func (x *exchange) record(r heads.Line, status int, sent int64) {
 	e := accesslog.Entry{
 		Client: x.conn.client, Pod: x.pod, Before: -1, During: -1, After: -1, Status: status, PodStatus: x.podStatus,
-		Received: x.received.Load(), Sent: sent, Agent: r.agent, Began: x.began, RequestID: x.id,
-		Kind: accesslog.KindOf(r.proto, r.grpc, x.conn.secure, status),
+		Received: x.received.Load(), Sent: sent, Agent: r.Agent, Began: x.began, RequestID: x.id,
+		Kind: accesslog.KindOf(r.Proto, r.GRPC, x.conn.secure, status),
 	}
 	scheme := "http"
 	if x.conn.secure {
@@ -226,8 +229,8 @@ func (x *exchange) record(r requestLine, status int, sent int64) {
 		e.TLS(x.conn.tls)
 		e.Domain, e.Subject = x.conn.tls.ServerName, mark.Subject(&x.conn.tls)
 	}
-	if r.method != "" { // else it is none
-		e.Request = r.text(scheme, x.conn.at.Port())
+	if r.Method != "" { // else it is none
+		e.Request = r.Text(scheme, x.conn.at.Port())
 	}
 	if !x.asked.IsZero() {
 		e.Before = x.asked.Sub(x.began)
@@ -239,16 +242,16 @@ func (x *exchange) record(r requestLine, status int, sent int64) {
 }
 
 // show shows a request to whoever records flows, unless it was none.
-func show(x *exchange, r requestLine, status int) {
-	if r.method == "" {
+func show(x *exchange, r heads.Line, status int) {
+	if r.Method == "" {
 		return
 	}
-	protocol := r.proto
+	protocol := r.Proto
 	if protocol == "HTTP/2.0" {
 		protocol = "HTTP/2" // as proxies call it
 	}
 	x.config.Show(&seen.Request{
-		Service: x.to.Destination(), Client: x.conn.client, At: x.conn.at, Pod: x.pod, Method: r.method, Host: r.host, Target: r.uri,
+		Service: x.to.Destination(), Client: x.conn.client, At: x.conn.at, Pod: x.pod, Method: r.Method, Host: r.Host, Target: r.URI,
 		Protocol: protocol, Secure: x.conn.secure, Status: status, Began: x.began, Answered: x.answered,
 	})
 }

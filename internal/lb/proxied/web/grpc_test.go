@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
@@ -31,7 +32,7 @@ func (r *rig) front(pods map[string]netip.AddrPort, routes ...string) {
 		"{name: l, port: "+portOf(r.At)+", protocol: HTTP}]}"), g))
 	o := &gateway.Objects{
 		Gateways: map[svc.Name]*gwv1.Gateway{svc.NameOf(g): g}, Routes: map[svc.Name]*gwv1.HTTPRoute{},
-		Calls: map[svc.Name]*gwv1.GRPCRoute{}, Services: map[svc.Name]*gateway.Service{},
+		Calls: map[svc.Name]*gwv1.GRPCRoute{}, Services: map[svc.Name]*services.Service{},
 	}
 	for _, text := range routes {
 		if strings.Contains(text, "kind: GRPCRoute") {
@@ -45,8 +46,8 @@ func (r *rig) front(pods map[string]netip.AddrPort, routes ...string) {
 		o.Routes[svc.NameOf(route)] = route
 	}
 	for name := range pods {
-		ports := []gateway.ServicePort{{Number: 80, Protocol: r.appProtocol}}
-		o.Services[svc.Name{Namespace: "default", Name: name}] = &gateway.Service{Ports: ports}
+		ports := []services.Port{{Number: 80, Protocol: r.appProtocol}}
+		o.Services[svc.Name{Namespace: "default", Name: name}] = &services.Service{Ports: ports}
 	}
 	f := gateway.BuildGateway(o, svc.NameOf(g), nil)
 	r.service.Routes = &proxied.Routes{Ports: f.Table.Ports, Targets: map[gateway.Target][]netip.AddrPort{}}

@@ -33,6 +33,8 @@ type bounds struct {
 	// mirrorTime and mirrorMemory are of copies of requests.
 	mirrorTime   time.Duration
 	mirrorMemory int64
+	// askTime is how long an authorization server has for its answer, and a client before that for a body that the server gets.
+	askTime time.Duration
 }
 
 // The bounds, unless a test wants others.
@@ -41,7 +43,9 @@ const (
 	idleGrace     = 5 * time.Second
 )
 
-func defaultBounds() bounds { return bounds{headerTimeout, idleGrace, mirrorTime, mirrorMemory} }
+func defaultBounds() bounds {
+	return bounds{headerTimeout, idleGrace, mirrorTime, mirrorMemory, askTime}
+}
 
 // engine is a proxied.Engine. A session carries the requests of a connection of HTTP/1.1 one after the other, and a muxed
 // each one of HTTP/2; both are exchanges.
@@ -53,6 +57,7 @@ type engine struct {
 	clients  clients
 	kept     keptConns // to Pods, of all transports
 	mirrors  mirrorUse
+	asks     warning        // of authorization servers
 	repeats  atomic.Int64   // bytes of bodies that are kept to be sent again
 	waiter   *socket.Waiter // for the next requests
 	// onlyNetHTTP has netHTTP carry all requests: a test compares both.

@@ -14,19 +14,26 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect/nginx"
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/basic"
+	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // ingress makes the Service of a rig the front of Ingresses, each for a path of its name with annotations "name: value; …" and with a
 // Pod.
 func (r *rig) ingress(annotations map[string]string, pod netip.AddrPort) {
 	r.Helper()
-	web := svc.Name{Namespace: "default", Name: "web"}
+	web, auth := svc.Name{Namespace: "default", Name: "web"}, svc.Name{Namespace: "default", Name: "auth"}
+	staff := svc.Name{Namespace: "default", Name: "staff"}
 	o := &gateway.Objects{
+		Secrets:   map[svc.Name]gateway.Secret{staff: {}},
 		Ingresses: map[svc.Name]*networkingv1.Ingress{},
-		Services:  map[svc.Name]*gateway.Service{web: {Ports: []gateway.ServicePort{{Number: 80}}}},
+		Services: map[svc.Name]*services.Service{
+			web: {Ports: []services.Port{{Number: 80}}}, auth: {Ports: []services.Port{{Number: 8080}}},
+		},
 	}
 	for name, text := range annotations {
 		in := &networkingv1.Ingress{}
@@ -34,8 +41,12 @@ func (r *rig) ingress(annotations map[string]string, pod netip.AddrPort) {
 			"{path: /%s, pathType: Prefix, backend: {service: {name: web, port: {number: 80}}}}]}}]}", name, name), in))
 		in.Annotations = map[string]string{}
 		for a := range strings.SplitSeq(text, "; ") {
-			k, v, _ := strings.Cut(a, ": ")
-			in.Annotations[nginx.Prefix+k] = v
+			if k, v, ok := strings.Cut(a, ": "); ok {
+				in.Annotations[nginx.Prefix+k] = v
+			}
+		}
+		if codings, has := r.extra[name]; has {
+			in.Annotations["fairlead.dev/lb-compress"] = codings
 		}
 		o.Ingresses[svc.NameOf(in)] = in
 	}
@@ -45,9 +56,13 @@ func (r *rig) ingress(annotations map[string]string, pod netip.AddrPort) {
 	}
 	r.service.Routes = &proxied.Routes{
 		Ports: map[uint16]*gateway.Port{r.At.Port(): f.Table.Ports[gateway.IngressHTTP]}, Targets: map[gateway.Target][]netip.AddrPort{},
+		Users: map[basic.Source]*basic.Users{{Secret: staff}: r.users},
 	}
 	for _, t := range f.Targets {
 		r.service.Routes.Targets[t] = []netip.AddrPort{pod}
+		if t.Name == auth {
+			r.service.Routes.Targets[t] = []netip.AddrPort{r.auth}
+		}
 	}
 	r.set()
 }
@@ -100,4 +115,60 @@ func TestAnnotatedIngresses(t *testing.T) {
 			t.Errorf("%s: %q, want %q", c.path, got, c.want)
 		}
 	}
+}
+
+// A client waits for as many requests of an Ingress as it may, and for no more; once one is answered it may have another one. Other
+// Ingresses, and clients of the list, do not count.
+func TestConcurrentRequestsOfAClient(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http"})
+	arrived, release := make(chan bool, 10), make(chan bool)
+	r.ingress(map[string]string{
+		"two": "limit-connections: 2", "other": "limit-connections: 2", "free": "limit-connections: 1; limit-whitelist: 127.0.0.0/8",
+	}, r.Web(func(_ http.ResponseWriter, q *http.Request) {
+		arrived <- true
+		select {
+		case <-release:
+		case <-q.Context().Done():
+		}
+	}))
+	done := make(chan string, 10)
+	send := func(version int, path string) {
+		client := r.clientOf(version)
+		go func() {
+			answer, err := client.Get("http://" + r.At.String() + path)
+			if err != nil {
+				done <- err.Error()
+				return
+			}
+			_ = answer.Body.Close()
+			done <- answer.Status
+		}()
+		testbed.Receive(t, "a request for "+path, arrived)
+	}
+	refused := func(path string) {
+		t.Helper()
+		for _, version := range []int{1, 2} {
+			if answer, _ := r.sends(r.clientOf(version), "GET", path, nil); answer.StatusCode != http.StatusTooManyRequests ||
+				answer.Header.Get("Retry-After") == "" {
+				t.Errorf("HTTP/%d, %s: %s", version, path, answer.Status)
+			}
+		}
+	}
+	send(1, "/two")
+	send(2, "/two")
+	refused("/two")
+	for range 2 {
+		send(1, "/other")
+		send(2, "/free")
+	}
+	refused("/two/x")
+	for range 6 {
+		release <- true
+		if got := testbed.Receive(t, "an answer", done); got != "200 OK" {
+			t.Error(got)
+		}
+	}
+	send(1, "/two")
+	release <- true
+	testbed.Receive(t, "an answer", done)
 }

@@ -26,8 +26,8 @@ const (
 	mirrorMemory = 16 << 20
 	// maxMirrorAnswer is how much of an answer is read, in bytes, so that its connection can be used again.
 	maxMirrorAnswer = 1 << 20
-	// mirrorWarning is how often failures of copies are reported at most.
-	mirrorWarning = time.Minute
+	// warnEach is how often failures of copies are reported at most, and of authorization servers.
+	warnEach = time.Minute
 	// fieldCost is what a field of a head takes beside its text, in bytes.
 	fieldCost = 64
 )
@@ -36,9 +36,13 @@ const (
 type mirrorUse struct {
 	copies atomic.Int64 // sent, and not over
 	memory atomic.Int64 // see mirrorMemory
+	warning
+}
 
-	mu     sync.Mutex
-	warned time.Time // of a failure, last
+// warning is the time of the last report of a failure as a warning.
+type warning struct {
+	mu   sync.Mutex
+	last time.Time
 }
 
 // admit counts a copy for a backend, unless there are too many. A copy needs a connection to a Pod, which is an open file.
@@ -60,14 +64,14 @@ func (u *mirrorUse) forget(t *transport) {
 }
 
 // warns reports whether a failure is reported as a warning.
-func (u *mirrorUse) warns() bool {
-	u.mu.Lock()
-	defer u.mu.Unlock()
+func (w *warning) warns() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	now := time.Now()
-	if now.Sub(u.warned) < mirrorWarning {
+	if now.Sub(w.last) < warnEach {
 		return false
 	}
-	u.warned = now
+	w.last = now
 	return true
 }
 
@@ -230,6 +234,7 @@ func (c *mirrored) over() {
 // mirror is a copy of a request, and its client, which wants no answer.
 type mirror struct {
 	exchange
+	internal
 	taken int // of the answer
 }
 
@@ -261,19 +266,23 @@ func (m *mirror) run(to *proxied.Config, body []byte) {
 // errEnough means that the rest of an answer is not read.
 var errEnough = errors.New("an answer to a copy is long")
 
-func (m *mirror) source() source                      { return nothing }
-func (m *mirror) whole(int) ([]byte, bool)            { return nil, false }
-func (m *mirror) takeWhole(int)                       {}
-func (m *mirror) interim(*http1.Response) error       { return nil }
-func (m *mirror) proceed() error                      { return nil }
-func (m *mirror) begun() bool                         { return true }
-func (m *mirror) reply(*proxied.Reply)                {}
-func (m *mirror) left() bool                          { return false }
-func (m *mirror) answer(source, string) sink          { return m }
-func (m *mirror) tunnel(*upstream) error              { return fmt.Errorf("%w: it changes the protocol", errAnswer) }
-func (m *mirror) flush() error                        { return nil }
-func (m *mirror) pending() bool                       { return false }
-func (m *mirror) finish(trailers []http1.Field) error { return nil }
+// internal is a client, and the sink of an answer, of a request that the load balancer sends for itself, with its body.
+type internal struct{}
+
+func (internal) source() source                { return nothing }
+func (internal) whole(int) ([]byte, bool)      { return nil, false }
+func (internal) takeWhole(int)                 {}
+func (internal) interim(*http1.Response) error { return nil }
+func (internal) proceed() error                { return nil }
+func (internal) begun() bool                   { return true }
+func (internal) tunnel(*upstream) error        { return fmt.Errorf("%w: it changes the protocol", errAnswer) }
+func (internal) flush() error                  { return nil }
+func (internal) pending() bool                 { return false }
+func (internal) finish([]http1.Field) error    { return nil }
+
+func (m *mirror) reply(*proxied.Reply)       {}
+func (m *mirror) left() bool                 { return false }
+func (m *mirror) answer(source, string) sink { return m }
 
 func (m *mirror) add(data []byte, _ bool) error {
 	if m.taken += len(data); m.taken > maxMirrorAnswer {

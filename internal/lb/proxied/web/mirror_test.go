@@ -217,7 +217,7 @@ func TestMirrorDoesNoHarm(t *testing.T) {
 		r.posts(client, 1, "body")
 		r.mirrored("failed", float64(n+4))
 	}
-	if n := strings.Count(r.Logged.String(), `level=WARN msg="cannot mirror`); n < 1 || n > 1+int(time.Since(began)/mirrorWarning) {
+	if n := strings.Count(r.Logged.String(), `level=WARN msg="cannot mirror`); n < 1 || n > 1+int(time.Since(began)/warnEach) {
 		t.Errorf("%d warnings: %s", n, r.Logged)
 	}
 	ends := make(chan struct{})

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/lb/proxied/heads"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http2"
 	"github.com/fairlead/fairlead/internal/lb/proxied/panics"
@@ -209,11 +210,11 @@ func (p *muxes) close() {
 type muxStream struct {
 	streamSink
 	from  streamSource
-	w     headWriter
+	w     heads.Writer
 	begun bool // an answer has
 }
 
-var muxStreams = sync.Pool{New: func() any { return &muxStream{w: headWriter{second: true}} }}
+var muxStreams = sync.Pool{New: func() any { return &muxStream{w: heads.Writer{Second: true}} }}
 
 func newMuxStream(s *http2.Stream) *muxStream {
 	m := muxStreams.Get().(*muxStream)
@@ -223,8 +224,8 @@ func newMuxStream(s *http2.Stream) *muxStream {
 
 func (m *muxStream) head(x *exchange, whole []byte, end bool) {
 	m.timeout = x.limit()
-	m.w.request(x.req, heading{
-		client: x.conn.client, at: x.conn.at, secure: x.conn.secure, backTLS: transportOf(x.to).kind.backend.IsTLS(),
+	m.w.Request(x.req, heads.Heading{
+		Client: x.conn.client, At: x.conn.at, Secure: x.conn.secure, BackTLS: transportOf(x.to).kind.backend.IsTLS(),
 	})
 	m.ended, m.waits = end && len(whole) == 0, true
 	_ = m.Head(&m.w.Encoder, m.ended) // flush finds the error, too

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/fairlead/fairlead/internal/lb/proxied"
+	"github.com/fairlead/fairlead/internal/lb/proxied/heads"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http2"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
@@ -24,7 +25,7 @@ type muxed struct {
 	leave func()    // what ends it when the client does
 	from  streamSource
 	into  streamSink
-	w     headWriter
+	w     heads.Writer
 	end   bool // the answer's head is all of it
 }
 
@@ -35,7 +36,7 @@ func newMuxed() *muxed {
 	if m, ended := muxedPool.Get().(*muxed); ended {
 		return m
 	}
-	m := &muxed{w: headWriter{second: true}}
+	m := &muxed{w: heads.Writer{Second: true}}
 	m.own.Close = m.drain
 	m.leave, m.task = m.abort, m.run
 	return m
@@ -146,7 +147,7 @@ func (m *muxed) put(end bool) error {
 }
 
 func (m *muxed) interim(r *http1.Response) error {
-	m.w.interim(r)
+	m.w.Interim(r)
 	if err := m.put(false); err != nil {
 		return fmt.Errorf("%w: %w", errLeft, err)
 	}
@@ -157,7 +158,7 @@ func (m *muxed) interim(r *http1.Response) error {
 func (m *muxed) proceed() error { return m.interim(&http1.Response{Status: http.StatusContinue}) }
 
 func (m *muxed) answer(body source, cookie string) sink {
-	m.w.answer(&m.res, reply{minor: 1, cookie: cookie})
+	m.w.Answer(&m.res, heads.Onward{Minor: 1, Cookie: cookie})
 	m.end = body.done() && len(body.trailers()) == 0
 	m.into = streamSink{Stream: m.s, w: &m.w, timeout: m.limit() + m.grace(), ended: m.end, waits: true, closes: m.upload == nil}
 	_ = m.put(m.end) // what comes next finds the error, too
@@ -168,10 +169,10 @@ func (m *muxed) begun() bool { return m.answering }
 
 // reply answers for a Pod.
 func (m *muxed) reply(r *proxied.Reply) {
-	m.w.own(1, r, false)
+	m.w.Own(1, r, false)
 	head := string(m.req.Method) == http.MethodHead
 	if m.put(head) == nil && !head {
-		_ = m.s.Write([]byte(ownText(r.Status)), true, m.limit()+m.grace())
+		_ = m.s.Write(heads.BodyOf(r), true, m.limit()+m.grace())
 	}
 }
 
@@ -186,7 +187,7 @@ func (m *muxed) tunnel(u *upstream) error {
 			f.Kind = http1.HopByHop
 		}
 	}
-	m.w.answer(r, reply{minor: 1})
+	m.w.Answer(r, heads.Onward{Minor: 1})
 	if err := m.put(false); err != nil {
 		return err
 	}

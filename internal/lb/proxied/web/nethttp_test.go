@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/lb/proxied"
+	"github.com/fairlead/fairlead/internal/lb/proxied/heads"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http2"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/lb/proxied/stream"
@@ -168,7 +169,7 @@ func (n *reference) fail(conn *clientConn, upgrades bool) func(http.ResponseWrit
 // answerOf writes a status with its text.
 func answerOf(out http.ResponseWriter, status int) {
 	out.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	out.Header().Set("Content-Length", strconv.Itoa(len(ownText(status))))
+	out.Header().Set("Content-Length", strconv.Itoa(len(heads.TextOf(status))))
 	out.WriteHeader(status)
-	_, _ = io.WriteString(out, ownText(status))
+	_, _ = io.WriteString(out, heads.TextOf(status))
 }

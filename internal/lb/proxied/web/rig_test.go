@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/gateway/basic"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
 	"github.com/fairlead/fairlead/internal/lb/proxied/stream"
@@ -22,10 +23,13 @@ type rig struct {
 	*lbtest.Rig
 	server      *proxied.Server
 	service     proxied.Service
-	logs        string // the directory of access logs
-	shown       shown  // what is shown to whoever records flows
-	bounds             // of the engine, as it starts
-	appProtocol string // of the Services that routes lead to
+	logs        string            // the directory of access logs
+	shown       shown             // what is shown to whoever records flows
+	bounds                        // of the engine, as it starts
+	appProtocol string            // of the Services that routes lead to
+	auth        netip.AddrPort    // the Pod of Service auth of Ingresses
+	users       *basic.Users      // of Secret staff, likewise
+	extra       map[string]string // the codings of Ingresses
 
 	engine *engine         // nil until there is a listener of HTTP
 	config *proxied.Config // the last one

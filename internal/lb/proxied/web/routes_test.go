@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -35,11 +36,11 @@ func (r *rig) routes(protocol string, pods map[string]netip.AddrPort) {
 	n, cert := svc.NameOf(g), svc.Name{Namespace: "default", Name: "c"}
 	o := &gateway.Objects{
 		Gateways: map[svc.Name]*gwv1.Gateway{n: g}, Routes: map[svc.Name]*gwv1.HTTPRoute{svc.NameOf(route): route},
-		Services: map[svc.Name]*gateway.Service{}, Secrets: map[svc.Name]gateway.Secret{cert: {}},
+		Services: map[svc.Name]*services.Service{}, Secrets: map[svc.Name]gateway.Secret{cert: {}},
 	}
 	for _, name := range []string{"a", "b"} {
-		ports := []gateway.ServicePort{{Number: 80, Protocol: r.appProtocol}}
-		o.Services[svc.Name{Namespace: "default", Name: name}] = &gateway.Service{Ports: ports}
+		ports := []services.Port{{Number: 80, Protocol: r.appProtocol}}
+		o.Services[svc.Name{Namespace: "default", Name: name}] = &services.Service{Ports: ports}
 	}
 	f := gateway.BuildGateway(o, n, nil)
 	own, _, _ := lbtest.Certificate(r, "web.example.com")

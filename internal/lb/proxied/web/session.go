@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/lb/proxied"
+	"github.com/fairlead/fairlead/internal/lb/proxied/heads"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http2"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
@@ -99,7 +100,7 @@ func (s *session) run() (rest *readAhead, waits bool) {
 		}
 		c := s.web.listener.Config()
 		if status := s.web.rejects(c, s.req.Method); status > 0 {
-			s.recordOwn(c, status, requestLineOf(&s.req, false))
+			s.recordOwn(c, status, heads.LineOf(&s.req, false))
 			s.reject(status)
 			return nil, false
 		}
@@ -241,26 +242,26 @@ func (s *session) await() error {
 func (s *session) refuse(err error) {
 	switch {
 	case errors.Is(err, http1.ErrMalformed):
-		s.recordOwn(s.web.config, http.StatusBadRequest, requestLine{})
+		s.recordOwn(s.web.config, http.StatusBadRequest, heads.Line{})
 		s.reject(http.StatusBadRequest)
 	case errors.Is(err, errFull):
-		s.recordOwn(s.web.config, http.StatusRequestHeaderFieldsTooLarge, requestLine{})
+		s.recordOwn(s.web.config, http.StatusRequestHeaderFieldsTooLarge, heads.Line{})
 		s.reject(http.StatusRequestHeaderFieldsTooLarge)
 	case errors.Is(err, os.ErrDeadlineExceeded) && len(s.front.buffered()) > 0: // who has sent nothing expects no answer
-		s.recordOwn(s.web.config, http.StatusRequestTimeout, requestLine{})
+		s.recordOwn(s.web.config, http.StatusRequestTimeout, heads.Line{})
 		s.reject(http.StatusRequestTimeout)
 	}
 }
 
 // recordOwn writes the line of what is answered here, of the Service that had the address if that has passed on.
-func (s *session) recordOwn(c *proxied.Config, status int, line requestLine) {
+func (s *session) recordOwn(c *proxied.Config, status int, line heads.Line) {
 	if status == http.StatusMisdirectedRequest {
 		c = s.web.config
 	}
 	c.Traffic().Request(status, -1)
 	x := &exchange{engine: s.engine, conn: s.web, config: c, to: c, began: time.Now()}
 	if c.Logs() {
-		x.record(line, status, int64(len(ownText(status))))
+		x.record(line, status, int64(len(heads.TextOf(status))))
 	}
 	if c.Watches() {
 		show(x, line, status)
@@ -382,8 +383,8 @@ func (s *session) send(text []byte) error {
 }
 
 func (s *session) interim(r *http1.Response) error {
-	w := headWriter{Encoder: http2.Encoder{Block: s.front.out}}
-	w.interim(r)
+	w := heads.Writer{Encoder: http2.Encoder{Block: s.front.out}}
+	w.Interim(r)
 	return s.send(w.Block)
 }
 
@@ -397,8 +398,8 @@ func (s *session) answer(body source, cookie string) sink {
 	chunked := !done && !sized && s.req.Minor == 1
 	s.persists = s.req.Persists() && !s.upgrades && !s.unread && !s.web.listener.Gone() && (done || sized || chunked)
 	s.front.put(nil)
-	w := headWriter{Encoder: http2.Encoder{Block: s.front.out}}
-	w.answer(&s.res, reply{minor: s.req.Minor, chunked: chunked, close: !s.persists, cookie: cookie})
+	w := heads.Writer{Encoder: http2.Encoder{Block: s.front.out}}
+	w.Answer(&s.res, heads.Onward{Minor: s.req.Minor, Chunked: chunked, Close: !s.persists, Cookie: cookie})
 	s.front.out, s.front.written = w.Block, false
 	s.into = wireSink{to: &s.front, chunked: chunked, timeout: s.limit() + s.grace()}
 	return &s.into
@@ -419,10 +420,10 @@ func (s *session) reply(r *proxied.Reply) {
 // putReply puts an answer of the load balancer's own.
 func (s *session) putReply(r *proxied.Reply, closes bool) {
 	s.front.put(nil)
-	w := headWriter{Encoder: http2.Encoder{Block: s.front.out[:0]}}
-	w.own(s.req.Minor, r, closes)
+	w := heads.Writer{Encoder: http2.Encoder{Block: s.front.out[:0]}}
+	w.Own(s.req.Minor, r, closes)
 	if s.front.out = w.Block; string(s.req.Method) != http.MethodHead {
-		s.front.out = append(s.front.out, ownText(r.Status)...)
+		s.front.out = append(s.front.out, heads.BodyOf(r)...)
 	}
 }
 
@@ -448,8 +449,8 @@ func (s *session) left() bool {
 func (s *session) tunnel(u *upstream) error {
 	s.front.written = true
 	s.front.put(nil)
-	w := headWriter{Encoder: http2.Encoder{Block: s.front.out}}
-	w.answer(&s.res, reply{minor: s.req.Minor})
+	w := heads.Writer{Encoder: http2.Encoder{Block: s.front.out}}
+	w.Answer(&s.res, heads.Onward{Minor: s.req.Minor})
 	s.front.out = append(w.Block, u.buffered()...)
 	u.put(s.front.buffered())
 	if err := errors.Join(s.front.flush(s.limit()), u.wire.flush(s.limit())); err != nil {

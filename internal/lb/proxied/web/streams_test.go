@@ -18,6 +18,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
@@ -49,7 +50,7 @@ func (r *rig) serve(s *streamFront) {
 		strings.ReplaceAll(s.listeners, "PORT", fmt.Sprint(r.At.Port()))+"]}"), g))
 	n, cert := svc.NameOf(g), svc.Name{Namespace: "default", Name: "c"}
 	o := &gateway.Objects{
-		Gateways: map[svc.Name]*gwv1.Gateway{n: g}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Services: map[svc.Name]*gateway.Service{},
+		Gateways: map[svc.Name]*gwv1.Gateway{n: g}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Services: map[svc.Name]*services.Service{},
 		Secrets: map[svc.Name]gateway.Secret{cert: {}}, Grants: s.grants, Streams: map[gateway.StreamKey]*gateway.Stream{},
 		Sets: s.sets, Policies: s.policies,
 	}
@@ -62,7 +63,7 @@ func (r *rig) serve(s *streamFront) {
 		o.Streams[route.Key()] = route
 	}
 	for name := range s.services {
-		o.Services[name] = &gateway.Service{Ports: []gateway.ServicePort{{Number: 80, UDP: s.udp}}}
+		o.Services[name] = &services.Service{Ports: []services.Port{{Number: 80, UDP: s.udp}}}
 	}
 	f := gateway.BuildGateway(o, n, nil)
 	r.service.Routes = &proxied.Routes{

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel/socket"
+	"github.com/fairlead/fairlead/internal/lb/proxied/heads"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http2"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
@@ -50,10 +51,10 @@ var errNotSecond = errors.New("the endpoint does not agree on HTTP/2")
 // head sends the head of the request, with the next flush, and a body that is whole.
 func (u *upstream) head(x *exchange, whole []byte, _ bool) {
 	u.put(nil)
-	w := headWriter{Encoder: http2.Encoder{Block: u.out}}
-	w.request(x.req, heading{
-		client: x.conn.client, at: x.conn.at, secure: x.conn.secure, once: transportOf(x.to).kind.proxy != 0, websocket: x.websocket,
-		key: x.key,
+	w := heads.Writer{Encoder: http2.Encoder{Block: u.out}}
+	w.Request(x.req, heads.Heading{
+		Client: x.conn.client, At: x.conn.at, Secure: x.conn.secure, Once: transportOf(x.to).kind.proxy != 0, WebSocket: x.websocket,
+		Key: x.key,
 	})
 	u.out = append(w.Block, whole...)
 	u.body = wireSink{to: &u.wire, chunked: x.req.Chunked, timeout: x.limit()}

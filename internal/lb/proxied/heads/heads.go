@@ -1,4 +1,5 @@
-package web
+// Package heads makes the heads of messages: of HTTP/1.1, and the header blocks of HTTP/2.
+package heads
 
 import (
 	"bytes"
@@ -16,45 +17,45 @@ import (
 
 func appendField[T string | []byte](to, name []byte, value T) []byte {
 	to = append(append(to, name...), ": "...)
-	return append(append(to, value...), crlf...)
+	return append(append(to, value...), "\r\n"...)
 }
 
-// headWriter makes heads of HTTP/1.1, or header blocks of HTTP/2.
-type headWriter struct {
+// Writer makes heads of HTTP/1.1, or header blocks of HTTP/2.
+type Writer struct {
 	http2.Encoder      // Block is what was made
-	second        bool // HTTP/2
+	Second        bool // HTTP/2
 }
 
-func (w *headWriter) field(name, value []byte) {
-	if w.second {
+func (w *Writer) field(name, value []byte) {
+	if w.Second {
 		http2.Field(&w.Encoder, name, value)
 		return
 	}
 	w.Block = appendField(w.Block, name, value)
 }
 
-func (w *headWriter) text(name []byte, value string) {
-	if w.second {
+func (w *Writer) text(name []byte, value string) {
+	if w.Second {
 		http2.Field(&w.Encoder, name, value)
 		return
 	}
 	w.Block = appendField(w.Block, name, value)
 }
 
-func (w *headWriter) number(name []byte, n int64) {
+func (w *Writer) number(name []byte, n int64) {
 	var digits [20]byte
 	w.field(name, strconv.AppendInt(digits[:0], n, 10))
 }
 
 // raw adds what only HTTP/1.1 has.
-func (w *headWriter) raw(text string) {
-	if !w.second {
+func (w *Writer) raw(text string) {
+	if !w.Second {
 		w.Block = append(w.Block, text...)
 	}
 }
 
 // end ends the head.
-func (w *headWriter) end() { w.raw("\r\n") }
+func (w *Writer) end() { w.raw("\r\n") }
 
 // Names of fields that are written here.
 var (
@@ -66,18 +67,18 @@ var (
 	trailersText, plainText              = "trailers", "text/plain; charset=utf-8"
 )
 
-// heading is what a Pod is told beside the client's own fields.
-type heading struct {
-	client, at netip.AddrPort
-	secure     bool
-	websocket  bool   // ask for it
-	key        string // of a WebSocket whose client has none: RFC 8441
-	once       bool   // the connection has no further request
-	backTLS    bool   // the Pod is spoken to by TLS
+// Heading is what a Pod is told beside the client's own fields.
+type Heading struct {
+	Client, At netip.AddrPort
+	Secure     bool
+	WebSocket  bool   // ask for it
+	Key        string // of a WebSocket whose client has none: RFC 8441
+	Once       bool   // the connection has no further request
+	BackTLS    bool   // the Pod is spoken to by TLS
 }
 
-// request adds the head of a request for a Pod. It is that of the client but for what is of a connection.
-func (w *headWriter) request(r *http1.Request, h heading) {
+// Request adds the head of a request for a Pod. It is that of the client but for what is of a connection.
+func (w *Writer) Request(r *http1.Request, h Heading) {
 	w.requestLine(r, h)
 	chain := 0
 	for i := range r.Fields {
@@ -111,32 +112,32 @@ func (w *headWriter) request(r *http1.Request, h heading) {
 		}
 	}
 	switch {
-	case h.websocket:
+	case h.WebSocket:
 		w.raw("Connection: Upgrade\r\nUpgrade: websocket\r\n")
-		if h.key != "" {
-			w.text(socketKeyName, h.key)
+		if h.Key != "" {
+			w.text(socketKeyName, h.Key)
 		}
-	case h.once:
+	case h.Once:
 		w.raw("Connection: close\r\n")
 	}
 	w.end()
 }
 
 // requestLine begins a request.
-func (w *headWriter) requestLine(r *http1.Request, h heading) {
+func (w *Writer) requestLine(r *http1.Request, h Heading) {
 	var listener [64]byte
 	host := r.Host
 	if len(host) == 0 {
-		host = h.at.AppendTo(listener[:0])
+		host = h.At.AppendTo(listener[:0])
 	}
-	if !w.second {
+	if !w.Second {
 		w.Block = append(append(append(w.Block, r.Method...), ' '), r.Target...)
 		w.Block = append(w.Block, " HTTP/1.1\r\n"...)
 		w.field(hostName, host)
 		return
 	}
 	scheme := "http"
-	if h.backTLS {
+	if h.BackTLS {
 		scheme = "https"
 	}
 	w.Pseudo(":method", string(r.Method))
@@ -146,7 +147,7 @@ func (w *headWriter) requestLine(r *http1.Request, h heading) {
 }
 
 // forwarded adds who has asked. The client's own chain goes on with its address at the end, as by AWS's load balancers.
-func (w *headWriter) forwarded(r *http1.Request, h heading, chain bool) {
+func (w *Writer) forwarded(r *http1.Request, h Heading, chain bool) {
 	var small [256]byte
 	value := small[:0]
 	for i := range r.Fields {
@@ -154,32 +155,32 @@ func (w *headWriter) forwarded(r *http1.Request, h heading, chain bool) {
 			value = append(append(value, f.Value...), ", "...)
 		}
 	}
-	w.field(forwardedForName, h.client.Addr().AppendTo(value))
+	w.field(forwardedForName, h.Client.Addr().AppendTo(value))
 	proto := "http"
-	if h.secure {
+	if h.Secure {
 		proto = "https"
 	}
 	w.text(forwardedProtoName, proto)
-	w.number(forwardedPortName, int64(h.at.Port()))
+	w.number(forwardedPortName, int64(h.At.Port()))
 }
 
-// reply is how an answer goes on to a client.
-type reply struct {
-	minor   int // of the client
-	chunked bool
-	close   bool
-	cookie  string
+// Onward is how an answer goes on to a client.
+type Onward struct {
+	Minor   int // of the client
+	Chunked bool
+	Close   bool
+	Cookie  string
 }
 
-// answer adds the head of a Pod's answer for a client.
-func (w *headWriter) answer(r *http1.Response, o reply) {
-	w.status(o.minor, r.Status, r.Reason)
+// Answer adds the head of a Pod's answer for a client.
+func (w *Writer) Answer(r *http1.Response, o Onward) {
+	w.status(o.Minor, r.Status, r.Reason)
 	for i := range r.Fields {
 		f := &r.Fields[i]
 		switch f.Kind {
 		case http1.ContentLength, http1.TransferEncoding, http1.Connection, http1.Upgrade, http1.TE, http1.HopByHop, http1.Named:
 		case http1.Trailer:
-			if o.chunked || w.second {
+			if o.Chunked || w.Second {
 				w.field(f.Name, f.Value)
 			}
 		default:
@@ -192,35 +193,35 @@ func (w *headWriter) answer(r *http1.Response, o reply) {
 		w.end()
 		return
 	}
-	if o.cookie != "" {
-		w.text(setCookieName, o.cookie)
+	if o.Cookie != "" {
+		w.text(setCookieName, o.Cookie)
 	}
 	if !r.Dated {
 		w.text(dateName, now())
 	}
 	switch {
-	case o.chunked:
+	case o.Chunked:
 		w.raw("Transfer-Encoding: chunked\r\n")
 	case r.Length >= 0 && !r.Chunked && !http1.Bodyless(r.Status):
 		w.number(lengthName, r.Length)
 	}
-	w.connection(o.minor, o.close)
+	w.connection(o.Minor, o.Close)
 }
 
 // status begins an answer.
-func (w *headWriter) status(minor, status int, reason []byte) {
-	if w.second {
+func (w *Writer) status(minor, status int, reason []byte) {
+	if w.Second {
 		w.Status(status)
 		return
 	}
 	w.Block = append(w.Block, "HTTP/1."...)
 	w.Block = append(w.Block, byte('0'+minor), ' ')
 	w.Block = append(strconv.AppendInt(w.Block, int64(status), 10), ' ')
-	w.Block = append(append(w.Block, reason...), crlf...)
+	w.Block = append(append(w.Block, reason...), "\r\n"...)
 }
 
 // connection adds what becomes of the connection, and ends the head.
-func (w *headWriter) connection(minor int, closes bool) {
+func (w *Writer) connection(minor int, closes bool) {
 	switch {
 	case closes:
 		w.raw("Connection: close\r\n")
@@ -230,8 +231,8 @@ func (w *headWriter) connection(minor int, closes bool) {
 	w.end()
 }
 
-// interim adds an interim answer (1xx).
-func (w *headWriter) interim(r *http1.Response) {
+// Interim adds an interim answer (1xx).
+func (w *Writer) Interim(r *http1.Response) {
 	w.status(1, r.Status, r.Reason)
 	for i := range r.Fields {
 		if f := &r.Fields[i]; f.Kind == http1.Other {
@@ -241,20 +242,22 @@ func (w *headWriter) interim(r *http1.Response) {
 	w.end()
 }
 
-// own adds the head of an answer of the load balancer's own, whose body is ownText.
-func (w *headWriter) own(minor int, r *proxied.Reply, closes bool) {
+// Own adds the head of an answer of the load balancer's own, whose body is BodyOf.
+func (w *Writer) Own(minor int, r *proxied.Reply, closes bool) {
 	w.status(minor, r.Status, []byte(http.StatusText(r.Status)))
 	w.text(dateName, now())
 	for _, f := range r.Fields {
 		w.field(f.Name, f.Value)
 	}
-	w.text(typeName, plainText)
-	w.number(lengthName, int64(len(ownText(r.Status))))
+	if r.Body == nil {
+		w.text(typeName, plainText)
+	}
+	w.number(lengthName, int64(len(BodyOf(r))))
 	w.connection(minor, closes)
 }
 
-// trailers adds the fields behind a body.
-func (w *headWriter) trailers(fields []http1.Field) {
+// Trailers adds the fields behind a body.
+func (w *Writer) Trailers(fields []http1.Field) {
 	for i := range fields {
 		if f := &fields[i]; f.Kind == http1.Other {
 			w.field(f.Name, f.Value)
@@ -263,8 +266,16 @@ func (w *headWriter) trailers(fields []http1.Field) {
 	w.end()
 }
 
-// ownText is the body of an answer of the load balancer's own.
-func ownText(status int) string { return strconv.Itoa(status) + " " + http.StatusText(status) + "\n" }
+// TextOf returns the body of an answer of the load balancer's own that has no other one.
+func TextOf(status int) string { return strconv.Itoa(status) + " " + http.StatusText(status) + "\n" }
+
+// BodyOf returns the body of an answer of the load balancer's own.
+func BodyOf(r *proxied.Reply) []byte {
+	if r.Body != nil {
+		return r.Body
+	}
+	return []byte(TextOf(r.Status))
+}
 
 // date is the time of a second as the field Date has it.
 type date struct {
@@ -284,33 +295,34 @@ func now() string {
 	return d.text
 }
 
-// requestLine is what the access log has of a request.
-type requestLine struct {
-	method, host, uri, proto, agent string
-	grpc                            bool
+// Line is what the access log has of a request. The zero value is of none.
+type Line struct {
+	Method, Host, URI, Proto, Agent string
+	GRPC                            bool
 }
 
-func requestLineOf(r *http1.Request, second bool) requestLine {
-	l := requestLine{string(r.Method), string(r.Host), string(r.Target), "HTTP/1." + strconv.Itoa(r.Minor), "", false}
+// LineOf returns the line of a request, which has come by HTTP/2 if second.
+func LineOf(r *http1.Request, second bool) Line {
+	l := Line{string(r.Method), string(r.Host), string(r.Target), "HTTP/1." + strconv.Itoa(r.Minor), "", false}
 	if second {
-		l.proto = "HTTP/2.0"
+		l.Proto = "HTTP/2.0"
 	}
 	for _, f := range r.Fields {
 		switch {
-		case f.Kind == http1.UserAgent && l.agent == "":
-			l.agent = string(f.Value)
+		case f.Kind == http1.UserAgent && l.Agent == "":
+			l.Agent = string(f.Value)
 		case second && string(f.Name) == "content-type":
-			l.grpc = bytes.HasPrefix(f.Value, []byte("application/grpc"))
+			l.GRPC = bytes.HasPrefix(f.Value, []byte("application/grpc"))
 		}
 	}
 	return l
 }
 
-// text returns it as a whole, with the port if the host has none.
-func (l requestLine) text(scheme string, port uint16) string {
-	host := l.host
+// Text returns it as a whole, with the port if the host has none.
+func (l Line) Text(scheme string, port uint16) string {
+	host := l.Host
 	if i := strings.LastIndexByte(host, ':'); i < 0 || strings.HasSuffix(host, "]") {
 		host += ":" + strconv.Itoa(int(port))
 	}
-	return l.method + " " + scheme + "://" + host + l.uri + " " + l.proto
+	return l.Method + " " + scheme + "://" + host + l.URI + " " + l.Proto
 }

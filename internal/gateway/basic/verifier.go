@@ -1,0 +1,107 @@
+package basic
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Bounds of a Verifier.
+const (
+	// maxKnown is how many names with their passwords are known at a time, twice at most.
+	maxKnown = 4096
+	// patience is how long a password waits for others to be verified.
+	patience = 2 * time.Second
+)
+
+// Verifier verifies passwords, some at a time: each takes as long as its hash asks for. It knows the right ones again.
+type Verifier struct {
+	key   [sha256.Size]byte
+	slots chan struct{}
+
+	mu sync.Mutex
+	// known are digests of what was right, of now and before: none of them leads back to a password without the key.
+	known, before map[[sha256.Size]byte]struct{}
+}
+
+// NewVerifier returns a Verifier of so many passwords at a time.
+func NewVerifier(slots int) *Verifier {
+	v := &Verifier{slots: make(chan struct{}, slots), known: map[[sha256.Size]byte]struct{}{}}
+	_, _ = rand.Read(v.key[:])
+	return v
+}
+
+// Login is the name and the password of a client.
+type Login struct{ Name, password string }
+
+// ReadLogin reads the value of the field Authorization. ok is false if it has no name and password.
+func ReadLogin(value string) (l Login, ok bool) {
+	scheme, text, _ := strings.Cut(value, " ")
+	if !strings.EqualFold(scheme, "basic") {
+		return l, false
+	}
+	all, err := base64.StdEncoding.DecodeString(strings.TrimSpace(text))
+	if err != nil {
+		return l, false
+	}
+	l.Name, l.password, ok = strings.Cut(string(all), ":")
+	return l, ok && len(l.Name) <= maxName && len(l.password) <= maxPassword
+}
+
+// digest is of a login and the hash that it was right by: another hash makes another one.
+func (v *Verifier) digest(u *Users, l Login) (out [sha256.Size]byte) {
+	h := hmac.New(sha256.New, v.key[:])
+	for _, text := range []string{l.Name, l.password, u.hashes[l.Name].text} {
+		_ = binary.Write(h, binary.BigEndian, uint32(len(text))) //nolint:gosec // bounded
+		h.Write([]byte(text))
+	}
+	h.Sum(out[:0])
+	return out
+}
+
+// Knows reports whether a login was right before, and still is.
+func (v *Verifier) Knows(u *Users, l Login) bool {
+	d := v.digest(u, l)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	_, is := v.known[d]
+	if _, was := v.before[d]; was && !is {
+		v.keep(d)
+		is = true
+	}
+	return is
+}
+
+// keep makes a login known. The caller holds mu.
+func (v *Verifier) keep(d [sha256.Size]byte) {
+	if len(v.known) >= maxKnown {
+		v.known, v.before = make(map[[sha256.Size]byte]struct{}, maxKnown), v.known
+	}
+	v.known[d] = struct{}{}
+}
+
+// Verify reports whether a login is right. busy means that it has not been looked at: too many others have to be.
+func (v *Verifier) Verify(ctx context.Context, u *Users, l Login) (right, busy bool) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	select {
+	case v.slots <- struct{}{}:
+	case <-ctx.Done():
+		return false, true
+	}
+	defer func() { <-v.slots }()
+	if !u.verify(l.Name, l.password) {
+		return false, false
+	}
+	d := v.digest(u, l)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.keep(d)
+	return true, false
+}

@@ -1,0 +1,226 @@
+package web
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/lb/proxied"
+	"github.com/fairlead/fairlead/internal/lb/proxied/authz"
+	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
+	"github.com/fairlead/fairlead/internal/lb/proxied/mark"
+	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
+	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
+)
+
+// Bounds of authorization.
+const (
+	// askTime is how long an authorization server has, and a client for the body that this server gets.
+	askTime = 10 * time.Second
+	// maxVerdict is how long the body of a server's answer may be that a client gets, in bytes; it gets none that is longer.
+	maxVerdict = 64 << 10
+	// maxVerdictFields is how many fields the answer may have.
+	maxVerdictFields = 128
+)
+
+var (
+	errVerdict = errors.New("the answer has too many fields")
+	errSlow    = errors.New("the body does not come in time")
+)
+
+// authorize asks whether the request may go to a Pod. If it may not, the client has the answer: whole is as of carry. Without an
+// answer of the server no request passes.
+func authorize(x *exchange, q *authz.Question, at *proxied.Config) (passes, whole bool) {
+	var body []byte
+	if most := q.MaxBody(); most > 0 {
+		var err error
+		if body, err = gather(x, most); err != nil {
+			return false, x.failed(err)
+		}
+	}
+	answer, err := inquire(x, q, at, body)
+	x.touch()
+	count := x.config.Traffic().Authorized
+	if errors.Is(err, errLeft) {
+		return false, x.failed(err)
+	}
+	if err != nil {
+		count(traffic.Undecided)
+		log := x.engine.host.Log().Debug
+		if x.engine.asks.warns() {
+			log = x.engine.host.Log().Warn
+		}
+		log("cannot ask an authorization server; the request is refused", "service", x.config.Service, "server", at.Destination(), "err", err)
+		refuse(x, q.Failed())
+		return false, true
+	}
+	if no := q.Judge(answer); no != nil {
+		count(traffic.Denied)
+		refuse(x, no)
+		return false, true
+	}
+	count(traffic.Allowed)
+	q.Pass(x.req, answer)
+	if also := q.Edit(answer); also != nil {
+		first := x.edit
+		x.edit = func(r *http1.Response) {
+			if first != nil {
+				first(r)
+			}
+			also(r)
+		}
+	}
+	return true, true
+}
+
+func refuse(x *exchange, r *authz.Refusal) {
+	x.reply(&proxied.Reply{Status: r.Status, Fields: r.Fields, Body: r.Body})
+}
+
+// gathered is the client of a request whose body is read before a Pod gets it: from then on it comes from here.
+type gathered struct {
+	client
+	x     *exchange
+	first *http1.Request // its bytes end with its head
+	until time.Time
+	body  []byte
+	from  wireSource // how much of it has not been taken
+}
+
+// gather reads the body of the request. ungather follows once the request is over.
+func gather(x *exchange, most int) ([]byte, error) {
+	from := x.client.source()
+	if from.done() {
+		return nil, nil
+	}
+	if x.most > 0 {
+		most = int(min(x.most, int64(most)))
+	}
+	if x.req.Length > int64(most) {
+		return nil, errBody
+	}
+	if x.req.Length >= 0 {
+		most = int(x.req.Length)
+	}
+	if !addUpTo(&x.engine.repeats, int64(most), repeatMemory) {
+		return nil, pods.ErrNone
+	}
+	g := &gathered{client: x.client, x: x, first: x.req, until: time.Now().Add(x.engine.askTime), body: make([]byte, 0, most)}
+	x.client, x.req = g, x.req.Clone()
+	if g.first.Continue {
+		x.hasInterim = true
+		if err := g.proceed(); err != nil {
+			return nil, err
+		}
+	}
+	p := pump{to: g, from: from, timeout: x.limit(), bytes: &x.received, most: int64(most), of: g}
+	if err := p.run(x.poll()); err != nil {
+		if errors.Is(err, http1.ErrMalformed) {
+			x.conn.malformed.Store(true)
+		}
+		return nil, err
+	}
+	x.req.Length = int64(len(g.body))
+	g.from.body = x.req.Body()
+	return g.body, nil
+}
+
+// ungather gives the request its client back, and what is kept of its body.
+func ungather(x *exchange, c client) {
+	if g, is := x.client.(*gathered); is {
+		x.engine.repeats.Add(-int64(cap(g.body)))
+		x.req = g.first
+	}
+	x.client = c
+}
+
+func (g *gathered) source() source             { return &g.from }
+func (g *gathered) whole(int) ([]byte, bool)   { return g.body, true }
+func (g *gathered) takeWhole(n int)            { g.from.body.Skip(uint64(n)) } //nolint:gosec // the length of body
+func (g *gathered) flush() error               { return nil }
+func (g *gathered) pending() bool              { return false }
+func (g *gathered) finish([]http1.Field) error { return nil }
+func (g *gathered) touch()                     { g.x.touch() }
+
+func (g *gathered) add(data []byte, _ bool) error {
+	if len(g.body)+len(data) > cap(g.body) {
+		return errBody
+	}
+	g.body = append(g.body, data...)
+	return g.late()
+}
+
+func (g *gathered) waited() error {
+	if err := g.late(); err != nil {
+		return err
+	}
+	return g.x.waited()
+}
+
+// late bounds the time for the body, however often a part of it comes.
+func (g *gathered) late() error {
+	if time.Now().Before(g.until) {
+		return nil
+	}
+	return errSlow
+}
+
+// asking is a question to an authorization server, and its client.
+type asking struct {
+	exchange
+	internal
+	of  *exchange // whom it is about
+	got *authz.Answer
+}
+
+// inquire returns what a server answers about the request.
+func inquire(x *exchange, q *authz.Question, at *proxied.Config, body []byte) (*authz.Answer, error) {
+	from := clientConn{client: x.conn.client, at: x.conn.at, secure: x.conn.secure, tls: x.conn.tls, began: time.Now(), engine: x.engine}
+	a := &asking{of: x}
+	a.engine, a.conn, a.client, a.req = x.engine, &from, a, q.Request(len(body))
+	a.isHead, a.link = string(a.req.Method) == http.MethodHead, &pods.Link{Close: a.drain}
+	a.begin(at)
+	defer a.leave()
+	if x.id != "" {
+		mark.SetField(a.req, []byte("X-Request-Id"), []byte(x.id))
+	}
+	markRequest(&a.exchange)
+	timer := time.AfterFunc(x.engine.askTime, a.drain)
+	defer timer.Stop()
+	stop := context.AfterFunc(x.engine.host.Context(), a.drain)
+	defer stop()
+	r := reaching{x: &a.exchange, t: transportOf(at)}
+	err := r.deliver(body, true) // a question changes nothing, so it may be asked again
+	switch {
+	case err != nil && (a.got == nil || !errors.Is(err, errEnough)):
+		return nil, err
+	case len(a.got.Fields) > maxVerdictFields:
+		return nil, errVerdict
+	}
+	return a.got, nil
+}
+
+func (a *asking) reply(*proxied.Reply) {}
+func (a *asking) left() bool           { return a.of.client.left() }
+
+func (a *asking) answer(source, string) sink {
+	a.got = &authz.Answer{Status: a.res.Status, Body: []byte{}}
+	for i, f := range a.res.Fields {
+		if i > maxVerdictFields {
+			break
+		}
+		a.got.Fields = append(a.got.Fields, http1.Field{Name: bytes.Clone(f.Name), Value: bytes.Clone(f.Value), Kind: f.Kind})
+	}
+	return a
+}
+
+func (a *asking) add(data []byte, _ bool) error {
+	if a.got.Body == nil || len(a.got.Body)+len(data) > maxVerdict {
+		a.got.Body = nil
+		return errEnough
+	}
+	a.got.Body = append(a.got.Body, data...)
+	return nil
+}
