@@ -31,7 +31,7 @@ func (b *ruleCompiler) auth(rule *Rule, spec *gwv1.HTTPExternalAuthFilter, at st
 	rule.Auth = &Auth{Auth: *read(b, filter.ReadAuth, spec, at)}
 	var ok bool
 	if rule.Auth.Backend, ok = b.resolve(&spec.BackendRef, at+".backendRef"); ok {
-		b.route.targets = append(b.route.targets, rule.Asked())
+		b.route.leadsTo(rule.Asked())
 	}
 }
 

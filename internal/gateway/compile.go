@@ -28,7 +28,7 @@ type compiled struct {
 	// unresolved is the first reference that leads to no backend.
 	reason     gwv1.RouteConditionReason
 	unresolved string
-	targets    []Target
+	targets    []Target // each once: most rules of a route lead to the same one
 	// skipped is true if no listener takes the route: its expressions are not compiled. program is the size of the others.
 	skipped bool
 	program int
@@ -49,6 +49,13 @@ func compileRoute(o *Objects, r requests, admitted, inside bool) *compiled {
 	}
 	c.wholly = valid == 0 && len(rules) > 0
 	return c
+}
+
+// leadsTo adds a target.
+func (c *compiled) leadsTo(t Target) {
+	if !slices.Contains(c.targets, t) {
+		c.targets = append(c.targets, t)
+	}
 }
 
 // hostsOf returns the patterns of a route, "" for all.
@@ -263,7 +270,7 @@ func (b *ruleCompiler) backend(rule *Rule, i int) {
 	}
 	w.Backend, w.Valid = b.resolve(&ref.BackendObjectReference, at)
 	if w.Valid {
-		b.route.targets = append(b.route.targets, rule.Target(&w))
+		b.route.leadsTo(rule.Target(&w))
 	}
 	rule.Backends = append(rule.Backends, w)
 	rule.total += uint64(w.Weight)
@@ -368,7 +375,7 @@ func (b *ruleCompiler) filters(rule *Rule, specs []gwv1.HTTPRouteFilter, at stri
 		case spec.Type == gwv1.HTTPRouteFilterExternalAuth && spec.ExternalAuth != nil && rules: // likewise
 		case spec.Type == gwv1.HTTPRouteFilterRequestMirror && spec.RequestMirror != nil:
 			if m, ok := b.mirror(spec.RequestMirror, at+".requestMirror"); ok {
-				b.route.targets = append(b.route.targets, rule.Mirror(&m))
+				b.route.leadsTo(rule.Mirror(&m))
 				f.Mirrors = append(f.Mirrors, m)
 			}
 		case spec.Type == gwv1.HTTPRouteFilterURLRewrite && spec.URLRewrite != nil && rules:
