@@ -149,6 +149,12 @@ func TestUpWithoutRoot(t *testing.T) {
 		t.Errorf("the kubeconfig's mode is %v (%v), want 0600", info.Mode(), err)
 	}
 
+	// It may find other things; the ports are those of the node that runs here.
+	check, stderr, _ := process.Result(t, u.in(pid, filepath.Join(u.dir, "fairlead")+" check -o json --data-dir "+
+		filepath.Join(u.dir, "state", "fairlead")))
+	if !strings.Contains(check, "runs here and has its ports") || strings.Contains(check, "is in use") {
+		t.Errorf("fairlead check beside it says %s%s", check, stderr)
+	}
 	u.confines(pid)
 	if n := strings.Count(p.Log(), "are not kept apart by users"); n != 1 {
 		t.Errorf("the log tells %d times that Pods have no users of their own:\n%s", n, p.Log())

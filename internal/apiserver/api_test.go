@@ -345,7 +345,7 @@ func testFieldSelectors(a api) {
 
 func testDocuments(a api) {
 	for path, wants := range map[string][]string{
-		"/version":            {`"major": "1"`, `"minor": "36"`, `"gitVersion": "v1.36.0+fairlead"`},
+		"/version":            {`"major": "1"`, `"minor": "37"`, `"gitVersion": "v1.37.0+fairlead"`},
 		"/livez?verbose":      {"[+]etcd ok"},
 		"/readyz?verbose":     {"[+]etcd ok", "[+]poststarthook/fairlead/bootstrap ok"},
 		"/healthz":            {"ok"},

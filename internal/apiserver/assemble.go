@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	restclient "k8s.io/client-go/rest"
+	baseversion "k8s.io/component-base/version"
 
 	"github.com/fairlead/fairlead/internal/apiserver/access"
 	"github.com/fairlead/fairlead/internal/apiserver/admit"
@@ -41,8 +42,8 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/scheme"
 )
 
-// kubernetesVersion is the release whose API is served.
-const kubernetesVersion = "1.36"
+// kubernetesVersion is the release whose API is served: that of the libraries, whose feature gates have its defaults.
+const kubernetesVersion = baseversion.DefaultKubeBinaryVersion
 
 // spaceCheck is the check of /readyz for the space of the embedded etcd.
 const spaceCheck = "etcd-space"

@@ -89,7 +89,7 @@ func TestKubectl(t *testing.T) {
 		{"create ns team", []string{"namespace/team created"}},
 		{"create -n team secret generic s --from-literal=a=b", []string{"secret/s created"}},
 		{"get --raw /readyz", []string{"ok"}},
-		{"get --raw /version", []string{`"gitVersion": "v1.36.0+fairlead"`}},
+		{"get --raw /version", []string{`"gitVersion": "v1.37.0+fairlead"`}},
 		{"cluster-info", []string{s.URL()}},
 		{"delete -f good.yaml", []string{`service "my-service" deleted`, `pod "backend" deleted`}},
 		{"get svc my-service", []string{"!", `services "my-service" not found`}},

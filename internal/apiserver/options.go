@@ -63,7 +63,7 @@ type Options struct {
 	// IPs; otherwise that needs the right to use services/externalips.
 	AllowServiceExternalIPs bool
 	// PodSecurity is the level of the Pod Security Standards for Pods in namespaces
-	// without labels, with or without a version: baseline, restricted:v1.36. Those who
+	// without labels, with or without a version: baseline, restricted:v1.37. Those who
 	// have the right to use pods/privileged are free of it. Default
 	// DefaultPodSecurity.
 	PodSecurity string
@@ -152,7 +152,7 @@ type ReadyzCheck struct {
 
 // Version is the version that /version reports by default: the Kubernetes
 // release whose API is served, and the name of the product.
-const Version = "v1.36.0+fairlead"
+const Version = "v" + kubernetesVersion + ".0+fairlead"
 
 // Defaults of Options.
 const (

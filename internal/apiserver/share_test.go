@@ -59,6 +59,8 @@ func TestEventsDoNotFillTheStore(t *testing.T) {
 	}
 	if most := 2*store.MinQuota/16/size + 3; len(names) > most || names["e0"] || !names["other"] || !names[fmt.Sprintf("e%d", number-1)] {
 		t.Errorf("%d Events are left, of %d at most: %v", len(names), most, names)
+	} else {
+		t.Logf("%d of %d Events of %d KiB are left in a store of %d MiB", len(names), number, size>>10, store.MinQuota>>20)
 	}
 	if s := storeStatus(t, system); s.Full {
 		t.Errorf("the store: %+v", s)

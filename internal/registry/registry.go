@@ -130,7 +130,7 @@ func New(o Options) (*Storage, error) {
 	})
 	budgets := s.Resources[policyv1.SchemeGroupVersion]
 	core["pods/eviction"] = policy.NewEviction(core["pods"].(policy.Pods), core["pods/status"].(rest.Updater),
-		budgets["poddisruptionbudgets"].(rest.Lister), budgets["poddisruptionbudgets/status"].(rest.Updater))
+		budgets["poddisruptionbudgets"].(rest.Lister), budgets["poddisruptionbudgets/status"].(rest.Updater), getter("nodes"))
 	core["services/proxy"] = service.NewProxy(getter("services"), getter("endpoints"), getter("pods"))
 	return s, nil
 }

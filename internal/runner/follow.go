@@ -71,6 +71,9 @@ func (r *Runner) ownPods() metav1.ListOptions {
 
 func (r *Runner) setNode(n *corev1.Node) {
 	r.network.Set(n)
+	if n.Name == r.o.NodeName && r.schedulable.Swap(!n.Spec.Unschedulable) == n.Spec.Unschedulable {
+		r.programs.Nudge()
+	}
 	if r.o.NodeSet != nil {
 		r.o.NodeSet(n)
 	}

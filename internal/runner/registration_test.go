@@ -15,6 +15,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -98,6 +99,54 @@ func TestRegistered(t *testing.T) {
 		t.Fatalf("the program ended with its Pod: %v", err)
 	}
 	_ = conn.Close()
+}
+
+// A registered program that a drain has evicted is no endpoint, also for the next agent, until its node is uncordoned. A
+// later cordon leaves it as it is.
+func TestEvictedProgramReturns(t *testing.T) {
+	c := newCluster(t, nil)
+	name := "drained-" + nodeName
+	cordon := func(on bool) {
+		t.Helper()
+		patch := fmt.Appendf(nil, `{"spec":{"unschedulable":%v}}`, on)
+		if _, err := c.client.CoreV1().Nodes().Patch(t.Context(), nodeName, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.create(registered(t, "drained", listener(t, 0).Addr().(*net.TCPAddr).Port, nil))
+	before := c.ready(name)
+	cordon(true)
+	if err := c.client.CoreV1().Pods("default").EvictV1(t.Context(), &policyv1.Eviction{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	out := func(p *corev1.Pod) bool {
+		return p.UID != before.UID && isUnready(p) && status(p).State.Waiting != nil && status(p).State.Waiting.Reason == "Evicted"
+	}
+	p := c.until(name, "out of its Services", out)
+	if m := status(p).State.Waiting.Message; !strings.Contains(m, "kubectl uncordon "+nodeName) {
+		t.Errorf("the message is %q", m)
+	}
+	// again has another agent follow the Pods.
+	again := func(other string) {
+		t.Helper()
+		c.stop()
+		c.start()
+		c.create(registered(t, other, listener(t, 0).Addr().(*net.TCPAddr).Port, nil))
+		c.ready(other + "-" + nodeName)
+	}
+	again("second")
+	if p := c.get(name); !out(p) {
+		t.Errorf("the next agent has brought it back: %+v", p.Status)
+	}
+	cordon(false)
+	back := c.ready(name)
+	cordon(true)
+	again("third")
+	if p := c.get(name); !isReady(p) || p.UID != back.UID {
+		t.Errorf("a cordon has taken it out: %+v", p.Status)
+	}
 }
 
 // A status of an earlier boot says nothing about now.

@@ -45,6 +45,7 @@ type Runner struct {
 	changed     loop.Signal // see Changed
 	outage      outage
 	held        atomic.Bool // by Options.Hold
+	schedulable atomic.Bool // this node is known and not cordoned
 }
 
 // New prepares a Runner: it makes the state directory and, for an endpoint, a
@@ -104,7 +105,8 @@ func (r *Runner) connect() {
 		Found: o.PodsChanged, Ended: func() { r.static.Nudge() }, Outage: &r.outage.state, Log: o.Log,
 	})
 	r.programs = registered.New(registered.Options{
-		Client: o.Client, Units: r.units, HostIPs: r.network.HostIPs, Selected: r.services.selected, Probed: metrics.Probed,
+		Client: o.Client, Units: r.units, HostIPs: r.network.HostIPs, Schedulable: r.schedulable.Load,
+		Selected: r.services.selected, Probed: metrics.Probed,
 		Events: r.events, Found: o.PodsChanged, Outage: &r.outage.state, Log: o.Log,
 	})
 	r.static = static.New(static.Options{

@@ -207,6 +207,9 @@ const (
 	// the weights of others: 0 to MaxWeight, 1 without it. The EndpointSlice controller writes separate slices for each
 	// weight, with the same annotation; it counts in slices made by hand, too.
 	WeightAnnotation = "fairlead.dev/weight"
+	// EvictedAnnotation on the Pod of a registered program is when a drain evicted it from its cordoned node. The API
+	// server sets it; the node keeps the program out of Services until it is uncordoned.
+	EvictedAnnotation = "fairlead.dev/evicted"
 	// CheckAnnotation asks nodes to check the endpoints of a slice made by hand:
 	// tcp://:PORT, http://:PORT/PATH or https://:PORT/PATH. Names of the other annotations of checks begin with it.
 	CheckAnnotation = "fairlead.dev/check"
@@ -215,6 +218,10 @@ const (
 	// ChecksAnnotation on a node's Lease reports the results of the node's checks, in the form of checks.Report.
 	ChecksAnnotation = "fairlead.dev/checks"
 )
+
+// ProgramReturned is the condition of a Pod with EvictedAnnotation whose node was uncordoned since: the node sets it, so
+// that a later cordon does not take the program out again.
+const ProgramReturned = "fairlead.dev/Returned"
 
 // Conditions of a Node that one component sets and another shows.
 const (

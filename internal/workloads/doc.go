@@ -1,7 +1,7 @@
 // Package workloads decides what becomes of ReplicaSets, Deployments, DaemonSets and
 // PodDisruptionBudgets: pure functions from the objects that there are to the writes that
 // bring them to what is asked for. Package controller runs them. The rules, reasons and
-// messages follow kube-controller-manager (pkg/controller of Kubernetes v1.36), as
+// messages follow kube-controller-manager (pkg/controller of Kubernetes v1.37), as
 // kubectl and other clients go by them.
 package workloads
 

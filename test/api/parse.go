@@ -1,5 +1,5 @@
 // Package api holds requests to a Kubernetes API server in text files, each
-// with the answer that Kubernetes v1.36 gives, and runs them against any
+// with the answer that Kubernetes v1.37 gives, and runs them against any
 // server. testdata/README.md describes the format.
 package api
 

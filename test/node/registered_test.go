@@ -68,6 +68,11 @@ func TestRegisteredProgram(t *testing.T) {
 	start()
 	answers("an answer with the second agent")
 
+	c.kubectl("drain", c.node.Name(), "--force", "--timeout", "60s")
+	silent("the end of its endpoint after a drain")
+	c.kubectl("uncordon", c.node.Name())
+	answers("an answer after the node was uncordoned")
+
 	for _, args := range [][]string{{"logs", "my-app-node"}, {"exec", "my-app-node", "--", "true"}} {
 		if out, err := c.try(args...); err == nil || !strings.Contains(out+err.Error(), "the node does not start") {
 			t.Errorf("kubectl %s: %v, %s", args[0], err, out)

@@ -91,7 +91,7 @@ func NewPodSecurity(level string, client kubernetes.Interface, namespaces corev1
 	return p, errors.Join(err1, err2)
 }
 
-// ParsePodSecurity reads LEVEL or LEVEL:VERSION, such as baseline or baseline:v1.36.
+// ParsePodSecurity reads LEVEL or LEVEL:VERSION, such as baseline or baseline:v1.37.
 func ParsePodSecurity(s string) (podsecurityapi.LevelVersion, error) {
 	name, version, given := strings.Cut(s, ":")
 	if !given {
@@ -101,7 +101,7 @@ func ParsePodSecurity(s string) (podsecurityapi.LevelVersion, error) {
 	v, err2 := podsecurityapi.ParseVersion(version)
 	if err1 != nil || err2 != nil {
 		return podsecurityapi.LevelVersion{}, fmt.Errorf("--pod-security-default %q: want privileged, baseline or restricted, "+
-			"and a version after a colon if it is not to be the latest, such as baseline:v1.36", s)
+			"and a version after a colon if it is not to be the latest, such as baseline:v1.37", s)
 	}
 	return podsecurityapi.LevelVersion{Level: level, Version: v}, nil
 }

@@ -124,12 +124,16 @@ func (u *upCommand) serve(ctx context.Context, log *slog.Logger, begin time.Time
 	if err != nil {
 		return err
 	}
+	state := base.NodeState(u.server.DataDir)
 	n, err := u.agent.Open(ctx, node.Setup{
-		Log: log, Config: cfg, StateDir: base.NodeState(u.server.DataDir), StopPods: true,
+		Log: log, Config: cfg, StateDir: state, StopPods: true,
 		Registrar: server.LoopbackConfig(), NewNamespace: inside(),
 	})
 	if err != nil {
 		return err
+	}
+	if err := u.agent.WriteRecord(state, "", server.Kubeconfig()); err != nil {
+		return fmt.Errorf("the node's state directory: %w", err)
 	}
 	for _, c := range n.Components {
 		components = append(components, u.announce(c.Name, c, begin))

@@ -4,12 +4,12 @@ package admission
 
 import (
 	"context"
-	"fmt"
 	"strings"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/admission/plugin/manifest"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
 
@@ -230,8 +230,19 @@ func paramsText(r *admissionv1.ParamRef) string {
 func rules[T store.Object](spec func(T) any, validate func(ctx context.Context, obj, old T) field.ErrorList) store.Rules[T] {
 	return store.Rules[T]{
 		ClusterScoped: true, VersionRequired: true, Generation: spec,
-		Validate: func(ctx context.Context, obj, old T) field.ErrorList { return store.Limit(validate(ctx, obj, old)) },
-		Warn:     func(obj, _ T) []string { return warnName(obj.GetName()) },
+		Validate: func(ctx context.Context, obj, old T) field.ErrorList {
+			errs := store.Limit(validate(ctx, obj, old))
+			if none := *new(T); old == none && reserved(obj.GetName()) {
+				errs = append(errs, field.Invalid(field.NewPath("metadata", "name"), obj.GetName(), reservedName))
+			}
+			return errs
+		},
+		Warn: func(obj, _ T) []string {
+			if !reserved(obj.GetName()) { // older servers have accepted such a name
+				return nil
+			}
+			return []string{"metadata.name: " + reservedName}
+		},
 	}
 }
 
@@ -259,13 +270,9 @@ func policyStatusRules(r store.Rules[validatingPolicy]) store.Rules[validatingPo
 		store.Field("spec", func(p validatingPolicy) *admissionv1.ValidatingAdmissionPolicySpec { return &p.Spec }))
 }
 
-// staticSuffix ends the names that Kubernetes reserves for configurations from files.
-const staticSuffix = ".static.k8s.io"
+// reservedName is the answer to a name that is reserved, in the words of kube-apiserver.
+const reservedName = `names ending with "` + manifest.StaticConfigSuffix +
+	`" are reserved for static manifest-based configurations and cannot be managed via the API`
 
-func warnName(name string) []string {
-	if !strings.HasSuffix(name, staticSuffix) {
-		return nil
-	}
-	return []string{fmt.Sprintf("metadata.name: names ending with %q are reserved for static manifest-based configurations "+
-		"and cannot be managed via the API", staticSuffix)}
-}
+// reserved reports whether Kubernetes reserves name for configurations that its server reads from files.
+func reserved(name string) bool { return strings.HasSuffix(name, manifest.StaticConfigSuffix) }

@@ -203,7 +203,7 @@ func validateActions(list []admissionv1.ValidationAction, path *field.Path) (err
 			"(repeating the same validation failure information in the API response and headers serves no purpose)"))
 	}
 	if len(list) == 0 {
-		errs = append(errs, field.Required(path, "at least one validation action is required"))
+		errs = append(errs, field.Required(path, ""))
 	}
 	return errs
 }

@@ -65,6 +65,7 @@ var readers = map[string]reader{
 	svc.PIDFileAnnotation:         {[]string{"Pod"}, nil},
 	svc.AddressAnnotation:         {[]string{"Pod"}, nil},
 	svc.ServicesFileAnnotation:    {[]string{"Pod"}, nil},
+	svc.EvictedAnnotation:         {[]string{"Pod"}, nil},
 	svc.ProgramsAnnotation:        {[]string{"Pod"}, programs},
 	svc.SchedulerAnnotation:       {[]string{"Service"}, only(svc.Schedulers()...)},
 	dialect.LBCompress:            {[]string{"Ingress", "Service"}, compress},

@@ -104,6 +104,10 @@ func setDaemonSetDefaults(d *appsv1.DaemonSet) {
 	}
 	setDefault(&d.Spec.RevisionHistoryLimit, historyLimit)
 	pod.SetTemplateDefaults(&d.Spec.Template.Spec)
+	// Who writes the whole object owns the annotation, as in kube-apiserver; the server counts it.
+	if _, ok := d.Annotations[appsv1.DeprecatedTemplateGeneration]; !ok {
+		setTemplateGeneration(d, 0)
+	}
 }
 
 func resource(name string) schema.GroupResource {

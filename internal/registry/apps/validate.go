@@ -116,7 +116,7 @@ func validateSelected(
 		return append(errs, field.Invalid(path, selector, "invalid label selector"))
 	}
 	path = at.Child("template")
-	if selector != nil && !compiled.Matches(labels.Set(template.Labels)) {
+	if !compiled.Matches(labels.Set(template.Labels)) {
 		errs = append(errs, field.Invalid(path.Child("metadata", "labels"), template.Labels, "`selector` does not match template `labels`"))
 	}
 	return append(errs, validateTemplate(template, kind, path)...)
@@ -157,11 +157,12 @@ func validateStrategy(s *appsv1.DeploymentStrategy, at *field.Path) (errs field.
 			return append(errs, field.Required(rolling, "this should be defaulted and never be nil"))
 		}
 		unavailable, surge := orZero(s.RollingUpdate.MaxUnavailable), orZero(s.RollingUpdate.MaxSurge)
-		errs = append(errs, ValidateShare(unavailable, rolling.Child("maxUnavailable"))...)
+		errs = append(errs, validateIntOrPercent(unavailable, rolling.Child("maxUnavailable"))...)
 		errs = append(errs, validateIntOrPercent(surge, rolling.Child("maxSurge"))...)
 		if shareOf(unavailable) == 0 && shareOf(surge) == 0 {
 			errs = append(errs, field.Invalid(rolling.Child("maxUnavailable"), unavailable, "may not be 0 when `maxSurge` is 0"))
 		}
+		errs = append(errs, atMostAll(unavailable, rolling.Child("maxUnavailable"))...)
 	default:
 		errs = append(errs, field.NotSupported(at, s.Type, []appsv1.DeploymentStrategyType{
 			appsv1.RecreateDeploymentStrategyType, appsv1.RollingUpdateDeploymentStrategyType,
@@ -179,8 +180,10 @@ func validateUpdateStrategy(s *appsv1.DaemonSetUpdateStrategy, at *field.Path) (
 			return append(errs, field.Required(rolling, ""))
 		}
 		unavailable, surge := orZero(s.RollingUpdate.MaxUnavailable), orZero(s.RollingUpdate.MaxSurge)
-		errs = append(errs, ValidateShare(unavailable, rolling.Child("maxUnavailable"))...)
-		errs = append(errs, ValidateShare(surge, rolling.Child("maxSurge"))...)
+		errs = append(errs, validateIntOrPercent(unavailable, rolling.Child("maxUnavailable"))...)
+		errs = append(errs, validateIntOrPercent(surge, rolling.Child("maxSurge"))...)
+		errs = append(errs, atMostAll(unavailable, rolling.Child("maxUnavailable"))...)
+		errs = append(errs, atMostAll(surge, rolling.Child("maxSurge"))...)
 		switch some, more := shareOf(unavailable) != 0, shareOf(surge) != 0; {
 		case some && more:
 			errs = append(errs, field.Invalid(rolling.Child("maxSurge"), surge, "may not be set when maxUnavailable is non-zero"))
@@ -204,11 +207,15 @@ func orZero(v *intstr.IntOrString) intstr.IntOrString {
 
 // ValidateShare checks a number, or a percentage of at most 100.
 func ValidateShare(v intstr.IntOrString, at *field.Path) field.ErrorList {
-	errs := validateIntOrPercent(v, at)
-	if len(errs) == 0 && v.Type == intstr.String && shareOf(v) > 100 {
-		errs = append(errs, field.Invalid(at, v, "must not be greater than 100%"))
+	return append(validateIntOrPercent(v, at), atMostAll(v, at)...)
+}
+
+// atMostAll rejects more than 100 percent.
+func atMostAll(v intstr.IntOrString, at *field.Path) field.ErrorList {
+	if v.Type == intstr.String && shareOf(v) > 100 {
+		return field.ErrorList{field.Invalid(at, v, "must not be greater than 100%")}
 	}
-	return errs
+	return nil
 }
 
 func validateIntOrPercent(v intstr.IntOrString, at *field.Path) field.ErrorList {

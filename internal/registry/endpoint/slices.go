@@ -22,7 +22,7 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// The limits of Kubernetes v1.36.
+// The limits of Kubernetes v1.37.
 const (
 	maxTopologyLabels = 16
 	maxAddresses      = 100
@@ -137,7 +137,7 @@ func validateSliceEndpoints(s *discoveryv1.EndpointSlice, path *field.Path) fiel
 		ep, at := &s.Endpoints[i], path.Index(i)
 		addresses := at.Child("addresses")
 		if n := len(ep.Addresses); n == 0 {
-			errs = append(errs, field.Required(addresses, "must contain at least 1 address"))
+			errs = append(errs, field.Required(addresses, ""))
 		} else if n > maxAddresses {
 			errs = append(errs, field.TooMany(addresses, n, maxAddresses))
 		}

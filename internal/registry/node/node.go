@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/operation"
+	declared "k8s.io/apimachinery/pkg/api/validate"
 	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	unversioned "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
@@ -178,7 +180,7 @@ func rules() store.Rules[*corev1.Node] {
 }
 
 // validateWrite checks n as a replacement of before, nil on create.
-func validateWrite(_ context.Context, n, before *corev1.Node) field.ErrorList {
+func validateWrite(ctx context.Context, n, before *corev1.Node) field.ErrorList {
 	if before == nil {
 		return validate(n)
 	}
@@ -187,8 +189,9 @@ func validateWrite(_ context.Context, n, before *corev1.Node) field.ErrorList {
 	if len(before.Spec.PodCIDRs) > 0 && !slices.Equal(n.Spec.PodCIDRs, before.Spec.PodCIDRs) {
 		errs = append(errs, field.Forbidden(spec.Child("podCIDRs"), "node updates may not change podCIDR except from \"\" to valid"))
 	}
-	if before.Spec.ProviderID != "" && n.Spec.ProviderID != before.Spec.ProviderID {
-		errs = append(errs, field.Forbidden(spec.Child("providerID"), "node updates may not change providerID except from \"\" to valid"))
+	if n.Spec.ProviderID != before.Spec.ProviderID {
+		errs = append(errs, declared.UpdateValueByCompare(ctx, operation.Operation{Type: operation.Update}, spec.Child("providerID"),
+			&n.Spec.ProviderID, &before.Spec.ProviderID, declared.NoUnset, declared.NoModify)...)
 	}
 	errs = append(errs, validateAddresses(n.Status.Addresses, field.NewPath("status", "addresses"))...)
 	return append(errs, validate(n)...)

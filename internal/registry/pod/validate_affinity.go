@@ -2,12 +2,12 @@ package pod
 
 import (
 	"fmt"
-	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	unversioned "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/fairlead/fairlead/internal/registry/store"
@@ -28,7 +28,7 @@ func validateAffinity(a *corev1.Affinity, at *field.Path) (errs field.ErrorList)
 		for i := range n.PreferredDuringSchedulingIgnoredDuringExecution {
 			t, p := &n.PreferredDuringSchedulingIgnoredDuringExecution[i], p.Child(preferred).Index(i)
 			errs = append(errs, validateWeight(t.Weight, p.Child("weight"))...)
-			errs = append(errs, validateNodeTerm(&t.Preference, p.Child("preference"))...)
+			errs = append(errs, validateNodeTerm(&t.Preference, false, p.Child("preference"))...)
 		}
 	}
 	pods := func(terms []corev1.PodAffinityTerm, wished []corev1.WeightedPodAffinityTerm, p *field.Path) {
@@ -62,33 +62,41 @@ func validateNodeSelector(s *corev1.NodeSelector, at *field.Path) (errs field.Er
 		return field.ErrorList{field.Required(terms, "must have at least one node selector term")}
 	}
 	for i := range s.NodeSelectorTerms {
-		errs = append(errs, validateNodeTerm(&s.NodeSelectorTerms[i], terms.Index(i))...)
+		errs = append(errs, validateNodeTerm(&s.NodeSelectorTerms[i], true, terms.Index(i))...)
 	}
 	return errs
 }
 
-func validateNodeTerm(t *corev1.NodeSelectorTerm, at *field.Path) (errs field.ErrorList) {
+// validateNodeTerm checks a term of a required or a preferred affinity: a preferred one may have values that no
+// label can have.
+func validateNodeTerm(t *corev1.NodeSelectorTerm, required bool, at *field.Path) (errs field.ErrorList) {
 	for i := range t.MatchExpressions {
-		errs = append(errs, validateRequirement(&t.MatchExpressions[i], at.Child("matchExpressions").Index(i))...)
+		errs = append(errs, validateRequirement(&t.MatchExpressions[i], required, at.Child("matchExpressions").Index(i))...)
 	}
-	for i, r := range t.MatchFields {
-		p := at.Child("matchFields").Index(i)
-		switch {
-		case r.Operator != corev1.NodeSelectorOpIn && r.Operator != corev1.NodeSelectorOpNotIn:
-			errs = append(errs, field.Invalid(p.Child("operator"), r.Operator, "not a valid selector operator"))
-		case len(r.Values) != 1:
-			errs = append(errs, field.Required(p.Child("values"),
-				"must be only one value when `operator` is 'In' or 'NotIn' for node field selector"))
-		case r.Key != metav1.ObjectNameField:
-			errs = append(errs, field.Invalid(p.Child("key"), r.Key, "not a valid field selector key"))
-		default:
-			errs = append(errs, store.Invalids(p.Child("values").Index(0), r.Values[0], validation.NameIsDNSSubdomain(r.Values[0], false))...)
-		}
+	for i := range t.MatchFields {
+		errs = append(errs, validateFieldRequirement(&t.MatchFields[i], at.Child("matchFields").Index(i))...)
 	}
 	return errs
 }
 
-func validateRequirement(r *corev1.NodeSelectorRequirement, at *field.Path) (errs field.ErrorList) {
+func validateFieldRequirement(r *corev1.NodeSelectorRequirement, at *field.Path) (errs field.ErrorList) {
+	switch {
+	case r.Operator != corev1.NodeSelectorOpIn && r.Operator != corev1.NodeSelectorOpNotIn:
+		errs = append(errs, field.Invalid(at.Child("operator"), r.Operator, "not a valid selector operator"))
+	case len(r.Values) != 1:
+		errs = append(errs, field.Required(at.Child("values"),
+			"must be only one value when `operator` is 'In' or 'NotIn' for node field selector"))
+	}
+	if r.Key != metav1.ObjectNameField {
+		return append(errs, field.Invalid(at.Child("key"), r.Key, "not a valid field selector key"))
+	}
+	for i, v := range r.Values {
+		errs = append(errs, store.Invalids(at.Child("values").Index(i), v, validation.NameIsDNSSubdomain(v, false))...)
+	}
+	return errs
+}
+
+func validateRequirement(r *corev1.NodeSelectorRequirement, required bool, at *field.Path) (errs field.ErrorList) {
 	values := at.Child("values")
 	switch r.Operator {
 	case corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn:
@@ -102,13 +110,17 @@ func validateRequirement(r *corev1.NodeSelectorRequirement, at *field.Path) (err
 	case corev1.NodeSelectorOpGt, corev1.NodeSelectorOpLt:
 		if len(r.Values) != 1 {
 			errs = append(errs, field.Required(values, "must be specified single value when `operator` is 'Lt' or 'Gt'"))
-		} else if _, err := strconv.ParseInt(r.Values[0], 10, 64); err != nil {
-			errs = append(errs, field.Invalid(values.Index(0), r.Values[0], "must be an integer when `operator` is 'Lt' or 'Gt'"))
 		}
 	default:
 		errs = append(errs, field.Invalid(at.Child("operator"), r.Operator, "not a valid selector operator"))
 	}
-	return append(errs, unversioned.ValidateLabelName(r.Key, at.Child("key"))...)
+	errs = append(errs, unversioned.ValidateLabelName(r.Key, at.Child("key"))...)
+	for i, v := range r.Values {
+		if required {
+			errs = append(errs, store.Invalids(values.Index(i), v, utilvalidation.IsValidLabelValue(v))...)
+		}
+	}
+	return errs
 }
 
 func validatePodTerm(t *corev1.PodAffinityTerm, at *field.Path) (errs field.ErrorList) {

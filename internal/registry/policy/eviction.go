@@ -27,10 +27,11 @@ const maxDisrupted = 2000
 // evictionTries bounds how often a conflict is tried again.
 const evictionTries = 20
 
-// Pods is what an eviction does with Pods.
+// Pods is what an eviction does with Pods. It makes one only in place of an evicted registration.
 type Pods interface {
 	rest.Getter
 	rest.GracefulDeleter
+	rest.Creater
 }
 
 // evictionREST is pods/eviction: it deletes a Pod if its PodDisruptionBudget allows.
@@ -39,6 +40,7 @@ type evictionREST struct {
 	status  rest.Updater // of Pods
 	budgets rest.Lister
 	update  rest.Updater // of the status of budgets
+	nodes   rest.Getter
 }
 
 var (
@@ -46,9 +48,9 @@ var (
 	_ rest.GroupVersionKindProvider = (*evictionREST)(nil)
 )
 
-// NewEviction returns the storage of pods/eviction on the storages of Pods and of budgets.
-func NewEviction(pods Pods, podStatus rest.Updater, budgets rest.Lister, budgetStatus rest.Updater) rest.Storage {
-	return &evictionREST{pods, podStatus, budgets, budgetStatus}
+// NewEviction returns the storage of pods/eviction on the storages of Pods, of budgets and of Nodes.
+func NewEviction(pods Pods, podStatus rest.Updater, budgets rest.Lister, budgetStatus rest.Updater, nodes rest.Getter) rest.Storage {
+	return &evictionREST{pods, podStatus, budgets, budgetStatus, nodes}
 }
 
 // GroupVersionKind is that of an Eviction, which belongs to another group.
@@ -277,6 +279,13 @@ func (r *evictionREST) delete(ctx context.Context, pod *corev1.Pod, how *metav1.
 	if exact && how.Preconditions.ResourceVersion == nil {
 		how.Preconditions.ResourceVersion = &pod.ResourceVersion
 	}
+	again, err := r.returning(ctx, pod)
+	if err != nil {
+		return err
+	}
+	if again != nil {
+		how.GracePeriodSeconds = new(int64) // nothing runs that could need a moment
+	}
 	if !dryrun.IsDryRun(how.DryRun) {
 		change := func(_ context.Context, _, old runtime.Object) (runtime.Object, error) {
 			p := old.DeepCopyObject().(*corev1.Pod)
@@ -295,14 +304,16 @@ func (r *evictionREST) delete(ctx context.Context, pod *corev1.Pod, how *metav1.
 			how.Preconditions.ResourceVersion = &updated.(*corev1.Pod).ResourceVersion
 		}
 	}
-	_, _, err := r.pods.Delete(ctx, pod.Name, rest.ValidateAllObjectFunc, how)
-	return err
+	if _, _, err := r.pods.Delete(ctx, pod.Name, rest.ValidateAllObjectFunc, how); err != nil || again == nil || dryrun.IsDryRun(how.DryRun) {
+		return err
+	}
+	return r.register(ctx, again)
 }
 
 func markDisrupted(p *corev1.Pod) {
 	now := corev1.PodCondition{
 		Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "EvictionByEvictionAPI",
-		Message: "Eviction API: evicting", LastTransitionTime: metav1.Now(), ObservedGeneration: p.Generation,
+		Message: "Eviction API: evicting", LastTransitionTime: metav1.Now(),
 	}
 	for i := range p.Status.Conditions {
 		if c := &p.Status.Conditions[i]; c.Type == now.Type {

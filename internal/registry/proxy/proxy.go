@@ -60,8 +60,6 @@ type Target struct {
 	Scheme, Name string
 	// Port is a number, a name, or "".
 	Port string
-	// ID is all of it as it stands in the path.
-	ID string
 }
 
 func parse(kind, id string) (Target, error) {
@@ -70,7 +68,7 @@ func parse(kind, id string) (Target, error) {
 		return Target{}, apierrors.NewBadRequest(fmt.Sprintf(
 			"invalid %s request %q: use NAME, NAME:PORT or SCHEME:NAME:PORT with the scheme http or https", kind, id))
 	}
-	return Target{scheme, name, port, id}, nil
+	return Target{scheme, name, port}, nil
 }
 
 // Locate returns the scheme and the host that the requests for t go to. A nil

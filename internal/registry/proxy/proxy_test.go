@@ -88,7 +88,6 @@ func TestParse(t *testing.T) {
 		"http:web:80": {Scheme: "http", Name: "web", Port: "80"},
 	} {
 		got, err := parse("pod", id)
-		want.ID = id
 		if err != nil || got != want {
 			t.Errorf("%s: %v, %v, want %v", id, got, err, want)
 		}

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -168,10 +169,7 @@ func bindingRules[T store.Object](clusterScoped bool) store.Strategy {
 			}
 			before := bindingOf(old)
 			errs = append(errs, store.ValidateMetaUpdate(b.meta, before.meta)...)
-			if b.ref != before.ref {
-				errs = append(errs, field.Invalid(field.NewPath("roleRef"), b.ref, "cannot change roleRef"))
-			}
-			return errs
+			return append(errs, validation.ValidateImmutableField(b.ref, before.ref, field.NewPath("roleRef"))...)
 		},
 	}.Strategy()
 }

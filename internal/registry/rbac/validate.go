@@ -18,14 +18,15 @@ func validateName(name string, _ bool) []string { return content.IsPathSegmentNa
 
 func validateRole(r *rbacv1.Role) field.ErrorList {
 	errs := store.ValidateMeta(&r.ObjectMeta, true, validateName)
-	return append(errs, validateRules(r.Rules, true)...)
+	errs = append(errs, validateRules(r.Rules, true)...)
+	return append(errs, requireVerbs(r.Rules)...)
 }
 
 func validateClusterRole(r *rbacv1.ClusterRole) field.ErrorList {
 	errs := store.ValidateMeta(&r.ObjectMeta, false, validateName)
 	errs = append(errs, validateRules(r.Rules, false)...)
 	if r.AggregationRule == nil {
-		return errs
+		return append(errs, requireVerbs(r.Rules)...)
 	}
 	path := field.NewPath("aggregationRule", "clusterRoleSelectors")
 	if len(r.AggregationRule.ClusterRoleSelectors) == 0 {
@@ -36,6 +37,16 @@ func validateClusterRole(r *rbacv1.ClusterRole) field.ErrorList {
 		errs = append(errs, metavalidation.ValidateLabelSelector(s, metavalidation.LabelSelectorValidationOptions{}, path.Index(i))...)
 		if _, err := metav1.LabelSelectorAsSelector(s); err != nil {
 			errs = append(errs, field.Invalid(path.Index(i), s, "invalid label selector."))
+		}
+	}
+	return append(errs, requireVerbs(r.Rules)...)
+}
+
+// requireVerbs comes last: kube-apiserver names what its types declare after everything else.
+func requireVerbs(rules []rbacv1.PolicyRule) (errs field.ErrorList) {
+	for i := range rules {
+		if len(rules[i].Verbs) == 0 {
+			errs = append(errs, field.Required(field.NewPath("rules").Index(i).Child("verbs"), ""))
 		}
 	}
 	return errs
@@ -49,9 +60,6 @@ func validateRules(rules []rbacv1.PolicyRule, namespaced bool) (errs field.Error
 }
 
 func validateRule(r rbacv1.PolicyRule, namespaced bool, path *field.Path) (errs field.ErrorList) {
-	if len(r.Verbs) == 0 {
-		errs = append(errs, field.Required(path.Child("verbs"), "verbs must contain at least one value"))
-	}
 	if len(r.NonResourceURLs) > 0 {
 		urls := path.Child("nonResourceURLs")
 		if namespaced {
@@ -100,9 +108,6 @@ func validateBinding(b binding, namespaced bool) (errs field.ErrorList) {
 	if b.ref.Kind != kindClusterRole && (b.ref.Kind != kindRole || !namespaced) {
 		errs = append(errs, field.NotSupported(path.Child("kind"), b.ref.Kind, kinds))
 	}
-	if b.ref.Name == "" {
-		errs = append(errs, field.Required(path.Child("name"), ""))
-	}
 	for _, msg := range validateName(b.ref.Name, false) {
 		if b.ref.Name != "" {
 			errs = append(errs, field.Invalid(path.Child("name"), b.ref.Name, msg))
@@ -111,13 +116,23 @@ func validateBinding(b binding, namespaced bool) (errs field.ErrorList) {
 	for i, s := range b.subjects {
 		errs = append(errs, validateSubject(s, namespaced, field.NewPath("subjects").Index(i))...)
 	}
+	return append(errs, requireNames(b)...)
+}
+
+// requireNames comes last, as requireVerbs does.
+func requireNames(b binding) (errs field.ErrorList) {
+	for i, s := range b.subjects {
+		if s.Name == "" {
+			errs = append(errs, field.Required(field.NewPath("subjects").Index(i).Child("name"), ""))
+		}
+	}
+	if b.ref.Name == "" {
+		errs = append(errs, field.Required(field.NewPath("roleRef", "name"), ""))
+	}
 	return errs
 }
 
 func validateSubject(s rbacv1.Subject, namespaced bool, path *field.Path) (errs field.ErrorList) {
-	if s.Name == "" {
-		errs = append(errs, field.Required(path.Child("name"), ""))
-	}
 	group := rbacv1.GroupName
 	switch s.Kind {
 	case rbacv1.UserKind, rbacv1.GroupKind:

@@ -39,12 +39,15 @@ func (f finder) find(ctx context.Context, target proxy.Target) (string, error) {
 		return "", err
 	}
 	obj, err := f.endpoints.Get(ctx, target.Name, &metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return "", noEndpoints(target)
+	}
 	if err != nil {
 		return "", err
 	}
 	subsets := slices.Clone(obj.(*corev1.Endpoints).Subsets)
 	if len(subsets) == 0 {
-		return "", apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", target.Name))
+		return "", noEndpoints(target)
 	}
 	rand.Shuffle(len(subsets), func(i, j int) { subsets[i], subsets[j] = subsets[j], subsets[i] })
 	for _, s := range subsets {
@@ -60,7 +63,11 @@ func (f finder) find(ctx context.Context, target proxy.Target) (string, error) {
 			}
 		}
 	}
-	return "", apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", target.ID))
+	return "", noEndpoints(target)
+}
+
+func noEndpoints(target proxy.Target) error {
+	return apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", target.Name))
 }
 
 // portName is the name of the port that is meant: the one named, or the one of

@@ -62,7 +62,7 @@ func TestProxyFindsPodsOnly(t *testing.T) {
 		{"web:https", "", apierrors.IsServiceUnavailable},
 		{"web:81", "", apierrors.IsServiceUnavailable},
 		{"empty", "", apierrors.IsServiceUnavailable},
-		{"none", "", apierrors.IsNotFound},
+		{"none", "", apierrors.IsServiceUnavailable},
 		{"none:80", "", apierrors.IsNotFound},
 	} {
 		for range 20 { // the choice is random

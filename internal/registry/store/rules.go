@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/operation"
 	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -25,6 +26,7 @@ type Strategy interface {
 	rest.RESTCreateStrategy
 	rest.RESTUpdateStrategy
 	rest.ResetFieldsStrategy
+	rest.DeclarativeValidationStrategy
 }
 
 // Object is a pointer to an object of a kind.
@@ -178,6 +180,19 @@ func (s *strategy[T]) ValidateUpdate(ctx context.Context, obj, old runtime.Objec
 		errs = append(errs, s.rules.Validate(ctx, obj.(T), old.(T))...)
 	}
 	return errs
+}
+
+// ValidateDeclaratively returns the errors that Validate or ValidateUpdate and the generic store have found,
+// each once: both check the metadata of an update. No kind declares rules beside those of its Rules.
+func (s *strategy[T]) ValidateDeclaratively(_ context.Context, _, _ runtime.Object, found field.ErrorList, _ operation.Type,
+	_ rest.DeclarativeValidationConfig,
+) field.ErrorList {
+	return found.Filter()
+}
+
+// DeclarativeValidationConfig returns no options.
+func (s *strategy[T]) DeclarativeValidationConfig(context.Context, runtime.Object, runtime.Object) rest.DeclarativeValidationConfig {
+	return rest.DeclarativeValidationConfig{}
 }
 
 // MetaOf returns the metadata of obj, which has one of the types of k8s.io/api.

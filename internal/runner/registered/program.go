@@ -9,11 +9,13 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
@@ -35,6 +37,8 @@ type Options struct {
 	Client  kubernetes.Interface
 	Units   *systemd.Bus
 	HostIPs func() []netip.Addr
+	// Schedulable reports whether this node is known and not cordoned. After a change of it Nudge is called.
+	Schedulable func() bool
 	// Selected reports whether a Service selects a Pod.
 	Selected func(*corev1.Pod) bool
 	// Probed counts a probe.
@@ -157,6 +161,7 @@ type registered struct {
 	since    time.Time
 	restarts int32
 	ready    bool
+	returned bool // as of svc.ProgramReturned
 	probes   context.CancelFunc
 	probed   netip.Addr // the address that probes go to
 	stop     stopOfUnit
@@ -223,6 +228,7 @@ func (g *registered) step(pod *corev1.Pod) {
 	if !g.known {
 		return // the watcher reports at once
 	}
+	g.returned = g.returned || hasReturned(&pod.Status) || g.o.Schedulable()
 	ips := g.addresses(pod)
 	switch {
 	case !g.program.Up || len(ips) == 0:
@@ -233,6 +239,22 @@ func (g *registered) step(pod *corev1.Pod) {
 	}
 	g.pub.Set(pod, g.status(pod, nil))
 	g.release(pod)
+}
+
+// hasReturned reports whether a status has the condition svc.ProgramReturned.
+func hasReturned(st *corev1.PodStatus) bool {
+	return slices.ContainsFunc(st.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == svc.ProgramReturned && c.Status == corev1.ConditionTrue
+	})
+}
+
+// state returns the state of the program for Services: one that a drain has taken out is not up before its return.
+func (g *registered) state(pod *corev1.Pod) program.State {
+	if pod.Annotations[svc.EvictedAnnotation] == "" || g.returned || !g.program.Up {
+		return g.program
+	}
+	return program.State{Reason: "Evicted", Message: fmt.Sprintf("node %[1]s is cordoned: it is an endpoint again after "+
+		"'kubectl uncordon %[1]s'", pod.Spec.NodeName)}
 }
 
 // check returns why a Pod is not kept. The API server has checked all of it, if it is ours.
@@ -407,7 +429,8 @@ func (b *limitedBuffer) Write(p []byte) (int, error) {
 // status is that of a Pod with one container, which runs while the program is up. refused
 // is why the Pod is not kept.
 func (g *registered) status(pod *corev1.Pod, refused error) corev1.PodStatus {
-	c := status.Container{Spec: &pod.Spec.Containers[0], Started: g.program.Up, Ready: g.ready && g.program.Up}
+	state := g.state(pod)
+	c := status.Container{Spec: &pod.Spec.Containers[0], Started: state.Up, Ready: g.ready && state.Up}
 	known := *pod
 	known.Status = g.pub.Known(pod)
 	v := status.Pod{Pod: &known, HostIPs: g.o.HostIPs(), Containers: []*status.Container{&c}, Started: pod.CreationTimestamp.Time}
@@ -417,13 +440,18 @@ func (g *registered) status(pod *corev1.Pod, refused error) corev1.PodStatus {
 		return v.Status(time.Now())
 	}
 	v.Sandbox, v.IPs = true, g.addresses(pod)
-	c.Now = &shim.State{Name: c.Spec.Name, Attempt: int(g.restarts), ID: g.containerID(), Started: g.since, Exited: !g.program.Up}
-	if !g.program.Up {
-		c.Waiting = &corev1.ContainerStateWaiting{Reason: g.program.Reason, Message: g.program.Message}
+	c.Now = &shim.State{Name: c.Spec.Name, Attempt: int(g.restarts), ID: g.containerID(), Started: g.since, Exited: !state.Up}
+	if !state.Up {
+		c.Waiting = &corev1.ContainerStateWaiting{Reason: state.Reason, Message: state.Message}
 	}
 	st := v.Status(time.Now())
 	st.ContainerStatuses[0].LastTerminationState = corev1.ContainerState{} // how it ended is not known
 	st.Reason, st.Message = status.ReasonRegistered, "the node checks this program and does not start it"
+	if pod.Annotations[svc.EvictedAnnotation] != "" && g.returned && !hasReturned(&st) {
+		st.Conditions = append(st.Conditions, corev1.PodCondition{
+			Type: svc.ProgramReturned, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now(),
+		})
+	}
 	g.drainCondition(&st)
 	return st
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/loop"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // Publisher writes the newest status of one pod to the API when it has changed,
@@ -189,6 +190,7 @@ func (p *Publisher) write(ctx context.Context) error {
 // ownConditions are the conditions that a node sets.
 var ownConditions = map[corev1.PodConditionType]bool{
 	corev1.PodReadyToStartContainers: true, corev1.PodInitialized: true, corev1.ContainersReady: true, corev1.PodReady: true,
+	svc.ProgramReturned: true,
 }
 
 // statusPatch is the patch that gives base the fields of want that a node

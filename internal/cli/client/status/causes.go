@@ -118,7 +118,8 @@ func (r *Report) judgeEndpoints(services []corev1.Service, all []discoveryv1.End
 				}
 			}
 		}
-		if n := len(unready); n > 0 && n < len(total) {
+		// judgeServices names a Service with a selector that has no ready endpoint at all.
+		if n := len(unready); n > 0 && (n < len(total) || len(s.Spec.Selector) == 0) {
 			r.serviceProblem(name, "service %s: %d of %d endpoints are not ready: %s", name, n, len(total), some(unready))
 		}
 		if len(on) > 0 {

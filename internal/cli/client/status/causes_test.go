@@ -67,6 +67,19 @@ func TestStatusNamesCauses(t *testing.T) {
 			one := sliceOf("web", endpoint("a", "n1", true), endpoint("b", "n1", false), endpoint("fresh", "n1", false))
 			r.judgeEndpoints([]corev1.Service{web}, []discoveryv1.EndpointSlice{one}, pods, now)
 		}, []string{"service default/web: 1 of 3 endpoints are not ready: b (running, its readiness probe does not pass)"}},
+		"no ready endpoint written by hand": {func(r *Report) {
+			hand := service("hand", intstr.FromInt32(9376))
+			one := sliceOf("hand", endpoint("x", "n1", false))
+			one.Endpoints[0].TargetRef = nil
+			r.judgeEndpoints([]corev1.Service{hand}, []discoveryv1.EndpointSlice{one}, pods, now)
+		}, []string{"service default/hand: 1 of 1 endpoints are not ready: 10.0.0.1 (on node n1)"}},
+		"no ready endpoint": {func(r *Report) {
+			services := []corev1.Service{web}
+			one := sliceOf("web", endpoint("a", "n1", false), endpoint("b", "n1", false))
+			r.Services = serviceReports(services, []discoveryv1.EndpointSlice{one})
+			r.judgeServices(services, newPodIndex([]corev1.Pod{running("a"), running("b")}, true))
+		}, []string{"service default/web has no ready endpoint: connections are refused (not ready: a (running, its readiness probe " +
+			"does not pass), b (running, its readiness probe does not pass))"}},
 		"all are ready": {func(r *Report) {
 			r.judgeEndpoints([]corev1.Service{web}, []discoveryv1.EndpointSlice{sliceOf("web", endpoint("a", "n1", true))}, pods, now)
 		}, nil},

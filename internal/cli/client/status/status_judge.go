@@ -122,14 +122,27 @@ func (r *Report) judgeServices(services []corev1.Service, pods *podIndex) {
 			continue
 		}
 		if counts.Ready == 0 {
-			why := fmt.Sprintf("selector %s, %d endpoints not ready", selectorText(s.Spec.Selector), counts.Total)
-			if hint := pods.unmatched(s.Namespace, s.Spec.Selector); hint != "" {
-				why = hint
-			}
-			r.serviceProblem(name, "service %s has no ready endpoint: connections are refused (%s)", name, why)
+			r.serviceProblem(name, "service %s has no ready endpoint: connections are refused (%s)", name, pods.whyNone(s, counts.Total))
 		}
 		r.judgePorts(s, name, pods)
 	}
+}
+
+// whyNone returns why no endpoint of a Service is ready.
+func (x *podIndex) whyNone(s *corev1.Service, endpoints int) string {
+	if hint := x.unmatched(s.Namespace, s.Spec.Selector); hint != "" {
+		return hint
+	}
+	reasons := map[string]string{}
+	for _, p := range x.matching(s.Namespace, s.Spec.Selector) {
+		if p.DeletionTimestamp == nil {
+			reasons[p.Name] = base.PodTrouble(p)
+		}
+	}
+	if len(reasons) == 0 || endpoints == 0 {
+		return fmt.Sprintf("selector %s, %d endpoints not ready", selectorText(s.Spec.Selector), endpoints)
+	}
+	return "not ready: " + some(reasons)
 }
 
 // judgeProgrammed adds the Services that ask whether nodes have programmed them, and have waited
