@@ -67,6 +67,7 @@ var readers = map[string]reader{
 	svc.ServicesFileAnnotation:    {[]string{"Pod"}, nil},
 	svc.ProgramsAnnotation:        {[]string{"Pod"}, programs},
 	svc.SchedulerAnnotation:       {[]string{"Service"}, only(svc.Schedulers()...)},
+	svc.ForwardingAnnotation:      {[]string{"Service"}, only(svc.ForwardingNAT, svc.ForwardingDirect)},
 	svc.WeightAnnotation:          {[]string{"Pod", "EndpointSlice", "Endpoints"}, weight},
 	svc.CheckAnnotation:           {[]string{"EndpointSlice"}, nil},
 	checks.IntervalAnnotation:     {[]string{"EndpointSlice"}, nil},
