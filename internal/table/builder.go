@@ -29,9 +29,9 @@ type Builder struct {
 	sliceOf map[svc.Name]svc.Name
 	claims  Claims[svc.Frontend, claimant]
 	byEndpoint
-	node       node
-	ranges     ranges
-	forwarding forwarding
+	forwarding
+	node   node
+	ranges ranges
 
 	dirty    []*service
 	problems map[svc.Name][]Problem
@@ -68,7 +68,7 @@ type claimed struct {
 // NewBuilder returns a Builder that knows of no object yet.
 func NewBuilder(cfg Config) *Builder {
 	cluster, local := cfg.cidrs(nil)
-	return &Builder{
+	b := &Builder{
 		cfg:      cfg,
 		services: map[svc.Name]*service{},
 		hosts:    map[svc.Name]*service{},
@@ -83,6 +83,8 @@ func NewBuilder(cfg Config) *Builder {
 		news:     map[svc.Name]bool{},
 		table:    &Table{ClusterCIDRs: cluster, LocalCIDRs: local, PodInterfaces: cfg.PodInterfaces, MasqueradeAll: cfg.MasqueradeAll},
 	}
+	b.forwarding.changed = b.touch
+	return b
 }
 
 func (b *Builder) service(n svc.Name) *service {
@@ -261,7 +263,8 @@ func (b *Builder) Build() (*Table, []Key) {
 	ranges := b.ranges.choose(&b.node, b.vips)
 	cluster, local := b.cfg.cidrs(b.node.podCIDRs)
 	direct := b.ForwardsDirectly()
-	if edit == nil && direct == b.table.ForwardsDirectly && slices.Equal(addrs, b.table.NodePortAddrs) && slices.Equal(ranges, b.table.ServiceCIDRs) &&
+	if edit == nil && direct == b.table.ForwardsDirectly &&
+		slices.Equal(addrs, b.table.NodePortAddrs) && slices.Equal(ranges, b.table.ServiceCIDRs) &&
 		slices.Equal(cluster, b.table.ClusterCIDRs) && slices.Equal(local, b.table.LocalCIDRs) {
 		return b.table, changed
 	}

@@ -43,7 +43,7 @@ func (b *Builder) decide(s *service) ([]*ServicePort, []Problem) {
 	}
 	c := &complaints{service: s.name}
 	s.hinted = false
-	direct := b.wantsDirect(s, c)
+	direct := b.wants(b.cfg.Forwarding, s, c)
 	if !proxied(s.obj) {
 		return nil, nil
 	}
@@ -137,7 +137,7 @@ func (b *Builder) decidePort(s *service, asked, mine []want, direct bool, c *com
 	}
 	var hops []Hop
 	if direct {
-		hops = b.forwarding.hops(all, forCluster, k, proto, b.cfg.NodeName, c)
+		hops = b.hops(all, forCluster, k, proto, b.cfg.NodeName, c)
 	}
 	for _, w := range mine {
 		f := Frontend{Kind: w.kind, Addr: w.at.Addr}

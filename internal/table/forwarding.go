@@ -31,7 +31,7 @@ func (h Hop) String() string {
 	return fmt.Sprintf("%s via %s x%d", h.Node, h.Via, h.Endpoints)
 }
 
-// NextHop is where this node sends what is for another one, by family; a family that it cannot has no valid address.
+// NextHop is where this node sends packets for another one, by family; a family that it cannot has no valid address.
 type NextHop struct{ IPv4, IPv6 netip.Addr }
 
 func (n NextHop) of(f svc.Family) netip.Addr {
@@ -47,14 +47,16 @@ type forwarding struct {
 	wanted map[*service]bool
 	// nextHops are the other nodes; nil is not known yet.
 	nextHops map[nodeName]NextHop
+	// changed is called for each of them when nextHops changes.
+	changed func(*service)
 }
 
 // ForwardsDirectly reports whether a Service of the last Build asks for direct return, so that SetNextHops matters.
-func (b *Builder) ForwardsDirectly() bool { return len(b.forwarding.wanted) > 0 }
+func (f *forwarding) ForwardsDirectly() bool { return len(f.wanted) > 0 }
 
 // SetNextHops sets how this node passes packets on to others, by their names. Nil is not known yet: until then Services that ask for
 // direct return are translated.
-func (b *Builder) SetNextHops(hops map[string]NextHop) {
+func (f *forwarding) SetNextHops(hops map[string]NextHop) {
 	var next map[nodeName]NextHop
 	if hops != nil {
 		next = make(map[nodeName]NextHop, len(hops))
@@ -62,28 +64,27 @@ func (b *Builder) SetNextHops(hops map[string]NextHop) {
 			next[unique.Make(name)] = h
 		}
 	}
-	f := &b.forwarding
 	if (next == nil) == (f.nextHops == nil) && maps.Equal(next, f.nextHops) {
 		return
 	}
 	f.nextHops = next
 	for s := range f.wanted {
-		b.touch(s)
+		f.changed(s)
 	}
 }
 
-// wantsDirect reports whether s asks for direct return, and remembers that.
-func (b *Builder) wantsDirect(s *service, c *complaints) bool {
-	delete(b.forwarding.wanted, s)
-	if b.cfg.Forwarding == nil || s.obj == nil || !hasOutside(s.obj) {
+// wants reports whether s asks for direct return, by Config.Forwarding, and remembers that.
+func (f *forwarding) wants(read func(map[string]string) (bool, error), s *service, c *complaints) bool {
+	delete(f.wanted, s)
+	if read == nil || s.obj == nil || !hasOutside(s.obj) {
 		return false
 	}
-	direct, err := b.cfg.Forwarding(s.obj.Annotations)
+	direct, err := read(s.obj.Annotations)
 	if err != nil {
 		c.add(ReasonForwardingIgnored, "%v", err)
 	}
 	if direct {
-		b.forwarding.wanted[s] = true
+		f.wanted[s] = true
 	}
 	return direct
 }

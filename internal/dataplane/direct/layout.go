@@ -172,7 +172,7 @@ func (l *layout) enough() nftables.Rule {
 	return commented(p, "time to live or hop limit up to %d: return", passedHops)
 }
 
-// lookUp leads what is remembered on, before connection tracking: it would see half of each connection. ICMP errors about a
+// lookUp passes remembered flows on, before connection tracking: it would see half of each connection. ICMP errors about a
 // remembered flow follow it.
 func (l *layout) lookUp() []nftables.Rule {
 	return []nftables.Rule{
@@ -204,7 +204,7 @@ func (l *layout) errorFlow() *nftables.Program {
 	return nftables.Transport(p, l.front+a+1, quoted+header, 2)
 }
 
-// known passes on what is remembered, and renews or ends the memory. A new connection of TCP is a new flow, and so is one of another
+// known passes remembered flows on, and renews or ends the memory. A new connection of TCP is a new flow, and so is one of another
 // protocol whose hop does not serve any more.
 func (l *layout) known() []nftables.Rule {
 	flow := func(p *nftables.Program) *nftables.Program { return l.loadFlow(p).Map(setFlows, 0, l.hop) }
@@ -212,7 +212,8 @@ func (l *layout) known() []nftables.Rule {
 	open := new(nftables.Program).Meta(0, nftables.MetaL4Proto).Equal(0, []byte{byte(svc.TCP)}).
 		TCPFlags(0).Mask(0, []byte{nftables.TCPSyn}, []byte{0}).Equal(0, []byte{0})
 	return []nftables.Rule{
-		commented(l.passOn(flow(notTCP()).InSet(setHops, l.front).Remember(setFlows, 0, l.hop, otherTime)), "not TCP, and the hop in @hops: renew, pass on"),
+		commented(l.passOn(flow(notTCP()).InSet(setHops, l.front).Remember(setFlows, 0, l.hop, otherTime)),
+			"not TCP, and the hop in @hops: renew, pass on"),
 		commented(forget(notTCP()).Return(), "not TCP: forget"),
 		commented(l.passOn(forget(l.tcp(nftables.TCPFin|nftables.TCPRst))), "tcp fin or rst: forget, pass on"),
 		commented(l.passOn(flow(open).Remember(setFlows, 0, l.hop, tcpTime)), "tcp without syn: renew, pass on"),
@@ -220,8 +221,8 @@ func (l *layout) known() []nftables.Rule {
 	}
 }
 
-// choose leads new flows of clients outside to the table of their frontend. What is tracked as known has its endpoint here, or
-// was translated here. A packet that meets a transaction may miss the frontend, and looks twice.
+// choose leads new flows of clients outside to the table of their frontend. Connections that are tracked as known have their endpoint
+// here, or were translated here. A packet that meets a transaction may miss the frontend, and looks twice.
 func (l *layout) choose(set *dataplane.Settings) []nftables.Rule {
 	tracked := new(nftables.Program).Conntrack(0, nftables.CtState).
 		Mask(0, nftables.Uint32(nftables.CtStateEstablished|nftables.CtStateRelated), nftables.Uint32(0)).

@@ -75,7 +75,7 @@ func (t *Target) read(thorough bool) (*found, error) {
 	return r, err
 }
 
-// elems calls take for each element of a set that begins with a frontend. What it does not take, and what is no frontend, is
+// elems calls take for each element of a set that begins with a frontend. Other elements, and those that it does not take, are
 // junk. A set that changes during the read is read again: take is called again with the same.
 func (t *Target) elems(r *found, set string, take func(k dataplane.FrontKey, rest []byte, e *nftables.Elem) bool) error {
 	before := len(r.junk)
@@ -149,7 +149,7 @@ func (l *layout) fits(is *nftables.StoredTable, r *found) bool {
 	return true
 }
 
-// reportDrift reports what is in the kernel otherwise than t left it.
+// reportDrift reports how the kernel differs from what t left.
 func (r *found) reportDrift(c *dataplane.Change, t *Target) {
 	drift := func(format string, args ...any) { c.Drift(t.layout.table.String()+": "+format, args...) }
 	switch {
@@ -193,7 +193,7 @@ func (r *found) reportDrift(c *dataplane.Change, t *Target) {
 	}
 }
 
-// Dump appends what is in the kernel now, sorted, without slots: they follow from the hops. It appends nothing if there is no
+// Dump appends the contents of the kernel now, sorted, without slots: they follow from the hops. It appends nothing if there is no
 // table.
 func (t *Target) Dump(b *strings.Builder) error {
 	r, err := t.read(true)

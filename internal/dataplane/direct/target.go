@@ -89,7 +89,7 @@ func (t *Target) Write(ctx context.Context, c *dataplane.Change) error {
 	return t.all(ctx, next)
 }
 
-// all brings frontends to what is planned for them, nil for none, in as many transactions as their size asks for.
+// all brings frontends to their plans, nil for none, in as many transactions as their size asks for.
 func (t *Target) all(ctx context.Context, next map[dataplane.FrontKey]*front) error {
 	keys := slices.SortedFunc(maps.Keys(next), dataplane.FrontKey.Compare)
 	chunk := min(chunkBytes, t.kernel.MaxBatch()*3/4)
@@ -126,7 +126,7 @@ func (t *Target) commit(fill func(*nftables.Batch)) error {
 	return tables.Stale(t.kernel.Commit(b))
 }
 
-// remove removes the table, with what is remembered.
+// remove removes the table, with the remembered flows.
 func (t *Target) remove() error {
 	there := t.found.there
 	t.found, t.fronts, t.settings = nil, map[dataplane.FrontKey]*front{}, dataplane.Settings{}
@@ -136,7 +136,7 @@ func (t *Target) remove() error {
 	return t.commit(func(b *nftables.Batch) { b.DelTable(t.layout.table) })
 }
 
-// foundation writes what is always there, as far as it is missing, and removes what is not ours.
+// foundation writes the missing chains and sets, and removes foreign ones.
 func (t *Target) foundation(b *nftables.Batch, settings *dataplane.Settings) {
 	l, found := t.layout, t.found
 	if found.there && !found.usable {

@@ -38,7 +38,7 @@ const (
 
 var vips = map[svc.Family]netip.Addr{svc.IPv4: netip.MustParseAddr("203.0.113.10"), svc.IPv6: netip.MustParseAddr("2001:db8:113::10")}
 
-// directCluster is three nodes with the decisions and the mode of a node each, and a client on their network that sends what is for
+// directCluster is three nodes with the decisions and the mode of a node each, and a client on their network that sends packets for
 // the virtual IPs to one of them.
 type directCluster struct {
 	t       *testing.T
@@ -72,7 +72,9 @@ func newDirectCluster(t *testing.T, protocol svc.Protocol, pods ...string) *dire
 	}
 	for _, name := range slices.Sorted(maps.Keys(hosts)) {
 		n := &directNode{Host: hosts[name]}
-		n.builder = table.NewBuilder(table.Config{NodeName: name, Forwarding: func(a map[string]string) (bool, error) { return dialect.Forwarding(a, false, direct.Probe) }})
+		n.builder = table.NewBuilder(table.Config{NodeName: name, Forwarding: func(a map[string]string) (bool, error) {
+			return dialect.Forwarding(a, false, direct.Probe)
+		}})
 		hops := map[string]table.NextHop{}
 		n.Do(func() {
 			for other, h := range hosts {
@@ -110,7 +112,7 @@ func newDirectCluster(t *testing.T, protocol svc.Protocol, pods ...string) *dire
 	return c
 }
 
-// announce has the client send what is for the virtual IPs to a node.
+// announce has the client send packets for the virtual IPs to a node.
 func (c *directCluster) announce(n *directNode) {
 	for f, vip := range vips {
 		c.client.Route(netip.PrefixFrom(vip, vip.BitLen()), n.Addr(f))
@@ -188,17 +190,18 @@ func (c *directCluster) names(pods ...*testbed.Host) []string {
 // logic: of three endpoints on three nodes, one of which gets all packets, more than one answers; with affinity one and the same
 // does; without, more than one does again. All see the client. It is the same with policy Cluster.
 func TestDirectAffinitySwitches(t *testing.T) {
+	none, clientIP := corev1.ServiceAffinityNone, corev1.ServiceAffinityClientIP
 	for _, p := range []svc.Protocol{svc.TCP, svc.UDP} {
 		c := newDirectCluster(t, p, "a", "b", "c")
 		for _, policy := range []corev1.ServiceExternalTrafficPolicy{corev1.ServiceExternalTrafficPolicyLocal,
 			corev1.ServiceExternalTrafficPolicyCluster} {
 			c.service.Spec.ExternalTrafficPolicy = policy
-			for _, affinity := range []corev1.ServiceAffinity{corev1.ServiceAffinityNone, corev1.ServiceAffinityClientIP, corev1.ServiceAffinityNone} {
+			for _, affinity := range []corev1.ServiceAffinity{none, clientIP, none} {
 				c.service.Spec.SessionAffinity = affinity
 				c.apply(c.pods...)
 				for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
 					seen := c.ask(p, f, 40)
-					if affinity == corev1.ServiceAffinityClientIP && len(seen) != 1 || affinity == corev1.ServiceAffinityNone && len(seen) != 3 {
+					if affinity == clientIP && len(seen) != 1 || affinity == none && len(seen) != 3 {
 						t.Errorf("%s over %s, policy %s, affinity %s: answers of %v", p, f, policy, affinity, seen)
 					}
 				}
@@ -466,7 +469,7 @@ func sendTooBig(t *testing.T, f svc.Family, vip netip.Addr, client netip.AddrPor
 	}
 }
 
-// A node behind a router gets packets by VXLAN; what is too large for that is answered, so that the client sends less.
+// A node behind a router gets packets by VXLAN; too large ones are answered, so that the client sends less.
 func TestDirectByVXLAN(t *testing.T) {
 	c := newDirectCluster(t, svc.TCP, "b")
 	a, b := c.nodes[0], c.nodes[1]
@@ -540,7 +543,7 @@ func TestDirectComesAndGoes(t *testing.T) {
 	})
 }
 
-// The next process takes over what is there, and connections go on; what another program removes or adds is repaired.
+// The next process takes the table over, and connections go on; changes by another program are repaired.
 func TestDirectRestartsAndRepairs(t *testing.T) {
 	c := newDirectCluster(t, svc.TCP, "a", "b", "b", "c")
 	a := c.nodes[0]
