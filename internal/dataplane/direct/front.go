@@ -1,7 +1,6 @@
 package direct
 
 import (
-	"encoding/binary"
 	"net/netip"
 	"slices"
 
@@ -100,27 +99,27 @@ func (l *layout) diff(b *nftables.Batch, k dataplane.FrontKey, old, next *front)
 		if was == is {
 			continue
 		}
-		key := slotKey(base, i)
+		key := slotKey(i, k)
 		if was.IsValid() {
 			b.DelElem(l.table, setSlots, key)
 		}
 		if is.IsValid() {
-			b.AddElem(l.table, setSlots, &nftables.Elem{Key: key, Data: is.AsSlice()})
+			b.AddElem(l.table, setSlots, &nftables.Elem{Key: key, Data: append(nftables.Uint32(0), is.AsSlice()...)})
 		}
 	}
 	for _, a := range old.serving {
 		if _, stays := slices.BinarySearchFunc(next.serving, a, netip.Addr.Compare); !stays {
-			b.DelElem(l.table, setHops, append(slices.Clip(base), a.AsSlice()...))
+			b.DelElem(l.table, setHops, append(a.AsSlice(), base...))
 		}
 	}
 	for _, a := range next.serving {
 		if _, was := slices.BinarySearchFunc(old.serving, a, netip.Addr.Compare); !was {
-			b.AddElem(l.table, setHops, &nftables.Elem{Key: append(slices.Clip(base), a.AsSlice()...)})
+			b.AddElem(l.table, setHops, &nftables.Elem{Key: append(a.AsSlice(), base...)})
 		}
 	}
 }
 
-// slotKey is the key of a slot in map slots.
-func slotKey(front []byte, slot int) []byte {
-	return binary.NativeEndian.AppendUint32(slices.Clip(front), uint32(slot)) //nolint:gosec // below 4,093
+// slotKey is the key of a frontend's slot in map slots.
+func slotKey(slot int, k dataplane.FrontKey) []byte {
+	return tables.AppendKey(nftables.Uint32(uint32(slot)), k) //nolint:gosec // below 4,093
 }

@@ -54,24 +54,29 @@ const (
 // priorityNew is after connection tracking (-200) and before any translation (-100).
 const priorityNew = -150
 
-// layout is the table of one family. A rule holds in its registers, from 0 on:
+// layout is the table of one family. A rule holds in its registers, in IPv6 all 16 of them:
 //
-//	client  client's port  |  frontend: address, protocol, port  |  hop, or a slot's number  |  scratch
+//	0  |  hop, whose last one may be a slot's number  |  frontend: address, protocol, port  |  client  client's port
 //
-// so that a flow, a frontend with a slot, and a frontend with a hop are each in one row.
+// so that a flow, a frontend with a slot, and a frontend with a hop are each in one row. The 0 is for nft(8): up to 1.0.6 at least
+// it ends with a failed assertion when it prints a lookup of what another lookup found. So maps have the hop behind a 0, and nft(8)
+// believes that its registers have the destination, which is loaded there before.
 type layout struct {
 	nftables.Header
 	table                     nftables.Table
 	family                    svc.Family
-	front, port, hop, scratch nftables.Reg
+	slot, front, client, port nftables.Reg
 }
+
+// hop is the register of the hop.
+const hop nftables.Reg = 1
 
 func newLayout(f svc.Family) *layout {
 	l := &layout{Header: nftables.HeaderOf(f), table: nftables.Table{Family: nftables.FamilyOf(f), Name: TableName}, family: f}
 	a := l.Regs()
-	l.port, l.front = a, a+1
-	l.hop = l.front + a + 2
-	l.scratch = l.hop + a
+	l.slot, l.front = a, a+1
+	l.client = l.front + a + 2
+	l.port = l.client + a
 	return l
 }
 
@@ -85,10 +90,10 @@ func (l *layout) sets() []nftables.Set {
 	type ts = []nftables.Type
 	return []nftables.Set{
 		{Name: setFronts, Key: ts{a, proto, port}, Data: ts{mark}, Comment: "frontend : size of its table, + 0x10000 with affinity"},
-		{Name: setSlots, Key: ts{a, proto, port, mark}, Data: ts{a}, Comment: "frontend . slot : next hop, unspecified for this node"},
-		{Name: setHops, Key: ts{a, proto, port, a}, Comment: "frontend . next hop that serves it"},
-		{Name: setFlows, Key: ts{a, port, a, proto, port}, Data: ts{a}, Dynamic: true, Size: maxFlows,
-			Comment: "client . frontend : next hop"},
+		{Name: setSlots, Key: ts{mark, a, proto, port}, Data: ts{mark, a}, Comment: "slot . frontend : 0 . next hop, unspecified for this node"},
+		{Name: setHops, Key: ts{a, a, proto, port}, Comment: "next hop that serves . frontend"},
+		{Name: setFlows, Key: ts{a, proto, port, a, port}, Data: ts{mark, a}, Dynamic: true, Size: maxFlows,
+			Comment: "frontend . client : 0 . next hop"},
 	}
 }
 
@@ -114,7 +119,7 @@ func (l *layout) chains(set *dataplane.Settings) []chain {
 				name += "-affine"
 			}
 			out = append(out, chain{name: name, rules: l.tableRules(s.size, affinity)})
-			p := l.flow().Map(setFronts, l.front, l.hop).Equal(l.hop, nftables.Uint32(class)).Goto(name)
+			p := l.flow().Map(setFronts, l.front, 0).Equal(0, nftables.Uint32(class)).Goto(name)
 			tables.rules = append(tables.rules, commented(p, "%s map @frontends is %#x: goto %s", l.FrontendText(), class, name))
 		}
 	}
@@ -143,7 +148,7 @@ func (l *layout) flow() *nftables.Program { return l.loadFlow(new(nftables.Progr
 
 func (l *layout) loadFlow(p *nftables.Program) *nftables.Program {
 	a := l.Regs()
-	return p.Network(0, l.Source, l.Len).Port(l.port, nftables.Source).
+	return p.Network(hop, l.Destination, l.Len).Network(l.client, l.Source, l.Len).Port(l.port, nftables.Source).
 		Network(l.front, l.Destination, l.Len).Meta(l.front+a, nftables.MetaL4Proto).Port(l.front+a+1, nftables.Destination)
 }
 
@@ -162,8 +167,13 @@ func notTCP() *nftables.Program {
 
 // passOn ends a rule: a copy of the packet goes to the hop, and the packet no further.
 func (l *layout) passOn(p *nftables.Program) *nftables.Program {
-	nftables.SetHops(p.Value(l.scratch, []byte{passedHops + 1}), l.table.Family, l.scratch)
-	return nftables.Duplicate(p, l.hop).Drop()
+	nftables.SetHops(p.Value(l.port, []byte{passedHops + 1}), l.table.Family, l.port)
+	return nftables.Duplicate(p, hop).Drop()
+}
+
+// remember keeps the flow and its hop for some milliseconds, or renews that.
+func (l *layout) remember(p *nftables.Program, ms uint64) *nftables.Program {
+	return p.Value(0, nftables.Uint32(0)).Remember(setFlows, l.front, 0, ms)
 }
 
 // enough ends the chain for packets that are not to be passed on (again).
@@ -177,8 +187,8 @@ func (l *layout) enough() nftables.Rule {
 func (l *layout) lookUp() []nftables.Rule {
 	return []nftables.Rule{
 		l.enough(),
-		commented(l.passOn(l.errorFlow().Map(setFlows, 0, l.hop)), "ICMP error about a flow in @flows: pass on"),
-		commented(l.flow().Map(setFlows, 0, l.hop).Goto(chainFlow), "flow in @flows: goto %s", chainFlow),
+		commented(l.passOn(l.errorFlow().Map(setFlows, l.front, 0)), "ICMP error about a flow in @flows: pass on"),
+		commented(l.flow().Map(setFlows, l.front, 0).Goto(chainFlow), "flow in @flows: goto %s", chainFlow),
 	}
 }
 
@@ -197,7 +207,8 @@ func (l *layout) errorFlow() *nftables.Program {
 	} else {
 		nftables.Transport(p, 0, 0, 1).Mask(0, []byte{0x80}, []byte{0}).Equal(0, []byte{0}) // RFC 4443, section 2.1
 	}
-	nftables.Transport(p, 0, quoted+l.Destination, l.Len)
+	p.Network(hop, l.Destination, l.Len)
+	nftables.Transport(p, l.client, quoted+l.Destination, l.Len)
 	nftables.Transport(p, l.port, quoted+header+2, 2)
 	nftables.Transport(p, l.front, quoted+l.Source, l.Len)
 	nftables.Transport(p, l.front+a, quoted+proto, 1)
@@ -207,16 +218,18 @@ func (l *layout) errorFlow() *nftables.Program {
 // known passes remembered flows on, and renews or ends the memory. A new connection of TCP is a new flow, and so is one of another
 // protocol whose hop does not serve any more.
 func (l *layout) known() []nftables.Rule {
-	flow := func(p *nftables.Program) *nftables.Program { return l.loadFlow(p).Map(setFlows, 0, l.hop) }
-	forget := func(p *nftables.Program) *nftables.Program { return flow(p).Forget(setFlows, 0, l.hop) }
+	flow := func(p *nftables.Program) *nftables.Program { return l.loadFlow(p).Map(setFlows, l.front, 0) }
+	forget := func(p *nftables.Program) *nftables.Program {
+		return flow(p).Value(0, nftables.Uint32(0)).Forget(setFlows, l.front, 0)
+	}
 	open := new(nftables.Program).Meta(0, nftables.MetaL4Proto).Equal(0, []byte{byte(svc.TCP)}).
 		TCPFlags(0).Mask(0, []byte{nftables.TCPSyn}, []byte{0}).Equal(0, []byte{0})
 	return []nftables.Rule{
-		commented(l.passOn(flow(notTCP()).InSet(setHops, l.front).Remember(setFlows, 0, l.hop, otherTime)),
+		commented(l.passOn(l.remember(flow(notTCP()).InSet(setHops, hop), otherTime)),
 			"not TCP, and the hop in @hops: renew, pass on"),
 		commented(forget(notTCP()).Return(), "not TCP: forget"),
 		commented(l.passOn(forget(l.tcp(nftables.TCPFin|nftables.TCPRst))), "tcp fin or rst: forget, pass on"),
-		commented(l.passOn(flow(open).Remember(setFlows, 0, l.hop, tcpTime)), "tcp without syn: renew, pass on"),
+		commented(l.passOn(l.remember(flow(open), tcpTime)), "tcp without syn: renew, pass on"),
 		commented(forget(l.tcp(nftables.TCPSyn)), "tcp syn: forget"),
 	}
 }
@@ -235,7 +248,7 @@ func (l *layout) choose(set *dataplane.Settings) []nftables.Rule {
 		rules = append(rules, nftables.NewRule(l.InPrefix(l.Source, p).Return(), "%s saddr %s return", l.Word, p))
 	}
 	for range 2 {
-		p := l.flow().Map(setFronts, l.front, l.hop).Goto(chainTables)
+		p := l.flow().Map(setFronts, l.front, 0).Goto(chainTables)
 		rules = append(rules, commented(p, "%s in @frontends: goto %s", l.FrontendText(), chainTables))
 	}
 	return rules
@@ -248,11 +261,11 @@ func (l *layout) tableRules(size int, affinity bool) []nftables.Rule {
 		n, of = l.Len, "client"
 	}
 	choice := func() *nftables.Program {
-		p := nftables.Hash(l.flow(), 0, l.hop, n, uint32(size))
-		return p.Map(setSlots, l.front, l.hop).NotEqual(l.hop, make([]byte, l.Len))
+		p := nftables.Hash(l.flow(), l.client, l.slot, n, uint32(size))
+		return p.Map(setSlots, l.slot, 0).NotEqual(hop, make([]byte, l.Len))
 	}
 	return []nftables.Rule{
-		commented(l.passOn(choice().Remember(setFlows, 0, l.hop, freshTime)),
+		commented(l.passOn(l.remember(choice(), freshTime)),
 			"%s hashed mod %d in @slots, unless this node: remember, pass on", of, size),
 		commented(l.passOn(choice()), "@flows is full: pass on"),
 	}

@@ -47,8 +47,8 @@ func (t *Target) read(thorough bool) (*found, error) {
 	if !r.sets[setFronts] || !r.sets[setSlots] || !r.sets[setHops] {
 		return r, nil
 	}
-	err = t.elems(r, setFronts, func(k dataplane.FrontKey, rest []byte, e *nftables.Elem) bool {
-		if len(rest) != 0 || len(e.Data) != 4 {
+	err = t.elems(r, setFronts, 0, func(k dataplane.FrontKey, e *nftables.Elem) bool {
+		if len(e.Data) != 4 {
 			return false
 		}
 		f := r.at(k)
@@ -59,8 +59,8 @@ func (t *Target) read(thorough bool) (*found, error) {
 		err = t.readSlots(r, thorough)
 	}
 	if err == nil {
-		err = t.elems(r, setHops, func(k dataplane.FrontKey, rest []byte, _ *nftables.Elem) bool {
-			a, ok := l.addressOf(rest)
+		err = t.elems(r, setHops, int(l.Len), func(k dataplane.FrontKey, e *nftables.Elem) bool {
+			a, ok := l.addressOf(e.Key[:l.Len])
 			if ok {
 				f := r.at(k)
 				f.serving = append(f.serving, a)
@@ -75,16 +75,24 @@ func (t *Target) read(thorough bool) (*found, error) {
 	return r, err
 }
 
-// elems calls take for each element of a set that begins with a frontend. Other elements, and those that it does not take, are
-// junk. A set that changes during the read is read again: take is called again with the same.
-func (t *Target) elems(r *found, set string, take func(k dataplane.FrontKey, rest []byte, e *nftables.Elem) bool) error {
+// elems calls take for each element of a set that has a frontend after so many bytes of its key. Other elements, and those that it
+// does not take, are junk. A set that changes during the read is read again: take is called again with the same.
+func (t *Target) elems(r *found, set string, after int, take func(k dataplane.FrontKey, e *nftables.Elem) bool) error {
 	before := len(r.junk)
 	return t.kernel.Elems(t.layout.table, set, func() { r.junk = r.junk[:before] }, func(e nftables.Elem) {
-		k, rest, ok := tables.ParseKey(e.Key, t.layout.family, false)
-		if !ok || !take(k, rest, &e) {
+		if k, ok := t.layout.frontOf(e.Key, after); !ok || !take(k, &e) {
 			r.junk = append(r.junk, rawElem{set, string(e.Key)})
 		}
 	})
+}
+
+// frontOf reads the frontend after so many bytes of a key, which must end with it.
+func (l *layout) frontOf(key []byte, after int) (dataplane.FrontKey, bool) {
+	if len(key) < after {
+		return dataplane.FrontKey{}, false
+	}
+	k, rest, ok := tables.ParseKey(key[after:], l.family, false)
+	return k, ok && len(rest) == 0
 }
 
 func (r *found) at(k dataplane.FrontKey) *front {
@@ -98,29 +106,28 @@ func (r *found) at(k dataplane.FrontKey) *front {
 func (t *Target) readSlots(r *found, thorough bool) error {
 	var keys [][]byte
 	for k, f := range r.fronts {
-		base := tables.AppendKey(nil, k)
 		for i := range int(f.class &^ affine) {
-			keys = append(keys, slotKey(base, i))
+			keys = append(keys, slotKey(i, k))
 		}
 	}
-	take := func(k dataplane.FrontKey, rest []byte, e *nftables.Elem) bool {
-		a, ok := t.layout.addressOf(e.Data)
-		if !ok || len(rest) != 4 {
+	take := func(k dataplane.FrontKey, e *nftables.Elem) bool {
+		if len(e.Data) < 4 {
 			return false
 		}
-		slot := int(binary.NativeEndian.Uint32(rest))
-		if slot >= sizes[len(sizes)-1].size {
+		a, ok := t.layout.addressOf(e.Data[4:])
+		slot := int(binary.NativeEndian.Uint32(e.Key))
+		if !ok || slot >= sizes[len(sizes)-1].size {
 			return false
 		}
 		r.at(k).setSlot(slot, a)
 		return true
 	}
 	if thorough || len(keys) <= thoroughUpTo {
-		return t.elems(r, setSlots, take)
+		return t.elems(r, setSlots, 4, take)
 	}
 	return t.kernel.Get(t.layout.table, setSlots, keys, func(e nftables.Elem) {
-		if k, rest, ok := tables.ParseKey(e.Key, t.layout.family, false); ok {
-			take(k, rest, &e)
+		if k, ok := t.layout.frontOf(e.Key, 4); ok {
+			take(k, &e)
 		}
 	})
 }

@@ -563,12 +563,18 @@ func TestDirectRestartsAndRepairs(t *testing.T) {
 		if got := flows.Dump(t, a.mode); got != want || k.commits != 0 {
 			t.Errorf("%d transactions of the next process, and it has\n%s\nwant\n%s", k.commits, got, want)
 		}
+		// An administrator can read it.
+		for _, family := range []string{"ip", "ip6"} {
+			if out := flows.Command(t, "", "nft", "list", "table", family, direct.TableName); !strings.Contains(out, "dup to") {
+				t.Errorf("nft shows\n%s", out)
+			}
+		}
 		for _, damage := range [][]string{
 			{"delete", "table", "ip", direct.TableName},
 			{"flush", "map", "ip6", direct.TableName, "slots"},
 			{"flush", "chain", "ip", direct.TableName, "passed-on"},
 			{"add", "chain", "ip", direct.TableName, "foreign"},
-			{"add", "element", "ip", direct.TableName, "hops", "{ 203.0.113.77 . tcp . 80 . 192.0.2.1 }"},
+			{"add", "element", "ip", direct.TableName, "hops", "{ 192.0.2.1 . 203.0.113.77 . tcp . 80 }"},
 			{"add", "element", "ip", direct.TableName, "frontends", "{ 203.0.113.77 . tcp . 80 : 61 }"},
 		} {
 			flows.Command(t, "", append([]string{"nft"}, damage...)...)
