@@ -152,13 +152,10 @@ func (l *layout) loadFlow(p *nftables.Program) *nftables.Program {
 		Network(l.front, l.Destination, l.Len).Meta(l.front+a, nftables.MetaL4Proto).Port(l.front+a+1, nftables.Destination)
 }
 
-// tcp begins a rule for segments of TCP with one of flags; 0 is for all.
-func (l *layout) tcp(flags byte) *nftables.Program {
-	p := new(nftables.Program).Meta(0, nftables.MetaL4Proto).Equal(0, []byte{byte(svc.TCP)})
-	if flags != 0 {
-		p.TCPFlags(0).Mask(0, []byte{flags}, []byte{0}).NotEqual(0, []byte{0})
-	}
-	return p
+// tcpFlags begins a rule for segments of TCP, by loading some of their flags into register 0.
+func tcpFlags(flags byte) *nftables.Program {
+	return new(nftables.Program).Meta(0, nftables.MetaL4Proto).Equal(0, []byte{byte(svc.TCP)}).
+		TCPFlags(0).Mask(0, []byte{flags}, []byte{0})
 }
 
 func notTCP() *nftables.Program {
@@ -222,15 +219,15 @@ func (l *layout) known() []nftables.Rule {
 	forget := func(p *nftables.Program) *nftables.Program {
 		return flow(p).Value(0, nftables.Uint32(0)).Forget(setFlows, l.front, 0)
 	}
-	open := new(nftables.Program).Meta(0, nftables.MetaL4Proto).Equal(0, []byte{byte(svc.TCP)}).
-		TCPFlags(0).Mask(0, []byte{nftables.TCPSyn}, []byte{0}).Equal(0, []byte{0})
+	closing := tcpFlags(nftables.TCPFin|nftables.TCPRst).NotEqual(0, []byte{0})
+	open, opening := tcpFlags(nftables.TCPSyn).Equal(0, []byte{0}), tcpFlags(nftables.TCPSyn).NotEqual(0, []byte{0})
 	return []nftables.Rule{
 		commented(l.passOn(l.remember(flow(notTCP()).InSet(setHops, hop), otherTime)),
 			"not TCP, and the hop in @hops: renew, pass on"),
 		commented(forget(notTCP()).Return(), "not TCP: forget"),
-		commented(l.passOn(forget(l.tcp(nftables.TCPFin|nftables.TCPRst))), "tcp fin or rst: forget, pass on"),
+		commented(l.passOn(forget(closing)), "tcp fin or rst: forget, pass on"),
 		commented(l.passOn(l.remember(flow(open), tcpTime)), "tcp without syn: renew, pass on"),
-		commented(forget(l.tcp(nftables.TCPSyn)), "tcp syn: forget"),
+		commented(forget(opening), "tcp syn: forget"),
 	}
 }
 

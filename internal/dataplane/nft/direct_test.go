@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -22,9 +23,12 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dataplane/direct"
+	"github.com/fairlead/fairlead/internal/dataplane/tables"
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/testbed"
@@ -429,6 +433,41 @@ func TestDirectErrorsReachTheEndpoint(t *testing.T) {
 			_ = conn.Close()
 		}
 	}
+}
+
+// A flood of forged clients fills the memory of flows: new ones go by their hash alone, and see no difference.
+func TestDirectMemoryIsFull(t *testing.T) {
+	c := newDirectCluster(t, svc.TCP, "b", "c")
+	flowsTable := nftables.Table{Family: nftables.IPv4, Name: direct.TableName}
+	front := tables.AppendKey(nil, dataplane.FrontKey{Addr: vips[svc.IPv4], Port: directPort, Proto: svc.TCP})
+	c.nodes[0].Do(func() {
+		k, err := nftables.Dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = k.Close() }()
+		const all, atOnce = 1 << 18, 1 << 14
+		for i := 0; i < all; i += atOnce {
+			b := nftables.NewBatch()
+			for n := range uint32(atOnce) {
+				client := binary.BigEndian.AppendUint32(slices.Clone(front), 10<<24|uint32(i)+n)
+				b.AddElem(flowsTable, "flows", &nftables.Elem{Key: append(client, 0, 80, 0, 0), Data: make([]byte, 8), Timeout: 3600_000})
+			}
+			if err := k.Commit(b); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b := nftables.NewBatch()
+		b.AddElem(flowsTable, "flows", &nftables.Elem{Key: append(slices.Clone(front), 9, 9, 9, 9, 0, 80, 0, 0), Data: make([]byte, 8),
+			Timeout: 3600_000})
+		if err := k.Commit(b); !errors.Is(err, syscall.ENFILE) {
+			t.Fatalf("one flow more: %v, want that the memory is full", err)
+		}
+	})
+	if seen := c.ask(svc.TCP, svc.IPv4, 40); len(seen) != 2 {
+		t.Errorf("answers of %v", seen)
+	}
+	c.echo("without memory", c.open(svc.IPv4, 10))
 }
 
 // sendTooBig sends what a router would that cannot pass a datagram from vip to the client on.
