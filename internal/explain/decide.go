@@ -253,6 +253,8 @@ func (d *deciding) masquerade() {
 			"flag --cluster-cidr of node "+d.facts.Node)
 	case split:
 		d.out.add("endpoints see an address of the node as the client", "node "+d.facts.Node)
+	case d.at.Hops != nil:
+		d.out.add("endpoints see the address of the client", d.field("annotation "+svc.ForwardingAnnotation))
 	default:
 		d.out.add("endpoints see the address of the client", d.policyField())
 	}
