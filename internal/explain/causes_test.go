@@ -302,7 +302,9 @@ func TestPassedOn(t *testing.T) {
 		t.Fatalf("%+v", v.Frontends)
 	}
 	said := text(v)
-	for _, want := range []string{"there via 192.168.70.12 x2", "annotation fairlead.dev/forwarding", "endpoints see the address of the client"} {
+	for _, want := range []string{
+		"there via 192.168.70.12 x2", "annotation fairlead.dev/forwarding", "endpoints see the address of the client",
+	} {
 		if !strings.Contains(said, want) {
 			t.Errorf("%q is not in\n%s", want, said)
 		}
