@@ -107,6 +107,7 @@ var rooms = map[string]int{
 	"servers":                 2,
 	"systemd":                 2,
 	"migrate/act":             2,
+	"nexthop":                 2,
 	"migrate/walk":            3,
 	"agent":                   3,
 	"apiserver/join":          3,

@@ -22,6 +22,7 @@ func flagValues() map[string][]string {
 		"log-level": base.LogLevels(), "log-format": base.LogFormats(), "output": base.Outputs(),
 		"mode": parts.ModeValues(), "iptables-variant": parts.Variants(), "balance": parts.Balances(), "ipvs-scheduler": ipvs.Schedulers,
 		"connect-time":      parts.ConnectTimes(),
+		"forwarding":        parts.Forwardings(),
 		"detect-local-mode": {"ClusterCIDR", "NodeCIDR"},
 		"pod-records":       parts.PodModes(), "upstream-policy": {parts.PolicyRandom, parts.PolicySequential},
 	}

@@ -33,6 +33,8 @@ type Settings struct {
 	// long as route_localnet lets them in, which outlives the last frontend there
 	// (kubernetes/kubernetes#90259).
 	Guard bool
+	// Direct reports whether a Service asks for direct return (Table.ForwardsDirectly).
+	Direct bool
 }
 
 // SettingsOf returns the Settings of t for a family.
@@ -47,7 +49,7 @@ func SettingsOf(t *table.Table, f svc.Family) Settings {
 	}
 	s := Settings{
 		MasqueradeAll: t.MasqueradeAll, Pods: of(t.ClusterCIDRs), LocalPods: of(t.LocalCIDRs), PodInterfaces: t.PodInterfaces,
-		Services: of(t.ServiceCIDRs),
+		Services: of(t.ServiceCIDRs), Direct: t.ForwardsDirectly,
 	}
 	s.Localhost = t.Loopback && f == svc.IPv4
 	for _, a := range t.NodePortAddrs {
@@ -63,7 +65,7 @@ func SettingsOf(t *table.Table, f svc.Family) Settings {
 
 // Equal reports whether both say the same.
 func (s *Settings) Equal(o *Settings) bool {
-	return s.SamePorts(o) && s.Localhost == o.Localhost && s.Guard == o.Guard &&
+	return s.SamePorts(o) && s.Localhost == o.Localhost && s.Guard == o.Guard && s.Direct == o.Direct &&
 		slices.Equal(s.NodeAddrs, o.NodeAddrs) && slices.Equal(s.Services, o.Services)
 }
 

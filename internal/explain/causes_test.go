@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
 )
 
 // bed is a cluster with the Service default/web of two Pods, on node here and node there.
@@ -281,4 +282,31 @@ func text(v *Verdict) string {
 		fmt.Fprintf(&b, "%+v\n", e)
 	}
 	return b.String()
+}
+
+// Packets that a node passes on are explained, also where it has no endpoint, by the nodes and the annotation.
+func TestPassedOn(t *testing.T) {
+	b := newBed()
+	b.q = Question{Address: netip.MustParseAddrPort("203.0.113.1:80")}
+	b.facts = func(f *Facts) {
+		for i := range f.Ports[0].Frontends {
+			if at := &f.Ports[0].Frontends[i]; at.Kind == table.LoadBalancerIP {
+				at.LocalClients, at.Endpoints, at.Drop, at.Masquerade = at.Endpoints, nil, true, false
+				at.Hops = []table.Hop{{Node: "there", Via: netip.MustParseAddr("192.168.70.12"), Endpoints: 2}}
+				f.Ports[0].Installed[i] = dataplane.Expected(f.Ports[0].ServicePort, at)
+			}
+		}
+	}
+	v := b.explain()
+	if len(v.Frontends) != 1 || v.Frontends[0].Answer != Answers {
+		t.Fatalf("%+v", v.Frontends)
+	}
+	said := text(v)
+	for _, want := range []string{
+		"there via 192.168.70.12 x2", "annotation fairlead.dev/forwarding", "endpoints see the address of the client",
+	} {
+		if !strings.Contains(said, want) {
+			t.Errorf("%q is not in\n%s", want, said)
+		}
+	}
 }

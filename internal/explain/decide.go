@@ -50,6 +50,10 @@ func (d *deciding) decide() {
 	}
 	inside := d.facts.inside(&d.question.Client, d.at.Addr.Addr())
 	fate := now.For(inside)
+	if len(d.at.Hops) > 0 && !inside {
+		fate = now.For(true) // other nodes' endpoints serve, too
+		d.passedOn()
+	}
 	d.out.Endpoints = fate.Endpoints
 	if d.out.Cause == Rejected {
 		defer func() { d.out.Cause = Rejected }() // what keeps the node from its table goes before all else
@@ -212,6 +216,18 @@ func (d *deciding) forwarding() {
 	}
 }
 
+// passedOn adds the nodes that share new connections of clients outside.
+func (d *deciding) passedOn() {
+	var nodes []string
+	for _, h := range d.at.Hops {
+		if h.Endpoints > 0 {
+			nodes = append(nodes, h.String())
+		}
+	}
+	d.out.add("passed on as they are, by a hash of the client, to the nodes of the endpoints, which answer the client: "+
+		strings.Join(nodes, ", "), d.field("annotation "+svc.ForwardingAnnotation)+", or flag --forwarding of node "+d.facts.Node)
+}
+
 // masquerade adds the source address that endpoints see.
 func (d *deciding) masquerade() {
 	set := dataplane.Settings{MasqueradeAll: d.facts.MasqueradeAll}
@@ -237,6 +253,8 @@ func (d *deciding) masquerade() {
 			"flag --cluster-cidr of node "+d.facts.Node)
 	case split:
 		d.out.add("endpoints see an address of the node as the client", "node "+d.facts.Node)
+	case d.at.Hops != nil:
+		d.out.add("endpoints see the address of the client", d.field("annotation "+svc.ForwardingAnnotation))
 	default:
 		d.out.add("endpoints see the address of the client", d.policyField())
 	}

@@ -194,6 +194,8 @@ func describe(p *table.ServicePort, f *table.Frontend) string {
 
 func fate(f *table.Frontend) string {
 	switch {
+	case f.Hops != nil:
+		return fmt.Sprintf("passed on to the endpoints of %d nodes", len(f.Hops))
 	case len(f.Endpoints) > 0:
 		return fmt.Sprintf("sent to %d endpoints", len(f.Endpoints))
 	case f.Drop:

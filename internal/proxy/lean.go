@@ -21,7 +21,8 @@ func leanMeta(m *metav1.ObjectMeta) metav1.ObjectMeta {
 
 func leanService(s *corev1.Service) *corev1.Service {
 	out := &corev1.Service{ObjectMeta: leanMeta(&s.ObjectMeta), Spec: s.Spec}
-	out.Annotations = only(s.Annotations, corev1.AnnotationLoadBalancerSourceRangesKey, svc.SchedulerAnnotation)
+	out.Annotations = only(s.Annotations, corev1.AnnotationLoadBalancerSourceRangesKey, svc.SchedulerAnnotation,
+		svc.ForwardingAnnotation)
 	out.Spec.Selector = nil
 	out.Status.LoadBalancer = s.Status.LoadBalancer
 	return out

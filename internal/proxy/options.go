@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -45,6 +46,14 @@ type Options struct {
 	Schedulers []string
 	// Unweighted is that of table.Config; nil is for modes that choose evenly.
 	Unweighted func(scheduler string) string
+	// Forwards returns why the mode cannot carry out table.Frontend.Hops on this machine, nil if it can. It is called at most
+	// once, when a Service asks for it; nil is for modes that cannot. AllDirect is what counts for Services without the
+	// annotation svc.ForwardingAnnotation.
+	Forwards  func() error
+	AllDirect bool
+	// NextHops returns how this node passes packets on to others, nil while that is not known. It is called in every round while a
+	// Service asks for direct return; PodsChanged begins one. Nil leaves the annotation without effect.
+	NextHops func() map[string]table.NextHop
 	// Progress gets which versions of Services and EndpointSlices are programmed; nil
 	// for none.
 	Progress *barrier.Progress
@@ -181,6 +190,15 @@ func (o *Options) tableConfig() table.Config {
 	}
 	if has := o.Schedulers; has != nil {
 		cfg.Scheduler = func(annotations map[string]string) (string, error) { return dialect.Scheduler(annotations, has) }
+	}
+	unable := sync.OnceValue(func() error {
+		if o.Forwards == nil || o.NextHops == nil {
+			return errors.New("mode " + o.Mode + " of the proxy translates; mode nft passes packets on")
+		}
+		return o.Forwards()
+	})
+	cfg.Forwarding = func(annotations map[string]string) (bool, error) {
+		return dialect.Forwarding(annotations, o.AllDirect, unable)
 	}
 	if cfg.Unweighted = o.Unweighted; cfg.Unweighted == nil {
 		why := "mode " + o.Mode + " of the proxy chooses evenly; mode ipvs with a scheduler such as wrr follows them, and so do load " +

@@ -319,10 +319,17 @@ func (p *Proxy) sync(ctx context.Context) {
 	if p.opts.Unreached != nil {
 		p.builder.SetUnreached(p.opts.Unreached())
 	}
+	direct := p.builder.ForwardsDirectly()
+	if direct {
+		p.builder.SetNextHops(p.opts.NextHops())
+	}
 	p.builder.SetServiceCIDRs(p.ranges.get())
 	p.arrived = [2]uint64{b.services.version, b.slices.version}
 	before := p.wanted
 	next, keys := p.builder.Build()
+	if !direct && p.builder.ForwardsDirectly() {
+		p.feed.wakeUp() // the first Service that asks for it
+	}
 	for _, k := range keys {
 		p.changed[k] = struct{}{}
 	}

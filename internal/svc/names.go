@@ -190,6 +190,13 @@ const (
 const (
 	// SchedulerAnnotation of a Service names how mode ipvs chooses endpoints. Other modes ignore it.
 	SchedulerAnnotation = "fairlead.dev/ipvs-scheduler"
+	// ForwardingAnnotation of a Service is how packets to its external and load balancer addresses reach endpoints of other
+	// nodes: ForwardingNAT or ForwardingDirect. Only mode nft can do the latter.
+	ForwardingAnnotation = "fairlead.dev/forwarding"
+	// ForwardingNAT: the node that gets them translates them. ForwardingDirect: it passes them on to the endpoint's node, which
+	// answers the client itself (docs/design/024-direct-return.md).
+	ForwardingNAT    = "nat"
+	ForwardingDirect = "direct"
 )
 
 // Labels and annotations of EndpointSlices.

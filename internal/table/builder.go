@@ -29,6 +29,7 @@ type Builder struct {
 	sliceOf map[svc.Name]svc.Name
 	claims  Claims[svc.Frontend, claimant]
 	byEndpoint
+	forwarding
 	node   node
 	ranges ranges
 
@@ -67,7 +68,7 @@ type claimed struct {
 // NewBuilder returns a Builder that knows of no object yet.
 func NewBuilder(cfg Config) *Builder {
 	cluster, local := cfg.cidrs(nil)
-	return &Builder{
+	b := &Builder{
 		cfg:      cfg,
 		services: map[svc.Name]*service{},
 		hosts:    map[svc.Name]*service{},
@@ -76,11 +77,14 @@ func NewBuilder(cfg Config) *Builder {
 
 		byEndpoint: byEndpoint{own: newOwnPods(), vips: newVIPs()},
 		node:       node{clusterCIDRs: cfg.ClusterCIDRs, noLoopback: cfg.NoLoopback},
+		forwarding: forwarding{wanted: map[*service]bool{}},
 
 		problems: map[svc.Name][]Problem{},
 		news:     map[svc.Name]bool{},
 		table:    &Table{ClusterCIDRs: cluster, LocalCIDRs: local, PodInterfaces: cfg.PodInterfaces, MasqueradeAll: cfg.MasqueradeAll},
 	}
+	b.forwarding.changed = b.touch
+	return b
 }
 
 func (b *Builder) service(n svc.Name) *service {
@@ -258,13 +262,15 @@ func (b *Builder) Build() (*Table, []Key) {
 	addrs := b.cfg.NodePortAddresses.choose(b.node.machine, b.node.primary)
 	ranges := b.ranges.choose(&b.node, b.vips)
 	cluster, local := b.cfg.cidrs(b.node.podCIDRs)
-	if edit == nil && slices.Equal(addrs, b.table.NodePortAddrs) && slices.Equal(ranges, b.table.ServiceCIDRs) &&
+	direct := b.ForwardsDirectly()
+	if edit == nil && direct == b.table.ForwardsDirectly &&
+		slices.Equal(addrs, b.table.NodePortAddrs) && slices.Equal(ranges, b.table.ServiceCIDRs) &&
 		slices.Equal(cluster, b.table.ClusterCIDRs) && slices.Equal(local, b.table.LocalCIDRs) {
 		return b.table, changed
 	}
 	next := *b.table
 	next.NodePortAddrs, next.ServiceCIDRs, next.ClusterCIDRs, next.LocalCIDRs = addrs, ranges, cluster, local
-	next.Loopback = b.onLoopback()
+	next.Loopback, next.ForwardsDirectly = b.onLoopback(), direct
 	if edit != nil {
 		next.ports = edit.done()
 	}
@@ -407,7 +413,7 @@ func equalPorts(a, b *ServicePort) bool {
 
 func equalFrontends(a, b Frontend) bool {
 	return a.Kind == b.Kind && a.Addr == b.Addr && a.Masquerade == b.Masquerade && a.Drop == b.Drop &&
-		slices.Equal(a.Endpoints, b.Endpoints) &&
+		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Hops, b.Hops) &&
 		(a.LocalClients == nil) == (b.LocalClients == nil) && slices.Equal(a.LocalClients, b.LocalClients) &&
 		(a.SourceRanges == nil) == (b.SourceRanges == nil) && slices.Equal(a.SourceRanges, b.SourceRanges)
 }

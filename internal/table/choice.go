@@ -20,6 +20,8 @@ type Candidate struct {
 	Near bool
 	// Unreached reports that this node does not reach the endpoint's node: it is the last choice.
 	Unreached bool
+	// Node is the node that the endpoint is on, if that is another one than this.
+	Node nodeName
 	// Origin is for the caller, who may number its endpoints by it.
 	Origin int32
 	Hints  *discoveryv1.EndpointHints

@@ -36,6 +36,9 @@ type Config struct {
 	// for a Service of that ServicePort.Scheduler; empty if it does not. Nil is for modes
 	// that follow weights.
 	Unweighted func(scheduler string) string
+	// Forwarding reports whether the annotations of a Service ask for direct return, Frontend.Hops. An error becomes a
+	// Problem. Nil never does.
+	Forwarding func(annotations map[string]string) (bool, error)
 }
 
 // Interface is an interface by its name, or all whose names begin with it.

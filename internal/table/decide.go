@@ -26,6 +26,8 @@ const defaultAffinity = 10800 * time.Second
 //	ClusterIP   internal Local    local      same          by range    drop if cluster has some, else reject
 //	the others  external Cluster  cluster    same          yes         reject
 //	the others  external Local    local      cluster       no          drop if cluster has some, else reject
+//	with direct return (not node ports)
+//	            any               local      cluster       no          drop; the nodes of cluster are Hops
 //
 // "The others" are external IPs, load balancer IPs and node ports. "By range"
 // is left to the plane, which knows the packet's source: Table.ClusterCIDRs and
@@ -41,6 +43,7 @@ func (b *Builder) decide(s *service) ([]*ServicePort, []Problem) {
 	}
 	c := &complaints{service: s.name}
 	s.hinted = false
+	direct := b.wants(b.cfg.Forwarding, s, c)
 	if !proxied(s.obj) {
 		return nil, nil
 	}
@@ -54,7 +57,7 @@ func (b *Builder) decide(s *service) ([]*ServicePort, []Problem) {
 			end++
 		}
 		mine := b.granted(s, all[start:end], c)
-		p := b.decidePort(s, all[start:end], mine, c)
+		p := b.decidePort(s, all[start:end], mine, direct, c)
 		for i := range p.Frontends {
 			if f := &p.Frontends[i]; f.Kind == LoadBalancerIP {
 				f.SourceRanges = rangesFor(ranges, limited, f.Addr.Addr(), b.node.primary)
@@ -98,7 +101,7 @@ func (b *Builder) granted(s *service, all []want, c *complaints) []want {
 
 // decidePort decides one port of one family. asked is not empty; mine is the
 // part of it that is granted.
-func (b *Builder) decidePort(s *service, asked, mine []want, c *complaints) *ServicePort {
+func (b *Builder) decidePort(s *service, asked, mine []want, direct bool, c *complaints) *ServicePort {
 	k, proto := asked[0].key, asked[0].at.Protocol
 	p := &ServicePort{ID: k.ID, Family: k.Family, Protocol: proto, Affinity: affinity(s.obj)}
 	if b.cfg.Scheduler != nil {
@@ -108,7 +111,8 @@ func (b *Builder) decidePort(s *service, asked, mine []want, c *complaints) *Ser
 		}
 	}
 	all := b.candidates(s, k, proto, c)
-	cluster, local := c.fit(k, pick(all, ForCluster(all, b.cfg.NodeName, b.node.zone))), c.fit(k, pick(all, ForLocal(all)))
+	forCluster := ForCluster(all, b.cfg.NodeName, b.node.zone)
+	cluster, local := c.fit(k, pick(all, forCluster)), c.fit(k, pick(all, ForLocal(all)))
 	if slices.Equal(cluster, local) {
 		local = cluster
 	}
@@ -131,6 +135,10 @@ func (b *Builder) decidePort(s *service, asked, mine []want, c *complaints) *Ser
 		p.HealthCheckNodePort = uint16(s.obj.Spec.HealthCheckNodePort)
 		p.LocalReady = b.localReady(s, k.Family)
 	}
+	var hops []Hop
+	if direct {
+		hops = b.hops(all, forCluster, k, proto, b.cfg.NodeName, c)
+	}
 	for _, w := range mine {
 		f := Frontend{Kind: w.kind, Addr: w.at.Addr}
 		switch {
@@ -138,10 +146,13 @@ func (b *Builder) decidePort(s *service, asked, mine []want, c *complaints) *Ser
 			f.Endpoints, f.Drop = local, len(local) == 0 && len(cluster) > 0
 		case w.kind == ClusterIP:
 			f.Endpoints = cluster
-		case externalLocal(s.obj):
+		case externalLocal(s.obj), hops != nil && w.kind != NodePort:
 			f.Endpoints, f.Drop = local, len(local) == 0 && len(cluster) > 0
 			if !slices.Equal(cluster, local) {
 				f.LocalClients = cluster
+			}
+			if w.kind != NodePort {
+				f.Hops = hops
 			}
 		default:
 			f.Endpoints, f.Masquerade = cluster, true

@@ -52,7 +52,7 @@ func (b *byEndpoint) candidates(s *service, k Key, proto svc.Protocol, c *compla
 			at := netip.AddrPortFrom(ep.addr, port)
 			out = append(out, Candidate{
 				Addr: at, State: b.own.stateNow(s, slice, i), Weight: slice.weight, Hints: hints,
-				Unreached: len(b.unreached) > 0 && b.unreached[ep.node],
+				Node: ep.node, Unreached: len(b.unreached) > 0 && b.unreached[ep.node],
 			})
 			s.hinted = s.hinted || hints != nil
 		}

@@ -47,6 +47,8 @@ const (
 	// ReasonWeightsIgnored: the Service's endpoints have different weights, and the
 	// mode chooses evenly.
 	ReasonWeightsIgnored = "WeightsIgnored"
+	// ReasonForwardingIgnored: the Service asks for direct return, and this node cannot pass its packets on.
+	ReasonForwardingIgnored = "ForwardingIgnored"
 )
 
 // Problem is something in a Service or its EndpointSlices that cannot be

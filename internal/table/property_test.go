@@ -2,6 +2,7 @@ package table
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"testing"
@@ -23,6 +24,8 @@ type world struct {
 	machine  []netip.Addr
 	// unreached are the nodes for SetUnreached.
 	unreached []string
+	// hops are for SetNextHops.
+	hops map[string]NextHop
 }
 
 func (w *world) fresh(cfg Config) *Builder {
@@ -30,6 +33,7 @@ func (w *world) fresh(cfg Config) *Builder {
 	b.SetAddresses(w.machine)
 	b.SetNode(w.node)
 	b.SetUnreached(w.unreached)
+	b.SetNextHops(w.hops)
 	for _, s := range w.slices {
 		b.SetSlice(s)
 	}
@@ -71,6 +75,9 @@ func drawService(t *rapid.T) *corev1.Service {
 		s.Spec.LoadBalancerSourceRanges = rapid.SliceOfN(rapid.SampledFrom([]string{"10.0.0.0/8", "bad"}), 0, 2).Draw(t, "ranges")
 		s.Spec.HealthCheckNodePort = 31000
 	}
+	if rapid.Bool().Draw(t, "direct") {
+		s.Annotations = map[string]string{svc.ForwardingAnnotation: svc.ForwardingDirect}
+	}
 	if rapid.IntRange(0, 9).Draw(t, "other proxy") == 0 {
 		s.Labels = map[string]string{labelProxyName: "other"}
 	}
@@ -110,7 +117,7 @@ func drawSlice(t *rapid.T) *discoveryv1.EndpointSlice {
 // said to be changed, and every decision against the table in decide's comment,
 // written down a second time in the simplest way.
 func TestIncrementalEqualsFresh(t *testing.T) {
-	cfg := Config{NodeName: "here"}
+	cfg := Config{NodeName: "here", Forwarding: forwardingOf}
 	rapid.Check(t, func(t *rapid.T) {
 		w := &world{services: map[svc.Name]*corev1.Service{}, slices: map[svc.Name]*discoveryv1.EndpointSlice{}}
 		b := NewBuilder(cfg)
@@ -136,7 +143,7 @@ func TestIncrementalEqualsFresh(t *testing.T) {
 }
 
 func (w *world) step(t *rapid.T, b *Builder) {
-	switch rapid.IntRange(0, 10).Draw(t, "step") {
+	switch rapid.IntRange(0, 11).Draw(t, "step") {
 	case 0, 1, 2:
 		s := drawService(t)
 		w.services[svc.NameOf(s)] = s
@@ -164,6 +171,10 @@ func (w *world) step(t *rapid.T, b *Builder) {
 	case 10:
 		w.unreached = rapid.SampledFrom([][]string{nil, {"there"}, {"away", "there"}, {"unknown"}}).Draw(t, "unreached")
 		b.SetUnreached(w.unreached)
+	case 11:
+		via := NextHop{IPv4: netip.MustParseAddr("192.168.0.1")}
+		w.hops = rapid.SampledFrom([]map[string]NextHop{nil, {}, {"there": via}, {"there": via, "away": via}}).Draw(t, "hops")
+		b.SetNextHops(w.hops)
 	}
 }
 
@@ -201,7 +212,8 @@ func checkChanged(t *rapid.T, before, after *Table, changed []Key) {
 	if len(want) > 0 {
 		t.Fatalf("not said to be changed: %v", want)
 	}
-	if len(changed) == 0 && slices.Equal(before.NodePortAddrs, after.NodePortAddrs) && before != after {
+	if len(changed) == 0 && slices.Equal(before.NodePortAddrs, after.NodePortAddrs) &&
+		before.ForwardsDirectly == after.ForwardsDirectly && before != after {
 		t.Fatal("nothing changed, and yet a new Table")
 	}
 }
@@ -222,6 +234,11 @@ func (w *world) checkPolicy(t *rapid.T, tab *Table) {
 		for _, f := range p.Frontends {
 			local := f.Kind == ClusterIP && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal ||
 				f.Kind != ClusterIP && externalLocal(s)
+			hops := w.hopsOf(s, f.Kind, eps)
+			if !maps.Equal(hopCounts(f.Hops), hops) {
+				t.Fatalf("%s %v: hops %v, want %v", p.ID, f, f.Hops, hops)
+			}
+			local = local || hops != nil
 			expectEndpoints(t, p, f, "Endpoints", f.Endpoints, w.usable(eps, local))
 			if f.Kind != ClusterIP && local {
 				clients := f.LocalClients
@@ -240,6 +257,39 @@ func (w *world) checkPolicy(t *rapid.T, tab *Table) {
 			}
 		}
 	}
+}
+
+// hopsOf returns how many endpoints each node has that packets to a frontend are passed on to, nil if they are not.
+func (w *world) hopsOf(s *corev1.Service, kind FrontendKind, eps map[string]endpointFacts) map[string]int {
+	if s.Annotations[svc.ForwardingAnnotation] != svc.ForwardingDirect || kind != ExternalIP && kind != LoadBalancerIP || w.hops == nil {
+		return nil
+	}
+	var out map[string]int
+	for a := range w.usable(eps, false) {
+		node := eps[a].node
+		if _, known := w.hops[node]; !known && !eps[a].local {
+			return nil
+		}
+		if out == nil {
+			out = map[string]int{}
+		}
+		out[node]++
+	}
+	return out
+}
+
+func hopCounts(hops []Hop) map[string]int {
+	var out map[string]int
+	for _, h := range hops {
+		if h.Endpoints == 0 {
+			continue
+		}
+		if out == nil {
+			out = map[string]int{}
+		}
+		out[h.Node] = h.Endpoints
+	}
+	return out
 }
 
 // reached leaves out endpoints on nodes that are not reached, if there are others that take new connections.

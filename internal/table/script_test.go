@@ -22,7 +22,8 @@ import (
 var update = flag.Bool("update", false, "rewrite the expected texts in testdata; read the difference before you keep it")
 
 // TestScripts plays every testdata/*.txtar: a file "flags" sets up the Builder, *.yaml are objects to set, "delete*" names
-// objects to delete, "servers*" has the lines for SetServers, "unreached*" names nodes for SetUnreached, "hosts*" has the
+// objects to delete, "servers*" has the lines for SetServers, "unreached*" names nodes for SetUnreached, "hops*" has lines
+// "NODE IPV4 [IPV6]" for SetNextHops, "hosts*" has the
 // lines for SetHostPorts, "own*" has lines for SetOwnPods, and "want*" is what Build then returns.
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txtar")
@@ -66,6 +67,8 @@ func playScript(t *testing.T, a *txtar.Archive) (differs bool) {
 			b.SetOwnPods(ownPodsOf(t, string(f.Data)))
 		case strings.HasPrefix(f.Name, "unreached"):
 			b.SetUnreached(strings.Fields(string(f.Data)))
+		case strings.HasPrefix(f.Name, "hops"):
+			b.SetNextHops(nextHopsOf(t, string(f.Data)))
 		case strings.HasPrefix(f.Name, "delete"):
 			deleteObjects(t, b, string(f.Data))
 		case strings.HasPrefix(f.Name, "want"):
@@ -106,6 +109,32 @@ func ownPodsOf(t *testing.T, text string) map[string]svc.OwnPod {
 		out[words[0]] = p
 	}
 	return out
+}
+
+func nextHopsOf(t *testing.T, text string) map[string]NextHop {
+	t.Helper()
+	out := map[string]NextHop{}
+	for line := range strings.Lines(text) {
+		words := strings.Fields(line)
+		h := NextHop{IPv4: netip.MustParseAddr(words[1])}
+		if len(words) > 2 {
+			h.IPv6 = netip.MustParseAddr(words[2])
+		}
+		out[words[0]] = h
+	}
+	return out
+}
+
+// forwardingOf reads the annotation as a proxy in mode nft does.
+func forwardingOf(annotations map[string]string) (bool, error) {
+	switch v := annotations[svc.ForwardingAnnotation]; v {
+	case svc.ForwardingDirect:
+		return true, nil
+	case "":
+		return false, nil
+	default:
+		return false, fmt.Errorf("%q is wrong", v)
+	}
 }
 
 // hostPortsOf reads lines "POD IPS PROTOCOL PORT TO [HOSTIP]", those of a Pod together.
@@ -175,6 +204,8 @@ func builderOf(t *testing.T, flags string) *Builder {
 			if cfg.DetectLocal, err = ParseDetectLocal(value); err != nil {
 				t.Fatal(err)
 			}
+		case "forwarding":
+			cfg.Forwarding = forwardingOf
 		case "masquerade-all":
 			cfg.MasqueradeAll = true
 		case "machine":

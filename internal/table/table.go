@@ -72,6 +72,10 @@ type Frontend struct {
 	// rejected: the Service has endpoints elsewhere, but policy Local hides
 	// them from this node.
 	Drop bool
+	// Hops are the nodes between which new flows of clients outside are divided, sorted by name, if the Service asks for
+	// direct return. What another node gets is passed on to it as it is; Endpoints are the ones here, also for what another
+	// node has passed on. Nil passes nothing on.
+	Hops []Hop
 }
 
 // MaxEndpoints is how many endpoints one list of a Frontend can have.
@@ -133,6 +137,8 @@ type Table struct {
 	// ServiceCIDRs are the ranges of ClusterIPs, sorted. What is sent to an address
 	// there that no Service has is dropped instead of leaving this node.
 	ServiceCIDRs []netip.Prefix
+	// ForwardsDirectly reports whether a Service asks for direct return, also while none of its frontends has Hops.
+	ForwardsDirectly bool
 
 	ports shards
 }

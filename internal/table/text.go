@@ -84,6 +84,9 @@ func (f *Frontend) String() string {
 	if f.LocalClients != nil {
 		fmt.Fprintf(&b, " local clients -> %s", endpoints(f.LocalClients, false))
 	}
+	if f.Hops != nil {
+		fmt.Fprintf(&b, " by [%s]", words(f.Hops))
+	}
 	if f.Masquerade {
 		b.WriteString(" masquerade")
 	}

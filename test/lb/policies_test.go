@@ -28,6 +28,40 @@ func local(s *corev1.Service) {
 // noNodePorts is a change of a Service.
 func noNodePorts(s *corev1.Service) { s.Spec.AllocateLoadBalancerNodePorts = new(false) }
 
+// forwarded is a change of a Service.
+func forwarded(s *corev1.Service) {
+	s.Annotations = map[string]string{svc.ForwardingAnnotation: svc.ForwardingDirect}
+}
+
+// checkForwarded fails the test unless all Pods answer in the end, or only one, and all of them see the client.
+func (c *cluster) checkForwarded(vip netip.Addr, sticky bool, pods int) {
+	c.Helper()
+	testbed.Until(c, fmt.Sprintf("answers of %d Pods, sticky %v", pods, sticky), func() error {
+		by := map[string]bool{}
+		for range 40 {
+			a := c.ask(c.wire.Host(), vip)
+			by[a.Name] = true
+			if a.Client.Addr() != c.wire.Host().Addr4() {
+				return fmt.Errorf("%s sees %s", a.Name, a.Client)
+			}
+		}
+		if sticky && len(by) != 1 || !sticky && len(by) != pods {
+			return fmt.Errorf("answers of %v", by)
+		}
+		return nil
+	})
+}
+
+// change changes a Service.
+func (c *cluster) change(name string, change func(*corev1.Service)) {
+	c.Helper()
+	s, err := c.client.CoreV1().Services("default").Get(c.Context(), name, metav1.GetOptions{})
+	c.must(err)
+	change(s)
+	_, err = c.client.CoreV1().Services("default").Update(c.Context(), s, metav1.UpdateOptions{})
+	c.must(err)
+}
+
 // serve makes a Service with some Pods behind it, and returns its address.
 func (c *cluster) serve(name string, pods []*testbed.Host, change ...func(*corev1.Service)) netip.Addr {
 	c.Helper()
@@ -188,6 +222,39 @@ func TestPoliciesOfLoadBalancers(t *testing.T) {
 		}
 		for _, from := range inside {
 			c.ask(from, vip)
+		}
+	})
+
+	// Direct return: one node announces, and the Pods of all nodes answer and see the client, whatever the policy. Session affinity
+	// is switched on and off, as in upstream's "should be able to switch session affinity for LoadBalancer service with Local
+	// traffic policy". An open connection outlasts a move of the address.
+	t.Run("nodes behind it, direct return", func(t *testing.T) {
+		pods := []*testbed.Host{a1, a2, b1}
+		for name, change := range map[string][]func(*corev1.Service){"forwarded": {forwarded}, "forwarded-local": {forwarded, local}} {
+			vip := c.serve(name, pods, change...)
+			c.checkForwarded(vip, false, len(pods))
+			c.change(name, sticky)
+			c.checkForwarded(vip, true, len(pods))
+			c.change(name, func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityNone })
+			c.checkForwarded(vip, false, len(pods))
+			from := c.owner(vip, c.nodes...)
+			open, err := client.Dial(c.Context(), svc.TCP, netip.AddrPortFrom(vip, 80))
+			c.must(err)
+			_, err = testbed.AskOn(open)
+			c.must(err)
+			from.label(corev1.LabelNodeExcludeBalancers, true)
+			c.owner(vip, c.others(from)[0])
+			_, err = open.Write([]byte("?"))
+			c.must(err)
+			_ = open.SetDeadline(time.Now().Add(testbed.Patience))
+			if _, err = open.Read(make([]byte, 1)); err != nil {
+				t.Errorf("%s: the open connection ended when the address moved: %v", name, err)
+			}
+			_ = open.Close()
+			from.label(corev1.LabelNodeExcludeBalancers, false)
+			for _, from := range inside {
+				c.ask(from, vip)
+			}
 		}
 	})
 

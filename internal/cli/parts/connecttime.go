@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dataplane/connecttime"
+	"github.com/fairlead/fairlead/internal/dataplane/direct"
 	"github.com/fairlead/fairlead/internal/dataplane/nft"
 	kconnect "github.com/fairlead/fairlead/internal/kernel/connect"
 	"github.com/fairlead/fairlead/internal/proxy"
@@ -95,6 +96,7 @@ func withConnectTime(m proxyMode) proxyMode {
 		return kconnect.Probe(s.flags.connect.config())
 	}
 	m.open = func(s *modeSetup, o *proxy.Options) (err error) {
+		o.Forwards = direct.Probe
 		o.Dataplane, err = connecttime.New(nftConfig(s), s.flags.connect.config(), s.log)
 		return err
 	}

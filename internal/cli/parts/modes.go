@@ -10,6 +10,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/dataplane/direct"
 	"github.com/fairlead/fairlead/internal/dataplane/iptables"
 	"github.com/fairlead/fairlead/internal/dataplane/ipvs"
 	"github.com/fairlead/fairlead/internal/dataplane/nft"
@@ -204,6 +205,7 @@ func closeLoopback(keep string) error {
 }
 
 func openNFT(s *modeSetup, o *proxy.Options) (err error) {
+	o.Forwards = direct.Probe
 	o.Dataplane, err = nft.New(nftConfig(s))
 	return err
 }

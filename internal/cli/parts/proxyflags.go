@@ -5,10 +5,12 @@ package parts
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -23,7 +25,9 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
+	"github.com/fairlead/fairlead/internal/nexthop"
 	"github.com/fairlead/fairlead/internal/proxy"
+	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
@@ -31,6 +35,7 @@ import (
 type ProxyFlags struct {
 	mode, balance string
 	variant       string
+	forwarding    string
 	masqueradeAll bool
 	// DetectLocal and PodInterfaces are set only by 'proxy'.
 	DetectLocal   string
@@ -55,6 +60,9 @@ func (f *ProxyFlags) Add(cmd *cobra.Command) {
 	flags.StringVar(&f.variant, "iptables-variant", "auto", "which iptables the mode of that name uses: auto, nft or legacy")
 	flags.StringVar(&f.balance, "balance", "",
 		"how an endpoint is chosen: random or roundrobin (default: random, in mode userspace roundrobin)")
+	flags.StringVar(&f.forwarding, "forwarding", svc.ForwardingNAT,
+		"how packets to external and load balancer addresses reach other nodes' endpoints, for Services without the annotation "+
+			svc.ForwardingAnnotation+": nat translates them here; direct, in mode nft, passes them on with the client's address kept")
 	flags.BoolVar(&f.masqueradeAll, "masquerade-all", false, "masquerade all traffic to ClusterIPs")
 	flags.StringSliceVar(&f.nodePortAddresses, "nodeport-addresses", nil,
 		"ranges of this node's addresses that answer on node ports, and the words primary (the Node's InternalIPs), localhost and all "+
@@ -86,6 +94,12 @@ func (f *ProxyFlags) Check(networks base.NetworkFlags) error {
 	if err := f.connect.check(f.mode, balance); err != nil {
 		return err
 	}
+	switch {
+	case !slices.Contains(Forwardings(), f.forwarding):
+		return base.Usagef("--forwarding is %q; want %s", f.forwarding, base.Wanted(f.forwarding, Forwardings()))
+	case f.allDirect() && f.mode != modeAuto && f.mode != "nft":
+		return base.Usagef("--forwarding direct works in mode nft; with --mode %s leave it away", f.mode)
+	}
 	if _, err := table.ParseNodePortAddresses(f.nodePortAddresses); err != nil {
 		return base.AsUsage(err)
 	}
@@ -112,6 +126,11 @@ func (f *ProxyFlags) Check(networks base.NetworkFlags) error {
 	}
 	return f.ipvs.check(networks.ServiceCIDRs)
 }
+
+// Forwardings are the values of --forwarding.
+func Forwardings() []string { return []string{svc.ForwardingNAT, svc.ForwardingDirect} }
+
+func (f *ProxyFlags) allDirect() bool { return f.forwarding == svc.ForwardingDirect }
 
 // WithPort adds a port to an address without one, as kube-proxy does.
 func WithPort(addr, port string) string {
@@ -164,14 +183,28 @@ func (f *ProxyFlags) Open(
 		Conntrack: openConntrack, PortTaken: socket.Taken,
 		WatchAddresses: link.WatchAddresses,
 		HealthzAddress: f.Healthz, MetricsAddress: f.Metrics, AuditPeriod: f.auditPeriod,
+		AllDirect: f.allDirect(),
 	}
 	if f.flows = f.hubble.open(log, nodeName); f.flows != nil {
 		f.flows.loses(mode)
 		setup.logLost = f.flows.lost != nil
 		o.FollowSlices = f.flows.peers.Slices
 	}
-	err = mode.open(setup, &o)
+	if err = mode.open(setup, &o); err == nil && o.AllDirect {
+		warnOfForwarding(log, mode.name, o.Forwards)
+	}
 	return o, err
+}
+
+// warnOfForwarding warns if --forwarding direct has no effect.
+func warnOfForwarding(log *slog.Logger, mode string, forwards func() error) {
+	err := errors.New("only mode nft passes packets on")
+	if forwards != nil {
+		err = forwards()
+	}
+	if err != nil {
+		log.Warn("--forwarding direct has no effect", "mode", mode, "err", err)
+	}
 }
 
 // Flows returns the flows that the proxy of Open records, nil if it records none.
@@ -183,6 +216,8 @@ func (f *ProxyFlags) Flows() *Flows { return f.flows }
 //
 // Counts are what the proxy's metrics have too.
 func ProxyComponent(o proxy.Options, isNew bool) (part lifecycle.Component, p *proxy.Proxy, counts *flows.Reader, err error) {
+	hops := nexthop.New(o.Client, o.NodeName, o.Log, func() { p.PodsChanged() })
+	o.NextHops = hops.Get
 	if p, err = proxy.New(o); err != nil {
 		return part, nil, nil, err
 	}
@@ -217,6 +252,7 @@ func ProxyComponent(o proxy.Options, isNew bool) (part lifecycle.Component, p *p
 				stop()
 				<-done
 			}()
+			defer lifecycle.Beside(ctx, hops.Run)()
 			return p.Run(ctx)
 		},
 	}, p, counts, nil

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/dataplane/direct"
 	"github.com/fairlead/fairlead/internal/dataplane/tables"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/table"
@@ -20,6 +21,8 @@ import (
 type target struct {
 	layout *layout
 	kernel kernel
+	// direct passes packets on; what stays is translated here, so it is written last.
+	direct *direct.Target
 	// state is what the kernel has; nil before the first Read.
 	state *state
 	// found is the state that the last Read found, also of other programs, until that is
@@ -50,11 +53,18 @@ func (t *target) Read(_ context.Context, c *dataplane.Change) error {
 	}
 	t.state, t.found = found.state, found
 	t.state.plan, t.state.settings = c.Plan, c.Settings
-	return nil
+	return t.direct.Read(c)
 }
 
 // Write is dataplane.Target's.
 func (t *target) Write(ctx context.Context, c *dataplane.Change) error {
+	if err := t.write(ctx, c); err != nil {
+		return err
+	}
+	return t.direct.Write(ctx, c)
+}
+
+func (t *target) write(ctx context.Context, c *dataplane.Change) error {
 	w := writer{
 		target: t, change: c, chunk: min(chunkBytes, t.kernel.MaxBatch()*3/4),
 		insist: c.Full && c.Attempt == dataplane.MaxAttempts,

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/dataplane/direct"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
@@ -26,6 +27,11 @@ func (m *Mode) Dump(ctx context.Context) (string, error) {
 			return "", fmt.Errorf("nft %s: read the table: %w", t.layout.table, err)
 		}
 		r.write(&b, t.layout)
+	}
+	for _, t := range m.targets {
+		if err := t.direct.Dump(&b); err != nil {
+			return "", fmt.Errorf("nft: read table %s: %w", direct.TableName, err)
+		}
 	}
 	return b.String(), nil
 }

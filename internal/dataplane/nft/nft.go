@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/dataplane/direct"
 	"github.com/fairlead/fairlead/internal/dataplane/drops"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
@@ -90,7 +91,7 @@ func newMode(cfg Config, k kernel) (*Mode, error) {
 	m := &Mode{kernel: &watched{kernel: k}, Changes: dataplane.NewChanges()}
 	m.Reconciler = dataplane.NewReconciler(mode, dataplane.Hooks{Begin: m.begin, Unchanged: m.kernel.unchanged})
 	for _, f := range socket.Families() {
-		t := &target{layout: newLayout(f, &cfg), kernel: m.kernel}
+		t := &target{layout: newLayout(f, &cfg), kernel: m.kernel, direct: direct.New(f, m.kernel)}
 		m.targets = append(m.targets, t)
 		m.Add(f, t)
 	}

@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/dataplane/direct"
 	"github.com/fairlead/fairlead/internal/dataplane/tables"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
@@ -103,5 +104,5 @@ func (l *layout) probe() *nftables.Batch {
 // Cleanup removes our tables, all that the mode ever wrote. Where there are
 // none it does nothing.
 func Cleanup(ctx context.Context) error {
-	return tables.Cleanup(ctx, mode, tableName)
+	return errors.Join(tables.Cleanup(ctx, mode, direct.TableName), tables.Cleanup(ctx, mode, tableName))
 }

@@ -11,6 +11,7 @@ const (
 	CtStateEstablished = 2
 	CtStateRelated     = 4
 	CtStateNew         = 8
+	CtStateUntracked   = 64
 	CtStatusDNAT       = 1 << 5
 )
 

@@ -61,7 +61,9 @@ func (p *Program) Port(to Reg, of End) *Program {
 
 // The bits of TCPFlags.
 const (
+	TCPFin = 0x01
 	TCPSyn = 0x02
+	TCPRst = 0x04
 	TCPAck = 0x10
 )
 
@@ -173,6 +175,61 @@ func SetSource(p *Program, f Family, offset, n uint32, addr, port Reg) *Program 
 	write(addr, unix.NFT_PAYLOAD_NETWORK_HEADER, offset, n, sum, 10, unix.NFT_PAYLOAD_L4CSUM_PSEUDOHDR)
 	write(port, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 2, unix.NFT_PAYLOAD_CSUM_INET, 6, 0)
 	return p
+}
+
+// SetHops writes the time to live of a packet of IPv4, the hop limit of IPv6, without the checksum: it is for packets that
+// Duplicate sends (payload).
+func SetHops(p *Program, f Family, from Reg) *Program {
+	p.enc.begin("payload")
+	p.enc.Uint32(unix.NFTA_PAYLOAD_SREG, from.number())
+	p.enc.Uint32(unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_NETWORK_HEADER)
+	p.enc.Uint32(unix.NFTA_PAYLOAD_OFFSET, hopsAt(f))
+	p.enc.Uint32(unix.NFTA_PAYLOAD_LEN, 1)
+	p.enc.Uint32(unix.NFTA_PAYLOAD_CSUM_TYPE, unix.NFT_PAYLOAD_CSUM_NONE)
+	p.enc.end()
+	return p
+}
+
+// Hops loads what SetHops writes (payload).
+func Hops(p *Program, f Family, to Reg) *Program { return p.Network(to, hopsAt(f), 1) }
+
+func hopsAt(f Family) uint32 {
+	if f == IPv6 {
+		return 7
+	}
+	return 8
+}
+
+// Duplicate sends a copy of the packet, untracked, by the machine's routes to the address in a register, with one hop less in a chain of
+// prerouting (dup). Its checksum of IPv4 is computed again. Since Linux 4.3.
+func Duplicate(p *Program, to Reg) *Program {
+	const ofAddress = 1 // NFTA_DUP_SREG_ADDR
+	p.enc.begin("dup")
+	p.enc.Uint32(ofAddress, to.number())
+	p.enc.end()
+	return p
+}
+
+// Hash loads a number from 0 to modulus-1 that follows from n bytes that begin at a register: the same on all machines of one
+// byte order (hash, of Jenkins). Since Linux 4.9.
+func Hash(p *Program, from, to Reg, n, modulus uint32) *Program {
+	const ofSource, ofRegister, ofLen, ofModulus, ofSeed = 1, 2, 3, 4, 5 // NFTA_HASH_SREG, _DREG, _LEN, _MODULUS, _SEED
+	p.enc.begin("hash")
+	p.enc.Uint32(ofSource, from.number())
+	p.enc.Uint32(ofRegister, to.number())
+	p.enc.Uint32(ofLen, n)
+	p.enc.Uint32(ofModulus, modulus)
+	p.enc.Uint32(ofSeed, hashSeed)
+	p.enc.end()
+	return p
+}
+
+// hashSeed is the same in all versions: nodes must agree.
+const hashSeed = 0x6661696c
+
+// Transport loads n bytes at an offset of the transport header (payload).
+func Transport(p *Program, to Reg, offset, n uint32) *Program {
+	return payload(p, to, unix.NFT_PAYLOAD_TRANSPORT_HEADER, offset, n)
 }
 
 // Untracked keeps connection tracking from the packet (notrack).

@@ -170,10 +170,11 @@ func (u *Unused) whole(spans map[span]bool) *nftables.Batch {
 	rule := func(chain string, p *nftables.Program) {
 		b.AddRule(unusedTable, chain, nftables.Rule{Exprs: p.Bytes()})
 	}
-	for _, chain := range []string{"forward", "output"} {
+	known := uint32(nftables.CtStateEstablished | nftables.CtStateRelated)
+	// Without tracking leaves what mode nft passes on to another node (docs/design/024-direct-return.md).
+	for chain, states := range map[string]uint32{"forward": known, "output": known | nftables.CtStateUntracked} {
 		rule(chain, new(nftables.Program).Conntrack(0, nftables.CtState).
-			Mask(0, nftables.Uint32(nftables.CtStateEstablished|nftables.CtStateRelated), nftables.Uint32(0)).
-			NotEqual(0, nftables.Uint32(0)).Return())
+			Mask(0, nftables.Uint32(states), nftables.Uint32(0)).NotEqual(0, nftables.Uint32(0)).Return())
 	}
 	const lo = 1 // what is for a local address leaves by it
 	rule("output", new(nftables.Program).Meta(0, nftables.MetaOif).Equal(0, nftables.Uint32(lo)).Return())

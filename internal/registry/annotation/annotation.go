@@ -69,6 +69,7 @@ var readers = map[string]reader{
 	svc.ProgramsAnnotation:        {[]string{"Pod"}, programs},
 	svc.SchedulerAnnotation:       {[]string{"Service"}, only(svc.Schedulers()...)},
 	dialect.LBCompress:            {[]string{"Ingress", "Service"}, compress},
+	svc.ForwardingAnnotation:      {[]string{"Service"}, only(svc.ForwardingNAT, svc.ForwardingDirect)},
 	svc.WeightAnnotation:          {[]string{"Pod", "EndpointSlice", "Endpoints"}, weight},
 	svc.CheckAnnotation:           {[]string{"EndpointSlice"}, nil},
 	checks.IntervalAnnotation:     {[]string{"EndpointSlice"}, nil},
