@@ -57,7 +57,7 @@ type Step struct {
 	Out         string         `json:"out,omitempty"`
 	Source      netip.AddrPort `json:"source,omitzero"`
 	Destination netip.AddrPort `json:"destination,omitzero"`
-	// Table, Chain and Handle are of a rule or a chain otherwise. Text is what is known of the rule.
+	// Table, Chain and Handle are of a rule or a chain otherwise. Text is the rule in words.
 	Table  string `json:"table,omitempty"`
 	Chain  string `json:"chain,omitempty"`
 	Handle uint64 `json:"handle,omitempty"`
@@ -115,7 +115,7 @@ type Report struct {
 }
 
 // Tell returns the Report of a packet. v is what becomes of connections to its destination by the objects and by what the node has;
-// nil if that is not known.
+// nil without objects.
 func Tell(from, to string, s *Seen, v *explain.Verdict) *Report {
 	r := &Report{From: from, To: to, Seen: s}
 	r.place()

@@ -11,8 +11,8 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/netlink"
 )
 
-// Describe returns what is known of one rule of any program, for people: its text if it is one of ours, else what is understood
-// of it, with its comment. found is false if the rule is gone.
+// Describe returns one rule of any program in words: its own text if fairlead wrote it, else its conditions and verdict as far as they
+// are understood, with its comment. found is false if the rule is gone.
 func Describe(c *Conn, t Table, chain string, handle uint64) (text string, found bool, err error) {
 	var e netlink.Encoder
 	e.Begin(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETRULE, unix.NLM_F_ACK, uint8(t.Family), 0)
@@ -38,7 +38,7 @@ func Describe(c *Conn, t Table, chain string, handle uint64) (text string, found
 		return ours, true, nil
 	}
 	if comment := netlink.CString(udataFind(ud, udComment)); comment != "" && len(udataFind(ud, udHash)) == 8 {
-		return comment, true, nil // ours, too: Rule.Comment
+		return comment, true, nil // Rule.Comment
 	}
 	sets := setReader{conn: c, known: map[setName][]element{}, left: maxElements, decoded: maxDecoded}
 	return sentence(decode(BaseChain{t, chain}, rule, &sets), commentOf(rule)), true, nil

@@ -25,7 +25,7 @@ const TableName = "fairlead-trace"
 // comment is the comment of the table.
 const comment = "fairlead trace: one packet is followed; the table goes with its process"
 
-// maxSteps bounds what is kept of one packet. A packet meets as many rules as match it: of fairlead a few in each hook.
+// maxSteps bounds the reports that are kept of one packet. A packet meets as many rules as match it: of fairlead a few in each hook.
 const maxSteps = 400
 
 // ErrBusy is the error of Start while another process has a table.
@@ -34,7 +34,7 @@ var ErrBusy = errors.New("another trace is under way in this network namespace")
 // ErrMissed is the error of Read when the kernel had to drop reports.
 var ErrMissed = errors.New("the kernel dropped a part of the trace")
 
-// Packet is what is traced, by both of its ends: a datagram, or the first segment of a TCP connection.
+// Packet is the traced packet, by both of its ends: a datagram, or the first segment of a TCP connection.
 type Packet struct {
 	Protocol            svc.Protocol
 	Source, Destination netip.AddrPort
@@ -154,7 +154,7 @@ func (t *Trace) rule() nftables.Rule {
 		Network(0, h.Source, h.Len).Equal(0, t.packet.Source.Addr().AsSlice()).
 		Network(0, h.Destination, h.Len).Equal(0, t.packet.Destination.Addr().AsSlice()).
 		Port(0, nftables.Source).Equal(0, port(t.packet.Source)).Port(0, nftables.Destination).Equal(0, port(t.packet.Destination))
-	if t.packet.Protocol == svc.TCP { // not the reset of what is answered
+	if t.packet.Protocol == svc.TCP { // not the reset that follows an answer
 		p.TCPFlags(0).Mask(0, []byte{nftables.TCPSyn | nftables.TCPAck}, []byte{0}).Equal(0, []byte{nftables.TCPSyn})
 	}
 	return nftables.NewRule(nftables.Trace(p), "%s from %s to %s: meta nftrace set 1", t.packet.Protocol, t.packet.Source,
@@ -181,7 +181,7 @@ func (t *Trace) Steps() (list []Step, more int) { return t.steps, t.more }
 // Dropped reports whether a rule or a policy has dropped the packet.
 func (t *Trace) Dropped() bool { return t.dropped }
 
-// Describe returns what is known of the rule of a step, "" if it is gone.
+// Describe returns the rule of a step in words, "" if it is gone.
 func (t *Trace) Describe(s *Step) string {
 	text, found, err := nftables.Describe(t.conn, s.Table, s.Chain, s.Handle)
 	if err != nil || !found {
@@ -190,8 +190,8 @@ func (t *Trace) Describe(s *Step) string {
 	return text
 }
 
-// Close removes the table.
-func (t *Trace) Close() error {
+// End removes the table, and ends the trace.
+func (t *Trace) End() error {
 	b := nftables.NewBatch()
 	b.DelTable(t.table)
 	err := t.conn.Commit(b)

@@ -9,7 +9,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/netns"
 )
 
-// Trace sends a packet as its query says, and tells what became of it, as JSON. Its errors are those of a View.
+// Trace sends the packet of a query and returns a report of its way, as JSON. Its errors are those of a View.
 type Trace func(ctx context.Context, from Sender, query url.Values) (any, error)
 
 // Sender is who sends the packet of a Trace: this node, or a Pod of it.

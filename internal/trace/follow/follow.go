@@ -32,7 +32,7 @@ type Packet struct {
 	To       netip.AddrPort
 }
 
-// Check returns what is wrong with the destination or the protocol: a packet has one receiver.
+// Check returns an error if the destination is not one receiver, or the protocol not TCP or UDP.
 func (p *Packet) Check() error {
 	switch a := p.To.Addr(); {
 	case !p.To.IsValid() || p.To.Port() == 0:
@@ -191,7 +191,7 @@ func (w *watched) tell(out *trace.Seen) {
 		st := trace.Step{Space: w.spaces[s.space].Name, Hook: hooks[s.space], In: s.step.In, Out: s.step.Out, Source: s.step.Source,
 			Destination: s.step.Destination}
 		switch {
-		case s.step.Hook != "": // of what is reported of a chain, the first has the packet's headers
+		case s.step.Hook != "": // the first report of a chain has the packet's headers
 			if st.Passed = s.step.Source.IsValid(); st.Passed {
 				out.Steps = append(out.Steps, st)
 			}
@@ -223,7 +223,7 @@ func (w *watched) close() error {
 	var errs []error
 	for _, t := range w.traces {
 		if t != nil {
-			errs = append(errs, t.Close())
+			errs = append(errs, t.End())
 		}
 	}
 	return errors.Join(errs...)

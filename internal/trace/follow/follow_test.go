@@ -268,7 +268,7 @@ func TestLeftovers(t *testing.T) {
 		if err := nftrace.Remove(t.Context()); err != nil || !strings.Contains(tables(), nftrace.TableName) {
 			t.Errorf("a trace that is under way was removed: %v\n%s", err, tables())
 		}
-		if err := first.Close(); err != nil || strings.Contains(tables(), nftrace.TableName) {
+		if err := first.End(); err != nil || strings.Contains(tables(), nftrace.TableName) {
 			t.Errorf("%v\n%s", err, tables())
 		}
 	})
