@@ -18,15 +18,11 @@ import (
 	"github.com/fairlead/fairlead/internal/trace"
 )
 
-// firewall drops what goes to the Pods of my-service, as another program of the node.
+// firewall drops what Pods send to the Pods of my-service, as another program of the node; not the probes of the node itself.
 const firewall = `
 table inet firewalld {
 	chain filter_FORWARD {
 		type filter hook forward priority 10
-		tcp dport 9376 drop comment "customer 4711"
-	}
-	chain filter_OUTPUT {
-		type filter hook output priority 10
 		tcp dport 9376 drop comment "customer 4711"
 	}
 }`
@@ -59,6 +55,7 @@ func (c *cluster) traces() {
 	if r = c.trace("", node, "my-service.default.svc.cluster.local"); r.Result != explain.Answers {
 		c.t.Errorf("by a name: %+v", r)
 	}
+	c.tracesHere()
 	c.traceErrors(pods[0])
 	c.traceRights(pods[0])
 }
@@ -75,6 +72,26 @@ func (c *cluster) trace(kubeconfig string, args ...string) *trace.Report {
 		c.t.Fatalf("trace %q: %v: %s", args, err, out)
 	}
 	return r
+}
+
+// tracesHere traces on the node itself, without an API server, and with one that does not answer.
+func (c *cluster) tracesHere() {
+	c.t.Helper()
+	dead := strings.ReplaceAll(mustRead(c.t, c.api.Kubeconfig), ":6443", ":1")
+	file := c.path("dead.kubeconfig")
+	if err := os.WriteFile(file, []byte(dead), 0o600); err != nil {
+		c.t.Fatal(err)
+	}
+	for _, kubeconfig := range []string{c.path("none"), file} {
+		cmd := c.on(c.node, process.Program("fairlead"), "trace", c.frontend("typo"), "-o", "json")
+		cmd.Env = append(cmd.Env, "KUBECONFIG="+kubeconfig)
+		r := &trace.Report{}
+		out := process.Output(c.t, cmd)
+		if err := json.Unmarshal([]byte(out), r); err != nil || r.Result != explain.Refused || len(r.Notes) != 1 ||
+			!strings.Contains(r.Decision.Text, "fairlead rejects it in chain refuse") {
+			c.t.Errorf("on the node itself: %v: %s", err, out)
+		}
+	}
 }
 
 // traceErrors asks what cannot be answered.
@@ -126,7 +143,7 @@ func (c *cluster) traceRights(pod string) {
 		"administrator": c.trace("", pod, "my-service"), "tenant": c.trace(kubeconfig, pod, "my-service"),
 	} {
 		secret := strings.Contains(r.Decision.Text, "customer 4711")
-		if r.Result != explain.Dropped || !strings.Contains(r.Decision.Source, "table inet firewalld chain filter_") ||
+		if r.Result != explain.Dropped || !strings.Contains(r.Decision.Source, "table inet firewalld chain filter_FORWARD") ||
 			secret != (who == "administrator") || (r.Seen.Facts != nil) != (who == "administrator") {
 			c.t.Errorf("%s, beside a firewall: %+v, %+v", who, r, r.Seen)
 		}

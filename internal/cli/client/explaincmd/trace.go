@@ -105,7 +105,7 @@ func (f *traceFlags) trace(ctx context.Context, log *slog.Logger, from, to strin
 		if from != "" || parsed != nil || !errors.Is(err, base.ErrNoKubeconfig) && !errors.Is(err, fs.ErrPermission) {
 			return nil, err
 		}
-		return t.alone(ctx, log, at)
+		return t.alone(ctx, log, at, err)
 	}
 	t.namespace = cmp.Or(t.namespace, metav1.NamespaceDefault)
 	return t.report(ctx, log)
@@ -128,14 +128,16 @@ type tracing struct {
 // thisMachine is the sender without FROM.
 const thisMachine = "this machine"
 
-// alone sends a packet from here, without an API server that could name anything.
-func (t *tracing) alone(ctx context.Context, log *slog.Logger, at netip.AddrPort) (*trace.Report, error) {
+// alone sends a packet from here, without an API server that could name anything, and why there is none.
+func (t *tracing) alone(ctx context.Context, log *slog.Logger, at netip.AddrPort, why error) (*trace.Report, error) {
 	t.destination = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 	seen, err := t.here(ctx, log)
 	if err != nil {
 		return nil, err
 	}
-	return trace.Tell(thisMachine, t.to, seen, nil), nil
+	r := trace.Tell(thisMachine, t.to, seen, nil)
+	r.Notes = append(r.Notes, "Services and Pods are not named: "+base.OneLine(why))
+	return r, nil
 }
 
 func (t *tracing) report(ctx context.Context, log *slog.Logger) (*trace.Report, error) {
@@ -143,7 +145,10 @@ func (t *tracing) report(ctx context.Context, log *slog.Logger) (*trace.Report, 
 	if err != nil {
 		return nil, err
 	}
-	if t.cluster, err = read(ctx, t.client, q, t.namespace); err != nil {
+	switch t.cluster, err = read(ctx, t.client, q, t.namespace); {
+	case err != nil && t.from == "" && q.Address.IsValid():
+		return t.alone(ctx, log, q.Address, err)
+	case err != nil:
 		return nil, err
 	}
 	if err := t.who(ctx); err != nil {

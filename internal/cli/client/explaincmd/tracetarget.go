@@ -44,7 +44,7 @@ func (t *tracing) where(q *explain.Question, port string) error {
 	}
 	s := t.cluster.objects.Services[i]
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
-		return fmt.Errorf("Service %s is an alias of %s: trace an address of that name", name, s.Spec.ExternalName)
+		return fmt.Errorf("the Service %s is an alias of %s: trace an address of that name", name, s.Spec.ExternalName)
 	}
 	p, err := t.port(s, port)
 	if err != nil {
