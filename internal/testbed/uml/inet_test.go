@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/trace"
-	"github.com/fairlead/fairlead/internal/trace/follow"
+	packet "github.com/fairlead/fairlead/internal/trace/follow"
 )
 
 // The guest's kernel has nf_tables without family inet. What needs it is told so, by the probes as
@@ -64,8 +64,8 @@ func TestTraceWithoutTables(t *testing.T) {
 	endpoint := node.Pod("endpoint")
 	endpoint.Serve(svc.TCP, 80)
 	for port, want := range map[uint16]trace.Answer{80: trace.Accepted, 81: trace.Reset} {
-		seen, err := follow.Send(t.Context(), &follow.Packet{
-			Spaces: []follow.Space{{Name: "node", Path: node.NSPath()}}, Protocol: svc.TCP, To: netip.AddrPortFrom(endpoint.Addr4(), port),
+		seen, err := packet.Send(t.Context(), &packet.Packet{
+			Spaces: []packet.Space{{Name: "node", Path: node.NSPath()}}, Protocol: svc.TCP, To: netip.AddrPortFrom(endpoint.Addr4(), port),
 		})
 		if err != nil || seen.Answer != want || !strings.Contains(seen.Untraced, "the kernel cannot trace") || len(seen.Steps) > 0 {
 			t.Errorf("port %d: %v, %+v", port, err, seen)
