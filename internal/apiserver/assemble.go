@@ -295,7 +295,7 @@ func (a *assembly) installPaths(context.Context) error {
 }
 
 // flowPaths are where Hubble's API is: gRPC, whose requests may last.
-func flowPaths() []string { return []string{hubble.Service, hubble.Health} }
+func flowPaths() []string { return []string{hubble.Service, hubble.Peers, hubble.Health} }
 
 // prepare returns the server, ready to run.
 func (a *assembly) prepare() interface{ RunWithContext(context.Context) error } {

@@ -131,6 +131,7 @@ func fields() map[string]matcher {
 		"ip_version":           among(ff.GetIpVersion, func(m mf) flow.IPVersion { return m.GetIP().GetIpVersion() }),
 		"reply":                among(ff.GetReply, func(m mf) bool { return m.GetIsReply().GetValue() }),
 		"protocol":             protocols,
+		"tcp_flags":            tcpFlags,
 		"event_type":           eventTypes,
 		"node_name":            nodeNames,
 	}
@@ -262,6 +263,21 @@ func protocols(f *flow.FlowFilter) (func(*flow.Flow) bool, error) {
 			return slices.Contains(want, "sctp")
 		}
 		return false
+	}, nil
+}
+
+// tcpFlags matches flows of TCP that have all flags of one of the values.
+func tcpFlags(f *flow.FlowFilter) (func(*flow.Flow) bool, error) {
+	return func(m *flow.Flow) bool {
+		has := m.GetL4().GetTCP().GetFlags()
+		return has != nil && slices.ContainsFunc(f.GetTcpFlags(), func(want *flow.TCPFlags) bool {
+			missing := false
+			want.ProtoReflect().Range(func(d protoreflect.FieldDescriptor, _ protoreflect.Value) bool { // of the flags that are set
+				missing = missing || !has.ProtoReflect().Get(d).Bool()
+				return true
+			})
+			return !missing
+		})
 	}, nil
 }
 

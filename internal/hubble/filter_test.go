@@ -47,6 +47,8 @@ func TestFilters(t *testing.T) {
 		{"not a reply", &f{Reply: []bool{false}}, "012"},
 		{"reply", &f{Reply: []bool{true}}, ""},
 		{"protocol", &f{Protocol: []string{"UDP"}}, "1"},
+		{"TCP flags", &f{TcpFlags: []*flow.TCPFlags{{ACK: true, SYN: true}, {SYN: true}}}, "2"},
+		{"all of the TCP flags", &f{TcpFlags: []*flow.TCPFlags{{ACK: true, SYN: true}, {FIN: true}}}, ""},
 		{"event", &f{EventType: []*flow.EventTypeFilter{{Type: eventDrop}}}, "2"},
 		{"kind of event", &f{EventType: []*flow.EventTypeFilter{{Type: eventTrace, MatchSubType: true}}}, "1"},
 		{"node", &f{NodeName: []string{"node-?"}}, "012"},

@@ -73,7 +73,7 @@ func (f *Flow) message(node string, boot uint64) *flow.Flow {
 		TrafficDirection: f.Direction,
 		IsReply:          wrapperspb.Bool(false),
 		EventType:        &flow.CiliumEventType{Type: eventTrace, SubType: toNetwork},
-		Summary:          f.Summary, //nolint:staticcheck // what the hubble command prints
+		Summary:          f.summary(), //nolint:staticcheck // what the hubble command prints
 		Emitter:          &flow.Emitter{Name: "fairlead"},
 	}
 	out.TraceObservationPoint = flow.TraceObservationPoint_TO_NETWORK
@@ -95,6 +95,14 @@ func (f *Flow) message(node string, boot uint64) *flow.Flow {
 		f.layer7(out)
 	}
 	return out
+}
+
+// summary is what the hubble command prints behind the verdict.
+func (f *Flow) summary() string {
+	if f.Summary == "" && f.Protocol == svc.TCP && f.SYN {
+		return "TCP Flags: SYN"
+	}
+	return f.Summary
 }
 
 func (f *Flow) layer4() *flow.Layer4 {

@@ -25,6 +25,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/hubble/api/flow"
 	"github.com/fairlead/fairlead/internal/hubble/api/observer"
+	"github.com/fairlead/fairlead/internal/hubble/api/peer"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -378,5 +379,40 @@ func BenchmarkAdd(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		ring.Add(f)
+	}
+}
+
+// A node names itself to who watches the nodes, until that ends.
+func TestNotify(t *testing.T) {
+	o := filled(8, 1)
+	o.Address = "unix:///run/x"
+	_, conn := dialed(t, o)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	answer, err := peer.NewPeerClient(conn).Notify(ctx, &peer.NotifyRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := answer.Recv()
+	if err != nil || m.GetName() != "node-1" || m.GetAddress() != "unix:///run/x" || m.GetType() != peer.ChangeNotificationType_PEER_ADDED {
+		t.Errorf("%v, %v", m, err)
+	}
+	cancel()
+	if m, err := answer.Recv(); status.Code(err) != codes.Canceled {
+		t.Errorf("after the end: %v, %v", m, err)
+	}
+}
+
+// The flags of the first packet are what the command prints behind a connection.
+func TestSummary(t *testing.T) {
+	f := sample()[0]
+	f.SYN = true
+	m := f.message("node-1", 7)
+	if text := m.GetSummary(); text != "TCP Flags: SYN" || !m.GetL4().GetTCP().GetFlags().GetSYN() { //nolint:staticcheck // printed
+		t.Errorf("%v", m)
+	}
+	m = sample()[2].message("node-1", 7)
+	if text := m.GetSummary(); text != "Service other/typo has no endpoint" { //nolint:staticcheck // printed
+		t.Errorf("%v", m)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/hubble/api/flow"
 	"github.com/fairlead/fairlead/internal/hubble/api/observer"
+	"github.com/fairlead/fairlead/internal/hubble/api/peer"
 	"github.com/fairlead/fairlead/internal/hubble/api/relay"
 )
 
@@ -29,12 +30,15 @@ const Cluster = "default"
 // Observer answers Hubble's API for one node.
 type Observer struct {
 	observer.UnimplementedObserverServer
+	peer.UnimplementedPeerServer
 
 	node, release string
 	ring          *Ring
 	boot          uint64
 	start         time.Time
 	streams       *Places
+	// Address is where the node answers its own users. It is set before the Observer is used.
+	Address string
 }
 
 // NewObserver returns an Observer of a node for what ring has. release is the version that it reports.
@@ -218,6 +222,22 @@ func (o *Observer) GetNodes(context.Context, *observer.GetNodesRequest) (*observ
 		Name: o.node, Version: s.GetVersion(), State: relay.NodeState_NODE_CONNECTED, UptimeNs: s.GetUptimeNs(),
 		NumFlows: s.GetNumFlows(), MaxFlows: s.GetMaxFlows(), SeenFlows: s.GetSeenFlows(),
 	}}}, nil
+}
+
+// Notify is part of peer.PeerServer: it names the node itself, which is all that it answers for, and waits for the client's end.
+func (o *Observer) Notify(_ *peer.NotifyRequest, to peer.Peer_NotifyServer) error {
+	done, err := o.streams.Take()
+	if err != nil {
+		return err
+	}
+	defer done()
+	if err := to.Send(&peer.ChangeNotification{
+		Name: o.node, Address: o.Address, Type: peer.ChangeNotificationType_PEER_ADDED,
+	}); err != nil {
+		return err
+	}
+	<-to.Context().Done()
+	return status.FromContextError(to.Context().Err()).Err()
 }
 
 // GetNamespaces is part of observer.ObserverServer.

@@ -55,7 +55,11 @@ func answer(ctx context.Context, o *Observer, method string, body []byte, out *f
 	switch method {
 	case "GetFlows":
 		r := &observer.GetFlowsRequest{}
-		if err := proto.Unmarshal(body, r); err != nil {
+		err := bounded(body, r)
+		if err == nil {
+			err = proto.Unmarshal(body, r)
+		}
+		if err != nil {
 			return status.Error(codes.InvalidArgument, err.Error())
 		}
 		// So the relay knows at once that the node answers.

@@ -10,9 +10,11 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 )
 
-// ownTables begins the names of fairlead's tables; kubeProxyTable is kube-proxy's in its mode nftables.
+// ownTables begins the names of fairlead's tables, ownChains those of its chains of iptables; kubeProxyTable is kube-proxy's in its
+// mode nftables.
 const (
 	ownTables      = "fairlead"
+	ownChains      = "FAIRLEAD"
 	kubeProxyTable = "kube-proxy"
 )
 
@@ -44,7 +46,7 @@ func foreign(ctx context.Context, p Packets) ([]string, error) {
 	}
 	defer c.Close()
 	all, err := c.Ruleset(maxRules, func(at nftables.BaseChain) bool {
-		return strings.HasPrefix(at.Table.Name, ownTables) || at.Table.Name == kubeProxyTable || known(at.Name)
+		return Ours(at) || at.Table.Name == kubeProxyTable || known(at.Name)
 	})
 	if err != nil {
 		return nil, err
@@ -128,7 +130,12 @@ func (w *walk) chain(at nftables.BaseChain, by nftables.Decoded, depth int) {
 // known reports whether a chain of iptables is one of fairlead's own, or of kube-proxy: they reject connections to Services that have
 // no endpoints.
 func known(chain string) bool {
-	return strings.HasPrefix(chain, "FAIRLEAD") || strings.HasPrefix(chain, "KUBE-")
+	return strings.HasPrefix(chain, ownChains) || strings.HasPrefix(chain, "KUBE-")
+}
+
+// Ours reports whether a chain is one of fairlead's own, by the names of the table and the chain.
+func Ours(at nftables.BaseChain) bool {
+	return strings.HasPrefix(at.Table.Name, ownTables) || strings.HasPrefix(at.Name, ownChains)
 }
 
 // concerns reports whether a rule that drops is for packets of Pods or Services.

@@ -99,6 +99,8 @@ type Options struct {
 	Status func() any
 	// Views are further things that the endpoint answers, as api.Options has them; nil for none.
 	Views map[string]api.View
+	// Trace is as api.Options has it, nil for none.
+	Trace api.Trace
 	// Handlers answer at their paths, and below if they end in a slash; nil for none.
 	Handlers map[string]http.Handler
 	// StopPods ends all pods when Run ends, within StopTimeout (by default 10

@@ -115,8 +115,8 @@ func (r *Runner) connect() {
 	})
 	r.api = api.New(api.Options{
 		NodeName: o.NodeName, Listener: o.Listener, Certificate: r.cert, ClientCA: o.ClientCA, Status: o.Status, Views: o.Views,
-		Handlers: o.Handlers,
-		Pods:     r.pods.Snapshots, Registered: r.programs.Has, Groups: r.groups, Log: o.Log,
+		Handlers: o.Handlers, Trace: o.Trace,
+		Pods: r.pods.Snapshots, Registered: r.programs.Has, Groups: r.groups, Log: o.Log,
 	})
 }
 

@@ -18,19 +18,19 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
-// stories runs the commands of docs/debugging.md that are marked so: curl on the node, fairlead on the server. The lines below a
-// command must be in what it prints, in this order; "..." stands for anything. What an agent has not programmed yet it explains a
-// moment later.
+// stories runs the commands of docs/debugging.md that are marked so: curl on the node, fairlead on the server. The node is called
+// node1 there. The lines below a command must be in what it prints, in this order; "..." stands for anything. What an agent has not
+// programmed yet it explains a moment later.
 func (c *cluster) stories() {
 	c.t.Helper()
 	c.apply(mustRead(c.t, "../../examples/debugging.yaml"))
 	page := mustRead(c.t, "../../docs/debugging.md")
 	blocks := regexp.MustCompile("(?ms)^<!-- run by test/node/explain_test.go -->\n```console\n(.*?)^```").FindAllStringSubmatch(page, -1)
-	if len(blocks) != 12 {
+	if len(blocks) != 14 {
 		c.t.Fatalf("docs/debugging.md has %d blocks to run", len(blocks))
 	}
 	for _, b := range blocks {
-		lines := strings.Split(strings.TrimSpace(b[1]), "\n")
+		lines := strings.Split(strings.TrimSpace(strings.ReplaceAll(b[1], "node1", c.node.Name())), "\n")
 		if args, ok := strings.CutPrefix(lines[0], "$ curl "); ok {
 			_, stderr, code := process.Result(c.t, c.node.Command(c.t.Context(), "curl", strings.Fields(args)...))
 			if code != 0 && code != noAnswer {

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -78,6 +79,7 @@ func TestHubble(t *testing.T) {
 	s.applications()
 	s.stories()
 	s.observes(socket)
+	s.watches(socket)
 	s.counts()
 	s.program = copied(t, s.program, filepath.Join(open, "hubble"))
 	s.refuses(socket)
@@ -271,6 +273,7 @@ func (s *shell) observes(socket string) {
 	}{
 		{server, "--service my-service", served},
 		{server, "--to-label app=MyApp --service my-service --last 1", served},
+		{server, "--tcp-flags SYN --service my-service", served},
 		{server, "--not --verdict FORWARDED --to-service typo --since 1h", refused},
 		{server, "--service nobody", none},
 		{server, "--protocol http --verdict DROPPED", lost},
@@ -284,6 +287,30 @@ func (s *shell) observes(socket string) {
 		if wrong || len(all) == 0 && !strings.HasSuffix(q.filter, "nobody") || strings.HasSuffix(q.filter, " 1") && len(all) != 1 {
 			c.t.Errorf("hubble observe %s: %+v", q.filter, all)
 		}
+	}
+}
+
+// watches looks at the nodes as they come and go, at the API server and at the socket of the node.
+func (s *shell) watches(socket string) {
+	c := s.c
+	c.t.Helper()
+	for want, cmd := range map[string]*exec.Cmd{
+		"PEER_ADDED   " + c.node.Addr4().String() + ":": s.command("exec hubble watch peers"),
+		"PEER_ADDED   unix://" + socket + " ":           c.on(c.node, s.program, "watch", "peers", "--server", "unix://"+socket),
+	} {
+		out, err := cmd.StdoutPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		line, err := bufio.NewReader(out).ReadString('\n')
+		if err != nil || !strings.HasPrefix(line, want) || !strings.Contains(line, c.node.Name()) {
+			c.t.Errorf("hubble watch peers: %v: %q, want %q", err, line, want)
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
 	}
 }
 

@@ -87,6 +87,7 @@ func TestStatus(t *testing.T) {
 	c.stories()
 	c.explains()
 	c.counts()
+	c.traces()
 	c.plans()
 	c.page()
 

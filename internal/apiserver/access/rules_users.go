@@ -34,7 +34,7 @@ func userRoles() []rbacv1.ClusterRole {
 			allow(verbsRead, groupCore, "pods/attach", "pods/proxy", "pods/exec", "pods/portforward", "secrets", "services/proxy"),
 			allow("impersonate", groupCore, "serviceaccounts"),
 			allow(verbsWrite, groupCore, "pods", "pods/attach", "pods/proxy", "pods/exec", "pods/portforward"),
-			allow("create", groupCore, "pods/eviction"),
+			allow("create", groupCore, "pods/eviction", "pods/trace"),
 			allow(verbsWrite, groupCore, "replicationcontrollers", "replicationcontrollers/scale", "serviceaccounts",
 				"services", "services/proxy", "persistentvolumeclaims", "configmaps", "secrets"),
 			allow("create", groupCore, "serviceaccounts/token"),

@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dns/resolvconf"
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
 	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/kernel/nftrace"
 	"github.com/fairlead/fairlead/internal/kernel/sysctl"
 	"github.com/fairlead/fairlead/internal/lb/filter"
 	"github.com/fairlead/fairlead/internal/runner"
@@ -91,7 +92,7 @@ do that after kube-proxy has been stopped, before or after fairlead is started.`
 // cleanUp removes what nodes with state in dataDir have made in this network namespace, the
 // state included. Beside a running one it changes nothing.
 func cleanUp(ctx context.Context, log *slog.Logger, dataDir string) error {
-	for _, l := range []parts.RuleLock{parts.ProxyLock, parts.DNSLock} {
+	for _, l := range []parts.RuleLock{parts.ProxyLock, parts.DNSLock, parts.TraceLock} {
 		held, err := l.Try(log)
 		if err != nil {
 			return fmt.Errorf("nothing was removed: %w; stop it first", err)
@@ -100,6 +101,7 @@ func cleanUp(ctx context.Context, log *slog.Logger, dataDir string) error {
 	}
 	err := runner.Cleanup(ctx, base.NodeState(dataDir), runner.RemoveNetwork,
 		func() error { return parts.CleanUpModes(ctx, "") },
+		func() error { return parts.Removing("rules of a trace", nftrace.Remove(ctx)) },
 		func() error { return parts.Removing("empty tables of iptables", iptables.RemoveEmptyTables()) },
 		func() error { return parts.Removing("node-local DNS", nodelocal.Remove()) },
 		func() error {

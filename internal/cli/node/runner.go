@@ -75,6 +75,7 @@ func (b *builder) runner() (*runner.Runner, error) {
 			"explain": parts.Explain(running), "history": parts.History(running),
 			"services": parts.Services(func() *flows.Reader { return b.counts }),
 		},
+		Trace: newTracing(b.Host.Name, running, b.Log).trace,
 		Handlers: map[string]http.Handler{
 			hubble.Path: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { b.Proxy.Flows().ServeHTTP(w, r) }),
 		},

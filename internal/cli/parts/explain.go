@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"net/url"
@@ -16,10 +17,13 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/explain"
+	"github.com/fairlead/fairlead/internal/kernel/nftrace"
 	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/runner/api"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
+	"github.com/fairlead/fairlead/internal/trace"
+	"github.com/fairlead/fairlead/internal/trace/follow"
 )
 
 // Bounds of the connections to endpoints.
@@ -48,6 +52,38 @@ func Explain(p func() *proxy.Proxy) api.View {
 			facts.Probes = probe(ctx, facts.Ports)
 		}
 		return facts, nil
+	}
+}
+
+// TracePacket sends a packet and follows it, as the only trace of this network namespace. Its error is nftrace.ErrBusy while another
+// process has one under way. What an earlier process has left of a trace is removed.
+func TracePacket(ctx context.Context, p *follow.Packet, log *slog.Logger) (*trace.Seen, error) {
+	held, err := TraceLock.Try(log)
+	if errors.Is(err, errLocked) {
+		return nil, nftrace.ErrBusy
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer held.Close()
+	if err := nftrace.Remove(ctx); err != nil {
+		return nil, Removing("rules of an earlier trace", err)
+	}
+	return follow.Send(ctx, p)
+}
+
+// removeTrace removes what a process that ended early has left of a trace.
+func removeTrace(ctx context.Context, log *slog.Logger) {
+	held, err := TraceLock.Try(log)
+	if errors.Is(err, errLocked) {
+		return // its process is there
+	}
+	if err == nil {
+		defer held.Close()
+		err = nftrace.Remove(ctx)
+	}
+	if err != nil {
+		log.Warn("cannot remove the rules of an earlier trace", "err", err)
 	}
 }
 

@@ -82,6 +82,7 @@ func (f *hubbleFlags) open(log *slog.Logger, node string) *Flows {
 	out.ring.Count(out.metrics)
 	out.l7 = capture.NewApplications(out.ring, out.peers)
 	out.observer = hubble.NewObserver(node, base.Version, out.ring)
+	out.observer.Address = "unix://" + f.path
 	var err error
 	if out.lost, err = nflog.Open(drops.LogGroup); err != nil {
 		log.Warn("packets that reach no endpoint are not shown as flows", "err", err)

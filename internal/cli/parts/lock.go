@@ -24,6 +24,8 @@ var (
 	ProxyLock = RuleLock{"@fairlead/proxy", "proxy"}
 	// DNSLock is for the rules and routes of node-local DNS.
 	DNSLock = RuleLock{"@fairlead/dns", "node-local DNS server"}
+	// TraceLock is for the rules of a trace.
+	TraceLock = RuleLock{"@fairlead/trace", "trace"}
 )
 
 // lockWait is how long a process waits for another one to end, so that a service

@@ -228,6 +228,7 @@ func ProxyComponent(o proxy.Options, isNew bool) (part lifecycle.Component, p *p
 		Name: "proxy",
 		Run: func(ctx context.Context) error {
 			defer o.Dataplane.Close()
+			removeTrace(ctx, o.Log)
 			// Rules of another mode stay until this one has written its own, so
 			// that no connection finds neither.
 			done := make(chan struct{})

@@ -138,7 +138,7 @@ func (r *Recorder) connection(c *conntrack.Connection, now time.Time) {
 	if c.Destination.Addr().IsLoopback() && !translated {
 		return
 	}
-	f := hubble.Flow{Time: now, Protocol: c.Protocol, Source: c.Source, Destination: c.Endpoint}
+	f := hubble.Flow{Time: now, Protocol: c.Protocol, Source: c.Source, Destination: c.Endpoint, SYN: c.SYN}
 	if translated {
 		f.Service = r.owner(c.Protocol, c.Destination).Name
 	}

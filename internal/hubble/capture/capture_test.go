@@ -141,7 +141,7 @@ func TestConnections(t *testing.T) {
 	web := svc.Name{Namespace: "shop", Name: "web"}
 	at := netip.AddrPortFrom(r.pod.Addr4(), 8080)
 	f := r.find(t, "a connection to the Service", dial(ap("10.96.0.1:80")), func(f *hubble.Flow) bool { return f.Service == web })
-	if f.Protocol != svc.TCP || f.Destination != at || f.To.Pod != "web-1" || f.From != hubble.Host || f.Reason != 0 ||
+	if f.Protocol != svc.TCP || !f.SYN || f.Destination != at || f.To.Pod != "web-1" || f.From != hubble.Host || f.Reason != 0 ||
 		f.Direction != flow.TrafficDirection_EGRESS || f.Source.Addr() != r.node.Addr4() && f.SourceXlated != r.node.Addr4() {
 		t.Errorf("%+v from %+v to %+v", f, f.From, f.To)
 	}

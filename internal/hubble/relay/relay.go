@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -24,6 +25,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/hubble"
 	"github.com/fairlead/fairlead/internal/hubble/api/observer"
+	"github.com/fairlead/fairlead/internal/hubble/api/peer"
 	pb "github.com/fairlead/fairlead/internal/hubble/api/relay"
 )
 
@@ -45,6 +47,7 @@ const flowsMethod = "GetFlows"
 // Relay answers for all nodes.
 type Relay struct {
 	observer.UnimplementedObserverServer
+	peer.UnimplementedPeerServer
 
 	client  kubernetes.Interface
 	release string
@@ -54,6 +57,7 @@ type Relay struct {
 	// kept bounds the memory of all questions: the bytes that are kept now.
 	kept  atomic.Int64
 	retry time.Duration // retryPeriod, unless a test wants another
+	peers time.Duration // peersPeriod, unless a test wants another
 }
 
 // New returns a Relay that asks nodes with the rights of cfg, which may use nodes/proxy and read Pods. The caller decides who may
@@ -66,24 +70,33 @@ func New(cfg *rest.Config, release string, log *slog.Logger) (*Relay, error) {
 		return nil, err
 	}
 	return &Relay{
-		client: client, release: release, log: log, retry: retryPeriod,
+		client: client, release: release, log: log, retry: retryPeriod, peers: peersPeriod,
 		questions: hubble.NewPlaces(maxQuestions, "questions for flows are being answered"),
 		follows:   hubble.NewPlaces(maxFollows, "clients follow the flows"),
 		others:    hubble.NewPlaces(maxQuestions, "questions for nodes and namespaces are being answered"),
 	}, nil
 }
 
-// nodes are the names of all nodes, sorted.
-func (r *Relay) nodes(ctx context.Context) ([]string, error) {
+// list reads all nodes.
+func (r *Relay) list(ctx context.Context) ([]corev1.Node, error) {
 	ctx, cancel := context.WithTimeout(ctx, unaryTimeout)
 	defer cancel()
 	list, err := r.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {
 		return nil, status.Errorf(codes.Unavailable, "cannot list the nodes: %v", err)
 	}
-	out := make([]string, 0, len(list.Items))
-	for i := range list.Items {
-		out = append(out, list.Items[i].Name)
+	return list.Items, nil
+}
+
+// nodes are the names of all nodes, sorted.
+func (r *Relay) nodes(ctx context.Context) ([]string, error) {
+	list, err := r.list(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]string, 0, len(list))
+	for i := range list {
+		out = append(out, list[i].Name)
 	}
 	slices.Sort(out)
 	return out, nil

@@ -27,6 +27,7 @@ const (
 	ctaTupleOrig  = 1
 	ctaTupleReply = 2
 	ctaStatus     = 3
+	ctaProtoInfo  = 4
 	ctaTimeout    = 7
 	ctaID         = 12
 	ctaZone       = 18
@@ -39,6 +40,10 @@ const (
 	ctaProtoNum     = 1
 	ctaProtoSrcPort = 2
 	ctaProtoDstPort = 3
+
+	ctaProtoInfoTCP      = 1
+	ctaProtoInfoTCPState = 1
+	tcpSynSent           = 1 // TCP_CONNTRACK_SYN_SENT
 
 	msgGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1
 	msgDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2

@@ -21,6 +21,8 @@ type Connection struct {
 	Endpoint netip.AddrPort
 	// AnsweredTo is where answers go: Source, unless that was translated.
 	AnsweredTo netip.AddrPort
+	// SYN reports that the packet was the first one of a TCP connection (SYN without ACK).
+	SYN bool
 }
 
 // ErrMissed is the error of Receive when the kernel had to drop reports. Receive can be called again.
@@ -84,6 +86,9 @@ func parseNew(body []byte) (c Connection, ok bool) {
 			orig = v
 		case ctaTupleReply:
 			reply = v
+		case ctaProtoInfo:
+			state := netlink.Attr(netlink.Attr(v, ctaProtoInfoTCP), ctaProtoInfoTCPState)
+			c.SYN = len(state) == 1 && state[0] == tcpSynSent
 		}
 	})
 	var ok1, ok2 bool

@@ -42,6 +42,17 @@ func Subscribe(protocol int, groups ...int) (*Subscription, error) {
 	return s, nil
 }
 
+// Enlarge lets the socket hold as much as a Conn does, as far as the process may, for groups that report much in a short time.
+func (s *Subscription) Enlarge() error {
+	var err error
+	e := s.raw.Control(func(fd uintptr) {
+		if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, wantedRecvBuffer) != nil {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, wantedRecvBuffer)
+		}
+	})
+	return errors.Join(e, err)
+}
+
 // Join subscribes to a group.
 func (s *Subscription) Join(group int) error { return s.set(unix.NETLINK_ADD_MEMBERSHIP, group) }
 
@@ -79,6 +90,27 @@ func (s *Subscription) Receive(f func(typ uint16, body []byte)) error {
 	}
 	messages(s.buf[:n], func(typ, _ uint16, _ uint32, body []byte) { f(typ, body) })
 	return nil
+}
+
+// Pending calls f with the type and the body of each message that has come by now. It does not wait; its errors are those of
+// Receive.
+func (s *Subscription) Pending(f func(typ uint16, body []byte)) error {
+	for {
+		var n int
+		var err error
+		if e := s.raw.Control(func(fd uintptr) { n, _, err = unix.Recvfrom(int(fd), s.buf, unix.MSG_DONTWAIT) }); e != nil {
+			return os.ErrClosed
+		}
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return nil
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return fmt.Errorf("receive netlink notifications: %w", err)
+		}
+		messages(s.buf[:n], func(typ, _ uint16, _ uint32, body []byte) { f(typ, body) })
+	}
 }
 
 // Ask sends the one message in b, which has NLM_F_ACK, and returns the kernel's rejection, an *Error. It is called before the first

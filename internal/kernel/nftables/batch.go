@@ -95,6 +95,17 @@ func (b *Batch) AddTable(t Table, comment string) {
 	b.enc.End()
 }
 
+// OwnTable makes a table that belongs to the Conn which commits the transaction: others cannot change it, and the kernel
+// removes it with all in it when that Conn is closed, or its process ends (NFT_TABLE_F_OWNER, since Linux 5.12).
+func (b *Batch) OwnTable(t Table, comment string) {
+	const owner = 2 // NFT_TABLE_F_OWNER
+	b.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, t.Family)
+	b.enc.String(unix.NFTA_TABLE_NAME, t.Name)
+	b.enc.Uint32(unix.NFTA_TABLE_FLAGS, owner)
+	b.enc.Bytes(tableUserdata, udata(nil, udComment, comment))
+	b.enc.End()
+}
+
 // DelTable removes a table and all in it. It must be there.
 func (b *Batch) DelTable(t Table) {
 	b.begin(unix.NFT_MSG_DELTABLE, 0, t.Family)

@@ -116,6 +116,16 @@ func (p *Program) SetMark(from Reg) *Program {
 	return p
 }
 
+// Trace makes the kernel report the rules that the packet meets from here on to who subscribes to traces (meta nftrace set 1).
+func Trace(p *Program) *Program {
+	p.Value(0, []byte{1})
+	p.enc.begin("meta")
+	p.enc.Uint32(unix.NFTA_META_KEY, unix.NFT_META_NFTRACE)
+	p.enc.Uint32(unix.NFTA_META_SREG, Reg(0).number())
+	p.enc.end()
+	return p
+}
+
 // Transparent loads whether the socket that the packet belongs to is transparent.
 // It ends the rule if there is no socket (socket). Since Linux 4.18.
 func (p *Program) Transparent(to Reg) *Program {

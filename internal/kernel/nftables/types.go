@@ -79,6 +79,7 @@ const (
 // tracking has -200.
 const (
 	PriorityFirst  = math.MinInt32
+	PriorityLast   = math.MaxInt32
 	PriorityRaw    = -300
 	PriorityDstNAT = -100
 	PrioritySrcNAT = 100

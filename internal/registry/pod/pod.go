@@ -52,6 +52,7 @@ func NewStorage(opts generic.RESTOptionsGetter, agents *node.Agents) (map[string
 		"pods/exec":                &execREST{stream},
 		"pods/attach":              &attachREST{stream},
 		"pods/portforward":         &portForwardREST{stream},
+		"pods/trace":               &traceREST{stream},
 		"pods/proxy":               proxy.New("pod", &corev1.PodProxyOptions{}, stream.locateProcess),
 	}, nil
 }

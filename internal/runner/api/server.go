@@ -43,6 +43,8 @@ type Options struct {
 	Status func() any
 	// Views are what GET /NAME answers, by NAME.
 	Views map[string]View
+	// Trace sends a packet from this node, or from one of its Pods, and tells what became of it; nil for none.
+	Trace Trace
 	// Handlers answer at their paths, and below if they end in a slash.
 	Handlers map[string]http.Handler
 	// Pods are the Pods of this node. Registered reports whether a Pod stands for a program of this node.
@@ -59,6 +61,11 @@ type View func(ctx context.Context, query url.Values) (any, error)
 type BadQuery string
 
 func (e BadQuery) Error() string { return string(e) }
+
+// Busy is the error of a View that cannot answer now; later it may.
+type Busy string
+
+func (e Busy) Error() string { return string(e) }
 
 // viewTimeout bounds how long a View may take.
 const viewTimeout = 20 * time.Second
@@ -131,6 +138,9 @@ func (s *Server) handler(ctx context.Context) http.Handler {
 		"/exec/{namespace}/{pod}/{container}":   s.serveExec,
 		"/attach/{namespace}/{pod}/{container}": s.serveAttach,
 		"/portForward/{namespace}/{pod}":        s.servePortForward,
+		"POST /trace":                           s.serveTrace,
+		"POST /trace/{namespace}/{pod}":         s.serveTrace,
+		"POST /podTrace/{namespace}/{pod}":      s.serveTrace,
 	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, q *http.Request) {
 			if err := serve(ctx, w, q); err != nil {
@@ -177,9 +187,13 @@ func serveView(ctx context.Context, view View, w http.ResponseWriter, q *http.Re
 	defer context.AfterFunc(q.Context(), cancel)()
 	out, err := view(ctx, q.URL.Query())
 	var bad BadQuery
+	var busy Busy
 	switch {
 	case errors.As(err, &bad):
 		fail(w, badRequest("%s", bad))
+		return
+	case errors.As(err, &busy):
+		fail(w, httpError{http.StatusTooManyRequests, string(busy)})
 		return
 	case err != nil:
 		fail(w, err)

@@ -9,7 +9,10 @@ import (
 	"github.com/fairlead/fairlead/internal/dns/nodelocal"
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/trace"
+	packet "github.com/fairlead/fairlead/internal/trace/follow"
 )
 
 // The guest's kernel has nf_tables without family inet. What needs it is told so, by the probes as
@@ -53,4 +56,19 @@ func TestKernelWithoutInetTables(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// Where the kernel cannot trace, a packet is sent all the same, and the answer says what is missing.
+func TestTraceWithoutTables(t *testing.T) {
+	node := testbed.NewNetwork(t).Host("node")
+	endpoint := node.Pod("endpoint")
+	endpoint.Serve(svc.TCP, 80)
+	for port, want := range map[uint16]trace.Answer{80: trace.Accepted, 81: trace.Reset} {
+		seen, err := packet.Send(t.Context(), &packet.Packet{
+			Spaces: []packet.Space{{Name: "node", Path: node.NSPath()}}, Protocol: svc.TCP, To: netip.AddrPortFrom(endpoint.Addr4(), port),
+		})
+		if err != nil || seen.Answer != want || !strings.Contains(seen.Untraced, "the kernel cannot trace") || len(seen.Steps) > 0 {
+			t.Errorf("port %d: %v, %+v", port, err, seen)
+		}
+	}
 }

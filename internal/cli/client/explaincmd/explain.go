@@ -1,4 +1,4 @@
-// Package explaincmd has the commands 'fairlead explain', 'fairlead plan' and 'fairlead history'.
+// Package explaincmd has the commands 'fairlead explain', 'fairlead trace', 'fairlead plan' and 'fairlead history'.
 package explaincmd
 
 import (
@@ -159,7 +159,7 @@ func (a *Asked) report(ctx context.Context, client kubernetes.Interface, q *expl
 	if err != nil {
 		return nil, err
 	}
-	if q.Client, err = c.client(a.From, a.Namespace); err != nil {
+	if q.Client, err = c.client("--from", a.From, a.Namespace); err != nil {
 		return nil, err
 	}
 	nodes, left, err := c.choose(a.Node, q)
@@ -267,6 +267,11 @@ func decodeFacts(text []byte, node string) (*explain.Facts, error) {
 	if err := json.Unmarshal(text, f); err != nil {
 		return nil, err
 	}
+	return checkFacts(f, node)
+}
+
+// checkFacts returns the Facts that a node sent, if they can be used.
+func checkFacts(f *explain.Facts, node string) (*explain.Facts, error) {
 	f.Node = node
 	for i := range f.Ports {
 		switch p := &f.Ports[i]; {
@@ -282,8 +287,8 @@ func decodeFacts(text []byte, node string) (*explain.Facts, error) {
 	return f, nil
 }
 
-// client finds out who --from is.
-func (c *cluster) client(from, namespace string) (explain.Client, error) {
+// client finds out who from is, the value of what.
+func (c *cluster) client(what, from, namespace string) (explain.Client, error) {
 	out := explain.Client{Text: from}
 	if from == "" {
 		return out, nil
@@ -312,11 +317,11 @@ func (c *cluster) client(from, namespace string) (explain.Client, error) {
 		}
 		out.Node, out.Host = p.Spec.NodeName, p.Spec.HostNetwork
 		if len(out.Addrs) == 0 {
-			return out, fmt.Errorf("--from %s: the Pod has no address yet (%s)", from, base.PodTrouble(p))
+			return out, fmt.Errorf("%s %s: the Pod has no address yet (%s)", what, from, base.PodTrouble(p))
 		}
 		return out, nil
 	}
-	return out, fmt.Errorf("--from is %q; want an IP address, a Node (there are: %s), or a Pod of namespace %s", from,
+	return out, fmt.Errorf("%s is %q; want an IP address, a Node (there are: %s), or a Pod of namespace %s", what, from,
 		cmp.Or(strings.Join(c.names, ", "), "none"), name.Namespace)
 }
 

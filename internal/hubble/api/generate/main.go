@@ -13,7 +13,10 @@ import (
 
 // files are what the API needs, by their names below api/v1 of Cilium.
 func files() []string {
-	return []string{"flow/flow.pb.go", "observer/observer.pb.go", "observer/observer_grpc.pb.go", "relay/relay.pb.go"}
+	return []string{
+		"flow/flow.pb.go", "observer/observer.pb.go", "observer/observer_grpc.pb.go", "peer/peer.pb.go", "peer/peer_grpc.pb.go",
+		"relay/relay.pb.go",
+	}
 }
 
 func main() {
