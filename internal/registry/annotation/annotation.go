@@ -65,6 +65,7 @@ var readers = map[string]reader{
 	svc.PIDFileAnnotation:         {[]string{"Pod"}, nil},
 	svc.AddressAnnotation:         {[]string{"Pod"}, nil},
 	svc.ServicesFileAnnotation:    {[]string{"Pod"}, nil},
+	svc.DrainAnnotation:           {[]string{"Pod"}, only(svc.DrainOff, svc.DrainOn)},
 	svc.ProgramsAnnotation:        {[]string{"Pod"}, programs},
 	svc.SchedulerAnnotation:       {[]string{"Service"}, only(svc.Schedulers()...)},
 	svc.WeightAnnotation:          {[]string{"Pod", "EndpointSlice", "Endpoints"}, weight},
@@ -75,6 +76,7 @@ var readers = map[string]reader{
 	barrier.WantedAnnotation:      {[]string{"Lease"}, nil},
 	barrier.ProgrammedAnnotation:  {[]string{"Lease"}, nil},
 	barrier.RejectedAnnotation:    {[]string{"Lease"}, nil},
+	barrier.DrainsAnnotation:      {[]string{"Lease"}, nil},
 	barrier.AskAnnotation:         {[]string{"Service"}, only("true", "false")},
 }
 
