@@ -52,8 +52,9 @@ test-unit: ## the pure rooms: no root, no set-up, under a minute
 kube-proxy: ## make bench/bin/kube-proxy and bench/bin/coredns, the real ones, from their published modules
 	$(MAKE) -C bench bin/kube-proxy bin/coredns
 
-migrate-test: setup build kubectl test-apiserver kube-proxy ## the way from the real kube-proxy and CoreDNS to fairlead and back
-	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test ./deploy/kubernetes -v -run 'TestMigrate$$' -count=1 -timeout 30m
+migrate-test: setup build kubectl test-apiserver kube-proxy ## the way from the real kube-proxy and CoreDNS to fairlead and back, and drains
+	$(MAKE) -C bench bin/kube-prestop
+	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test ./deploy/kubernetes -v -run '(TestMigrate|TestDrain)$$' -count=1 -timeout 30m
 
 conformance: setup build ## the conformance tests of the Gateway API, as 'make test' runs them, with reports, and the experimental channel
 	$(FETCH_CONFORMANCE)

@@ -132,6 +132,7 @@ var rooms = map[string]int{
 	"lb/routes":               3,
 	"lb/wire":                 3,
 	"preflight":               3,
+	"prestop":                 3,
 	"proxy":                   3,
 	"registry":                3,
 	"runner/confinement":      3,

@@ -155,16 +155,11 @@ func (r *rig) checkRights(but ...string) {
 
 // run starts the command of a Pod template's first container on a node, with the rights of its service account and
 // nothing else, and waits for its readiness probe.
-func (r *rig) run(node *testbed.Host, template corev1.PodTemplateSpec) {
+func (r *rig) run(node *testbed.Host, template corev1.PodTemplateSpec) *process.Process {
 	r.Helper()
 	spec := template.Spec
-	token, err := r.client.CoreV1().ServiceAccounts("kube-system").CreateToken(r.Context(), spec.ServiceAccountName,
-		&authv1.TokenRequest{}, metav1.CreateOptions{})
-	if err != nil {
-		r.Fatal(err)
-	}
 	file := filepath.Join(r.TempDir(), "kubeconfig")
-	if err := r.kubeconfig(file, token.Status.Token); err != nil {
+	if err := r.kubeconfig(file, r.token(spec.ServiceAccountName, node.Name())); err != nil {
 		r.Fatal(err)
 	}
 	c := spec.Containers[0]
@@ -183,6 +178,20 @@ func (r *rig) run(node *testbed.Host, template corev1.PodTemplateSpec) {
 		}
 		r.probe(node, p, &c, probe)
 	}
+	return p
+}
+
+// token returns a token of an account in kube-system that, as that of a Pod, names the node.
+func (r *rig) token(account, node string) string {
+	r.Helper()
+	bound := &authv1.TokenRequest{Spec: authv1.TokenRequestSpec{BoundObjectRef: &authv1.BoundObjectReference{
+		APIVersion: "v1", Kind: "Node", Name: node,
+	}}}
+	token, err := r.client.CoreV1().ServiceAccounts("kube-system").CreateToken(r.Context(), account, bound, metav1.CreateOptions{})
+	if err != nil {
+		r.Fatal(err)
+	}
+	return token.Status.Token
 }
 
 // probe waits for a success of a container's probe.

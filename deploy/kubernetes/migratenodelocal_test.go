@@ -70,21 +70,21 @@ func blocks(section string) []string {
 }
 
 // shell runs commands of a document, as an administrator in the repository's directory.
-func (m *migration) shell(steps ...string) {
-	m.Helper()
-	dir, bin := m.TempDir(), filepath.Dir(process.Program("kubectl"))
+func (r *rig) shell(steps ...string) {
+	r.Helper()
+	dir, bin := r.TempDir(), filepath.Dir(process.Program("kubectl"))
 	repository, err := filepath.Abs("../..")
 	if err == nil {
 		err = os.Symlink(filepath.Join(repository, "deploy"), filepath.Join(dir, "deploy"))
 	}
 	if err != nil {
-		m.Fatal(err)
+		r.Fatal(err)
 	}
 	for _, step := range steps {
 		cmd := exec.Command("bash", "-euo", "pipefail", "-c", step)
-		cmd.Dir, cmd.Env = dir, []string{"KUBECONFIG=" + m.api.Kubeconfig, "HOME=" + dir, "PATH=" + bin + ":" + os.Getenv("PATH")}
+		cmd.Dir, cmd.Env = dir, []string{"KUBECONFIG=" + r.api.Kubeconfig, "HOME=" + dir, "PATH=" + bin + ":" + os.Getenv("PATH")}
 		if out, err := process.Try(cmd); err != nil {
-			m.Fatalf("%s\n%v\n%s", step, err, out)
+			r.Fatalf("%s\n%v\n%s", step, err, out)
 		}
 	}
 }

@@ -70,6 +70,8 @@ const (
 	RejectedAnnotation = domain + "/not-programmed"
 	// ReportLabel marks the Leases named OwnLease; its value is "proxy".
 	ReportLabel = domain + "/programmed"
+	// DrainsAnnotation with the value "true", on a Lease named OwnLease, is of a node whose Pods wait for Drained.
+	DrainsAnnotation = domain + "/drains"
 	// MaxRejected bounds the names in RejectedAnnotation. Where there are more MoreRejected
 	// stands after them.
 	MaxRejected  = 100

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -97,7 +98,14 @@ type Reporter struct {
 	Node func() *corev1.Node
 	// Own reports in a Lease named OwnLease: that of the Node belongs to another program.
 	Own bool
+	// Drains reports beside it that Pods of this node wait for Drained.
+	Drains bool
+
+	controlled atomic.Bool
 }
+
+// Controlled reports whether there is a controller that waits for nodes, or has been one.
+func (r *Reporter) Controlled() bool { return r.controlled.Load() }
 
 const (
 	reportTimeout = 10 * time.Second
@@ -127,6 +135,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 			v := ParseWanted(l.Annotations[WantedAnnotation])
 			wanted = &v
 		}
+		r.controlled.Store(wanted != nil)
 		r.Progress.wake()
 	}
 	var watching sync.WaitGroup
@@ -160,7 +169,9 @@ func (r *Reporter) Run(ctx context.Context) error {
 		want := wanted
 		mu.Unlock()
 		now, rejected := r.Progress.get()
-		if want == nil || begun && rejected == text && (reported.Covers(*want) || !now.Covers(*want)) {
+		// Where nothing is awaited yet a node tells once that it has started: only then is it waited for.
+		starts := now.Started() && !reported.Started()
+		if want == nil || begun && rejected == text && !starts && (reported.Covers(*want) || !now.Covers(*want)) {
 			continue
 		}
 		pause := reportInterval
@@ -235,6 +246,12 @@ func (r *Reporter) write(ctx context.Context, now Versions, rejected string) err
 	if rejected != "" {
 		marks[RejectedAnnotation] = rejected
 	}
+	if r.Own {
+		marks[DrainsAnnotation] = nil
+	}
+	if r.Drains {
+		marks[DrainsAnnotation] = "true"
+	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": marks}})
 	if err != nil {
 		return err
@@ -245,10 +262,12 @@ func (r *Reporter) write(ctx context.Context, now Versions, rejected string) err
 		return err
 	}
 	l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
-		Name: name, Labels: map[string]string{ReportLabel: "proxy"}, Annotations: map[string]string{ProgrammedAnnotation: now.String()},
+		Name: name, Labels: map[string]string{ReportLabel: "proxy"}, Annotations: map[string]string{},
 	}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &r.NodeName}}
-	if rejected != "" {
-		l.Annotations[RejectedAnnotation] = rejected
+	for key, mark := range marks {
+		if text, ok := mark.(string); ok {
+			l.Annotations[key] = text
+		}
 	}
 	if n := r.Node(); n != nil {
 		l.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID}}

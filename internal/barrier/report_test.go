@@ -80,3 +80,29 @@ func TestReportReturns(t *testing.T) {
 		})
 	}
 }
+
+// A node that reports before it has programmed anything does so again when it has, though nothing is awaited: no controller
+// waits for a node that has not started.
+func TestReportsItsStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := fake.NewClientset(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: svc.ProgrammedLease}})
+		r := &Reporter{
+			Client: client, NodeName: "here", Progress: NewProgress(ProxySlices), Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+			Node: func() *corev1.Node { return nil }, Own: true, Drains: true,
+		}
+		go func() { _ = r.Run(t.Context()) }()
+		for _, want := range []string{"proxy-endpointslices=0", "proxy-endpointslices=7", "proxy-endpointslices=7"} {
+			time.Sleep(2 * checkPeriod) // of the bubble's clock
+			synctest.Wait()
+			l, err := client.CoordinationV1().Leases(Namespace).Get(t.Context(), OwnLease("here"), metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := l.Annotations[ProgrammedAnnotation]; got != want || l.Annotations[DrainsAnnotation] != "true" || !r.Controlled() {
+				t.Errorf("the Lease has %v, want %s", l.Annotations, want)
+			}
+			next := map[bool]uint64{false: 7, true: 8}[want == "proxy-endpointslices=7"]
+			r.Progress.Reached(ProxySlices, next) // 8 is not awaited
+		}
+	})
+}

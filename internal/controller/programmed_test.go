@@ -181,6 +181,33 @@ func TestProgrammed(t *testing.T) {
 		}
 		return err
 	})
+
+	// The Pods of a kubelet wait where a proxy reports that they do.
+	r.node("c")
+	r.renew("c")
+	_, err = r.client.CoordinationV1().Leases(barrier.Namespace).Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
+		Name: barrier.OwnLease("c"), Labels: map[string]string{barrier.ReportLabel: "proxy"}, Annotations: map[string]string{
+			barrier.ProgrammedAnnotation: barrier.Versions{1 << 60, 1 << 60, 1 << 60, 1 << 60}.String(), barrier.DrainsAnnotation: "true",
+		},
+	}}, metav1.CreateOptions{})
+	r.must(err)
+	r.pod(ns, "web-3", "web", "c", "10.1.0.3")
+	r.eventually("the endpoint web-3", func() error {
+		if got := r.endpointsOf(ns, "web"); !slices.Contains(got, "10.1.0.3:81 true") {
+			return fmt.Errorf("%v", got)
+		}
+		return nil
+	})
+	r.must(r.client.CoreV1().Pods(ns).Delete(ctx, "web-3", metav1.DeleteOptions{GracePeriodSeconds: new(int64(600))}))
+	r.eventually("the Pod of a kubelet to be drained", func() error {
+		r.reaches("a", r.awaited().Max(start), "")
+		r.reaches("b", r.awaited().Max(start), "")
+		p, err := r.client.CoreV1().Pods(ns).Get(ctx, "web-3", metav1.GetOptions{})
+		if err == nil && !hasDrained(p) {
+			err = errors.New("not drained")
+		}
+		return err
+	})
 }
 
 // hasDrained reports whether a Pod has the condition Drained.

@@ -112,6 +112,8 @@ const (
 const (
 	// ProxyHealthPort answers /healthz of the proxy, 10256 as kube-proxy's.
 	ProxyHealthPort = 10256
+	// DrainPort is the port of Pods at which a kubelet asks the proxy of its node before it ends a container.
+	DrainPort = 10263
 	// AgentPort serves logs and exec to the API server, 10250 as a kubelet's.
 	AgentPort = 10250
 	// SpeakerPort is the UDP port at which the speakers of load balancers reach each other.
@@ -180,6 +182,11 @@ const (
 	AddressAnnotation = "fairlead.dev/address"
 	// ServicesFileAnnotation is the file of a node's directory of services that the Pod comes from.
 	ServicesFileAnnotation = "fairlead.dev/services-file"
+	// DrainAnnotation of a Pod, with the value DrainOff, keeps the policy of deploy/kubernetes/drain.yaml from giving its
+	// containers a preStop hook; with DrainOn they get one though none names a port.
+	DrainAnnotation = "fairlead.dev/drain"
+	DrainOff        = "off"
+	DrainOn         = "on"
 	// ProgramsAnnotation of a Pod lists programs in directories that the Pod does not see, with the SHA-256 of each,
 	// as sha256sum prints them. A node shows the Pod a copy of a program whose content has this hash: who knows the
 	// hash of a file has read it, so no tenant sees a file that is new to him.

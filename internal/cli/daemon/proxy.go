@@ -19,6 +19,7 @@ type proxyCommand struct {
 	global   *base.Global
 	newRoot  func() *cobra.Command
 	flags    parts.ProxyFlags
+	prestop  prestopFlags
 	client   base.ClientFlags
 	networks base.NetworkFlags
 	foreign  kubeproxy.Flags // kube-proxy's
@@ -46,12 +47,16 @@ docs/kubernetes.md.`,
 			if err := base.CheckNodeName(p.nodeName); err != nil {
 				return err
 			}
+			if err := p.prestop.check(); err != nil {
+				return err
+			}
 			return p.flags.Check(p.networks)
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return p.run(cmd.Context()) },
 	}
 	p.client.Add(cmd)
 	p.flags.Add(cmd)
+	p.prestop.add(cmd.Flags())
 	p.networks.AddNetworks(cmd,
 		"ranges of ClusterIPs, in which packets to an address without a Service are dropped; used if the API has no ServiceCIDRs",
 		"ranges of the Pods' addresses: traffic to a ClusterIP from outside of them is masqueraded")
@@ -114,14 +119,21 @@ func (p *proxyCommand) serve(ctx context.Context, log *slog.Logger, client kuber
 	}
 	lifecycle.KeepHeapSmall()
 	opts.Progress = barrier.NewProgress(barrier.ProxyServices, barrier.ProxySlices)
+	reporter := &barrier.Reporter{Client: client, NodeName: p.nodeName, Progress: opts.Progress, Log: log, Own: true}
+	prestop, err := p.prestop.open(log, &opts, reporter.Controlled)
+	if err != nil {
+		return err
+	}
 	part, proxy, _, err := parts.ProxyComponent(opts, false)
 	if err != nil {
 		return err
 	}
-	reporter := &barrier.Reporter{
-		Client: client, NodeName: p.nodeName, Progress: opts.Progress, Log: log, Node: proxy.Node, Own: true,
-	}
+	reporter.Node, reporter.Drains = proxy.Node, prestop != nil
 	components := []lifecycle.Component{part, {Name: "report of what is programmed", Run: reporter.Run}}
+	if prestop != nil {
+		proxy.Register(prestop)
+		components = append(components, lifecycle.Component{Name: "answers to preStop requests", Run: prestop.Run})
+	}
 	flows, err := p.flags.Flows().Components(client, proxy, p.nodeName, true)
 	if err != nil {
 		return err

@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane/userspace"
 	kconnect "github.com/fairlead/fairlead/internal/kernel/connect"
 	kiptables "github.com/fairlead/fairlead/internal/kernel/iptables"
+	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/preflight"
 	"github.com/fairlead/fairlead/internal/proxy"
 )
@@ -186,7 +187,8 @@ func (f *ProxyFlags) connectTime(m proxyMode, s *modeSetup) (proxyMode, string) 
 func CleanUpModes(ctx context.Context, keep string) error {
 	errs := []error{closeLoopback(keep)}
 	if keep == "" {
-		errs = append(errs, Removing("programs of connect-time", kconnect.Cleanup("")))
+		errs = append(errs, Removing("programs of connect-time", kconnect.Cleanup("")),
+			Removing("way of preStop requests", link.CloseInward()))
 	}
 	for _, m := range proxyModes() {
 		if m.name != keep {

@@ -58,15 +58,17 @@ type programmed struct {
 type nodeReport struct {
 	versions barrier.Versions
 	reports  bool
-	// agent is set for a node of fairlead's own, whose runner waits for Drained.
-	agent    bool
-	rejected []string
+	// agent is set for a node of fairlead's own, whose runner waits for Drained. drains is set for another one if a kubelet's
+	// requests wait for that.
+	agent, drains bool
+	rejected      []string
 	// more is set if it rejects Services that it does not name.
 	more    bool
 	renewed string
 	seen    time.Time // when this process saw it renewed
 	lasts   time.Duration
 	behind  time.Time // since when it does not cover what is published; zero if it does
+	late    bool      // that was logged
 	// highest are the newest versions that it has ever reported.
 	highest barrier.Versions
 }
@@ -77,6 +79,8 @@ const (
 	// 2,000 times a second.
 	reportPace        = 50 * time.Millisecond
 	reportPacePerNode = 500 * time.Microsecond
+	// lateAfter is how long a node may be behind before that is logged.
+	lateAfter = time.Second
 	// laggardAfter is how long a node may be behind before Pods no longer wait for it.
 	laggardAfter = 10 * time.Second
 	// defaultLease is how long a Lease lasts that does not tell, and at most.
@@ -183,6 +187,7 @@ func (c *programmed) heartbeatDeleted(l *coordinationv1.Lease) {
 func (c *programmed) ownReport(l *coordinationv1.Lease) {
 	if name, ok := barrier.NodeOf(l.Name); ok {
 		c.report(name, func(n *nodeReport) {
+			n.drains = l.Annotations[barrier.DrainsAnnotation] == "true"
 			if !n.agent {
 				n.take(l)
 			}
@@ -192,7 +197,7 @@ func (c *programmed) ownReport(l *coordinationv1.Lease) {
 
 func (c *programmed) ownReportDeleted(l *coordinationv1.Lease) {
 	if name, ok := barrier.NodeOf(l.Name); ok {
-		c.report(name, func(n *nodeReport) { n.reports = n.reports && n.agent })
+		c.report(name, func(n *nodeReport) { n.reports, n.drains = n.reports && n.agent, false })
 	}
 }
 
@@ -224,6 +229,22 @@ func (c *programmed) floors(now time.Time) (all, prompt barrier.Versions, any bo
 	}
 	return all, prompt, any
 }
+
+// late returns the nodes that have been behind for lateAfter, each once until it has caught up. It is called with mu held.
+func (c *programmed) late(now time.Time) (names []string) {
+	for name, n := range c.nodes {
+		is := n.counts(now) && !n.behind.IsZero() && now.Sub(n.behind) >= lateAfter
+		if is && !n.late {
+			names = append(names, name)
+		}
+		n.late = is
+	}
+	slices.Sort(names)
+	return names
+}
+
+// waits reports whether the Pods of a node wait for Drained.
+func (n *nodeReport) waits() bool { return n != nil && (n.agent || n.drains) }
 
 // run waits until ctx ends.
 func (c *programmed) run(ctx context.Context) {
@@ -271,11 +292,12 @@ func (c *programmed) step(ctx context.Context) time.Duration {
 	c.mu.Lock()
 	now := time.Now()
 	all, prompt, any := c.floors(now)
+	late := c.late(now)
 	var want barrier.Versions
 	next := time.Hour
 	for name, d := range c.drains {
 		switch {
-		case !d.out || c.nodes[d.pod.Spec.NodeName] == nil || !c.nodes[d.pod.Spec.NodeName].agent:
+		case !d.out || !c.nodes[d.pod.Spec.NodeName].waits():
 		case !any || prompt.Covers(d.need):
 			c.pods.Queue.Add(name)
 		default:
@@ -296,6 +318,10 @@ func (c *programmed) step(ctx context.Context) time.Duration {
 		c.published, c.last = want, now
 	}
 	c.mu.Unlock()
+	if len(late) > 0 {
+		c.Log.Warn("nodes are late to report what they have programmed; Pods that end wait for them", "nodes", listNodes(late),
+			"after", lateAfter, "limit", laggardAfter)
+	}
 	switch {
 	case !publish:
 		return next

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -57,6 +58,32 @@ func TestFloors(t *testing.T) {
 	if _, _, ok := c.floors(now); ok {
 		t.Error("nodes that have programmed nothing yet count")
 	}
+}
+
+// A node that is behind is named once, until it has caught up.
+func TestLate(t *testing.T) {
+	now := time.Now()
+	c := &programmed{published: barrier.Versions{10, 10, 10, 10}, wake: loop.NewSignal(), nodes: map[string]*nodeReport{}}
+	for name, v := range map[string]uint64{"slow": 9, "slower": 8, "prompt": 10} {
+		c.nodes[name] = &nodeReport{versions: barrier.Versions{v, v, v, v}, reports: true, seen: now, lasts: time.Hour}
+		c.nodes[name].highest = c.nodes[name].versions
+	}
+	at := func(d time.Duration, want ...string) {
+		t.Helper()
+		c.floors(now.Add(d))
+		if got := c.late(now.Add(d)); !slices.Equal(got, want) {
+			t.Errorf("after %s %v are late, want %v", d, got, want)
+		}
+	}
+	at(0)
+	at(lateAfter / 2)
+	at(lateAfter, "slow", "slower")
+	at(2 * lateAfter)
+	c.report("slow", func(n *nodeReport) { n.versions = c.published })
+	at(3 * lateAfter)
+	c.published = barrier.Versions{11, 11, 11, 11}
+	at(4 * lateAfter)
+	at(5*lateAfter, "prompt", "slow")
 }
 
 // A Service that is among the rejected ones a node does not name is not Programmed, and is not

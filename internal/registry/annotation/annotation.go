@@ -66,6 +66,7 @@ var readers = map[string]reader{
 	svc.AddressAnnotation:         {[]string{"Pod"}, nil},
 	svc.ServicesFileAnnotation:    {[]string{"Pod"}, nil},
 	svc.EvictedAnnotation:         {[]string{"Pod"}, nil},
+	svc.DrainAnnotation:           {[]string{"Pod"}, only(svc.DrainOff, svc.DrainOn)},
 	svc.ProgramsAnnotation:        {[]string{"Pod"}, programs},
 	svc.SchedulerAnnotation:       {[]string{"Service"}, only(svc.Schedulers()...)},
 	dialect.LBCompress:            {[]string{"Ingress", "Service"}, compress},
@@ -78,6 +79,7 @@ var readers = map[string]reader{
 	barrier.WantedAnnotation:      {[]string{"Lease"}, nil},
 	barrier.ProgrammedAnnotation:  {[]string{"Lease"}, nil},
 	barrier.RejectedAnnotation:    {[]string{"Lease"}, nil},
+	barrier.DrainsAnnotation:      {[]string{"Lease"}, nil},
 	barrier.AskAnnotation:         {[]string{"Service"}, only("true", "false")},
 }
 
