@@ -1,5 +1,5 @@
 // Package prestop answers the request that a kubelet sends, as the preStop hook of a container, before it ends the container:
-// once no node sends the Pod new connections any more (docs/design/024-rollouts-on-any-kubernetes.md).
+// once no node sends the Pod new connections any more (docs/design/026-rollouts-on-any-kubernetes.md).
 //
 //	kubelet ─► Pod's address:port ─► rule of this node ─► Server ─► condition Drained of the Pod, or the bound
 //
