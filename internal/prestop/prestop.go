@@ -106,7 +106,7 @@ const (
 	uncontrolled outcome = "uncontrolled"
 	// unknown: no Pod of this node has the address.
 	unknown outcome = "unknown"
-	// failed: the API does not tell whether the Pod is being deleted.
+	// failed: the API does not show whether the Pod is being deleted.
 	failed outcome = "failed"
 	// busy: too many requests.
 	busy outcome = "busy"

@@ -1,4 +1,4 @@
-// Package trace tells what became of one packet that a node has sent, hop by hop, and which rule, element or object decided that.
+// Package trace shows what became of one packet that a node has sent, hop by hop, and which rule, element or object decided that.
 // It is pure: what the node has seen and the objects go in, and a Report comes out. Package follow sends the packet.
 package trace
 

@@ -31,7 +31,7 @@ func NewSecretSet(most int, find func(svc.Name) (problem string, known bool)) *S
 // Add adds a Secret for TLS. It returns why it cannot be used, "" if it can.
 func (s *SecretSet) Add(n svc.Name) string { return s.AddFor("TLS", n, s.find) }
 
-// AddFor is Add for another use, in which find tells whether a Secret can be used.
+// AddFor is Add for another use, in which find reports whether a Secret can be used.
 func (s *SecretSet) AddFor(use string, n svc.Name, find func(svc.Name) (problem string, known bool)) string {
 	key := secretUse{n, use}
 	if problem, seen := s.problems[key]; seen {

@@ -1,4 +1,4 @@
-// Package probe sends one packet as a client would, and tells what came back. Of TCP it is the first segment of a connection (SYN)
+// Package probe sends one packet as a client would, and returns what came back. Of TCP it is the first segment of a connection (SYN)
 // that is never made: no socket waits for the answer, so that the kernel resets it, and no program gets to know of it. Of UDP it is
 // an empty datagram, which its receiver does get. It needs CAP_NET_RAW.
 package probe

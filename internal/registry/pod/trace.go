@@ -12,7 +12,7 @@ import (
 
 var _ rest.Connecter = (*traceREST)(nil)
 
-// traceREST serves pods/NAME/trace: the agent of the Pod's node sends one packet from the Pod, as the query says, and tells what
+// traceREST serves pods/NAME/trace: the agent of the Pod's node sends one packet from the Pod, as the query says, and returns what
 // became of it. Kubernetes has no such subresource.
 type traceREST struct{ *streams }
 

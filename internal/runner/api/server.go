@@ -43,7 +43,7 @@ type Options struct {
 	Status func() any
 	// Views are what GET /NAME answers, by NAME.
 	Views map[string]View
-	// Trace sends a packet from this node, or from one of its Pods, and tells what became of it; nil for none.
+	// Trace sends a packet from this node, or from one of its Pods, and returns what became of it; nil for none.
 	Trace Trace
 	// Handlers answer at their paths, and below if they end in a slash.
 	Handlers map[string]http.Handler
