@@ -13,8 +13,8 @@ UNIT        := . ./internal/svc/... ./internal/alloc/... ./internal/epslice/... 
 
 # CLUSTERS start many processes: two packages with two tests each keep 2 processors busy, and more miss their deadlines. HEAVY
 # are the longest of the others, the longest first; half of their time they wait. Less garbage collection is a tenth of all
-# processor time. go vet has run by then with all of its analyzers; go test would ask it for some of them again. A hundred
-# programs are linked, without what only a debugger reads.
+# processor time. The cache of results does not know the programs that tests start. go vet has run by then with all of its
+# analyzers; go test would ask it for some of them again. A hundred programs are linked, without what only a debugger reads.
 MODULE      := github.com/fairlead/fairlead
 CLUSTERS    := $(addprefix $(MODULE)/,test/node test/servers test test/reliability test/packages)
 HEAVY       := $(addprefix $(MODULE)/,test/lb internal/apiserver internal/dataplane/iptables internal/controller \
@@ -23,7 +23,7 @@ HEAVY       := $(addprefix $(MODULE)/,test/lb internal/apiserver internal/datapl
 FETCH_CONFORMANCE = go -C test/conformance build -o /dev/null sigs.k8s.io/gateway-api/conformance/echo-basic && \
   go -C test/conformance build -o /dev/null ./client && go -C test/conformance test -c -vet=off -o /dev/null . && \
   go -C bench/peers/coredns build -o /dev/null .
-GOTEST      := go test -json -vet=off -ldflags='-s -w' -timeout 40m
+GOTEST      := go test -count=1 -json -vet=off -ldflags='-s -w' -timeout 40m
 
 .PHONY: help build bpf demo test test-unit bench conformance check mutate fmt generate clean setup fetch kubectl wireguard-go test-apiserver release image soak kube-proxy migrate-test
 help: ## list the verbs

@@ -21,8 +21,8 @@ const (
 	maxConnections = 512
 	// listenRetry is the time between attempts to listen, and to lead requests here.
 	listenRetry = time.Second
-	// repairPeriod is how often what leads requests here is written again.
-	repairPeriod = 30 * time.Second
+	// repairPeriod is how often what leads requests here is written again. Each time the audit of mode nft that follows reads all.
+	repairPeriod = 10 * time.Minute
 	// lastAnswers bounds how long requests that wait go on after the end of Run's context.
 	lastAnswers = 5 * time.Second
 )

@@ -137,7 +137,7 @@ func (b *Builder) decidePort(s *service, asked, mine []want, direct bool, c *com
 	}
 	var hops []Hop
 	if direct {
-		hops = b.hops(all, forCluster, k, proto, b.cfg.NodeName, c)
+		hops = b.hops(all, forCluster, k, proto, b.cfg.NodeName, len(s.obj.Spec.Ports), c)
 	}
 	for _, w := range mine {
 		f := Frontend{Kind: w.kind, Addr: w.at.Addr}

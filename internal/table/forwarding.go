@@ -31,6 +31,31 @@ func (h Hop) String() string {
 	return fmt.Sprintf("%s via %s x%d", h.Node, h.Via, h.Endpoints)
 }
 
+// HopTables are the sizes of the tables that choose between hops, primes, ascending. They are the same in all versions: nodes must
+// agree.
+//
+//nolint:gochecknoglobals // constant
+var HopTables = [...]int{61, 509, 4093}
+
+// maxHopSlots bounds the slots of a Service for one address: without direct return a port takes one element there. Who may write
+// Services decides how many ports and endpoints one has.
+const maxHopSlots = 8192
+
+// HopSlots returns the size of the table that chooses between hops.
+func HopSlots(hops []Hop) int {
+	n := 0
+	for _, h := range hops {
+		n += h.Endpoints
+	}
+	switch {
+	case n <= 8:
+		return HopTables[0]
+	case n <= 64:
+		return HopTables[1]
+	}
+	return HopTables[2]
+}
+
 // NextHop is where this node sends packets for another one, by family; a family that it cannot has no valid address.
 type NextHop struct{ IPv4, IPv6 netip.Addr }
 
@@ -95,8 +120,10 @@ func hasOutside(s *corev1.Service) bool {
 }
 
 // hops returns the nodes of the endpoints that policy Cluster chooses, by name. It returns none, with a Problem, if this node cannot
-// pass packets on to one of them. Nodes whose endpoints only serve keep flows of protocols that have none but ours.
-func (f *forwarding) hops(all []Candidate, chosen func(*Candidate) bool, k Key, proto svc.Protocol, self string, c *complaints) []Hop {
+// pass packets on to one of them, or if the Service has too many ports. Nodes whose endpoints only serve keep flows of protocols that have none but ours.
+func (f *forwarding) hops(
+	all []Candidate, chosen func(*Candidate) bool, k Key, proto svc.Protocol, self string, ports int, c *complaints,
+) []Hop {
 	if f.nextHops == nil {
 		return nil
 	}
@@ -132,6 +159,11 @@ func (f *forwarding) hops(all []Candidate, chosen func(*Candidate) bool, k Key, 
 	}
 	slices.SortFunc(out, func(a, b Hop) int { return cmp.Compare(a.Node, b.Node) })
 	if !slices.ContainsFunc(out, func(h Hop) bool { return h.Endpoints > 0 }) {
+		return nil
+	}
+	if n := HopSlots(out); n*ports > maxHopSlots {
+		c.add(ReasonForwardingIgnored, "annotation %s: with this number of endpoints a Service may have %d ports, and it has %d; its packets "+
+			"are translated", svc.ForwardingAnnotation, maxHopSlots/n, ports)
 		return nil
 	}
 	return out

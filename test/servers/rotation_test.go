@@ -39,7 +39,7 @@ func TestAuthorityOfMembersIsReplaced(t *testing.T) {
 	begin := time.Now()
 	stage := func(what string) { t.Logf("%s after %s", what, time.Since(begin).Round(10*time.Millisecond)) }
 	n := testbed.NewNetwork(t)
-	all := together(t, n, 3, "--cluster-signing-duration", "45s")
+	all := together(t, n, 3, "--cluster-signing-duration", "75s")
 	stage("three servers")
 	pod := newPod(t, n, all[0])
 	stage("a Pod")

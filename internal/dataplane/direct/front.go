@@ -21,12 +21,17 @@ type front struct {
 	serving []netip.Addr
 }
 
+// passedOn reports whether packets to a frontend are passed on.
+func passedOn(p *table.ServicePort, f *table.Frontend) bool {
+	return p != nil && f != nil && f.Hops != nil
+}
+
 // frontFor plans a frontend, nil if packets to it are not passed on.
 func (l *layout) frontFor(p *table.ServicePort, f *table.Frontend) *front {
-	if p == nil || f == nil || f.Hops == nil {
+	if !passedOn(p, f) {
 		return nil
 	}
-	size := sizeFor(f.Hops)
+	size := table.HopSlots(f.Hops)
 	out := &front{owner: p.ID.String(), class: classOf(size, p.Affinity != 0), slots: spread(f.Hops, size)}
 	for i := range out.slots {
 		out.slots[i]++

@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
 )
 
 const (
@@ -111,14 +112,14 @@ func (l *layout) chains(set *dataplane.Settings) []chain {
 	}
 	var out []chain
 	tables := chain{name: chainTables}
-	for _, s := range sizes {
+	for _, size := range table.HopTables {
 		for _, affinity := range []bool{false, true} {
-			class := classOf(s.size, affinity)
-			name := fmt.Sprintf("table-%d", s.size)
+			class := classOf(size, affinity)
+			name := fmt.Sprintf("table-%d", size)
 			if affinity {
 				name += "-affine"
 			}
-			out = append(out, chain{name: name, rules: l.tableRules(s.size, affinity)})
+			out = append(out, chain{name: name, rules: l.tableRules(size, affinity)})
 			p := l.flow().Map(setFronts, l.front, 0).Equal(0, nftables.Uint32(class)).Goto(name)
 			tables.rules = append(tables.rules, commented(p, "%s map @frontends is %#x: goto %s", l.FrontendText(), class, name))
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dataplane/tables"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/table"
 )
 
 // found is what read found in the kernel.
@@ -116,7 +117,7 @@ func (t *Target) readSlots(r *found, thorough bool) error {
 		}
 		a, ok := t.layout.addressOf(e.Data[4:])
 		slot := int(binary.NativeEndian.Uint32(e.Key))
-		if !ok || slot >= sizes[len(sizes)-1].size {
+		if !ok || slot >= table.HopTables[len(table.HopTables)-1] {
 			return false
 		}
 		r.at(k).setSlot(slot, a)

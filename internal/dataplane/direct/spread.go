@@ -6,23 +6,6 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// sizes are the sizes of tables, primes, each for up to so many endpoints. They are the same in all versions: nodes must agree.
-var sizes = [...]struct{ endpoints, size int }{{8, 61}, {64, 509}, {0, 4093}}
-
-// sizeFor returns the size of the table for hops.
-func sizeFor(hops []table.Hop) int {
-	n := 0
-	for _, h := range hops {
-		n += h.Endpoints
-	}
-	for _, s := range sizes {
-		if n <= s.endpoints {
-			return s.size
-		}
-	}
-	return sizes[len(sizes)-1].size
-}
-
 // spread returns for each slot of a table of so many the index of a hop, each hop in proportion to its endpoints, which some hop must
 // have. It follows from the names alone (Maglev: Eisenbud and others, NSDI 2016, section 3.4; a hop with fewer endpoints misses turns).
 func spread(hops []table.Hop, size int) []uint16 {

@@ -36,7 +36,7 @@ func TestSpreadIsEven(t *testing.T) {
 		for _, n := range counts {
 			total += n
 		}
-		size := sizeFor(hops)
+		size := table.HopSlots(hops)
 		for i, n := range shares(spread(hops, size), len(hops)) {
 			want := float64(size) * float64(counts[i]) / float64(total)
 			if n < int(want)-2 || n > int(want)+3 || counts[i] == 0 && n > 0 {
@@ -53,7 +53,7 @@ func TestSpreadStays(t *testing.T) {
 		for i := range hops {
 			hops[i].Endpoints = 1
 		}
-		size := sizeFor(hops)
+		size := table.HopSlots(hops)
 		before, moved := spread(hops, size), 0
 		for i := range hops {
 			hops[i].Via = netip.Addr{}
@@ -80,7 +80,7 @@ func TestSpreadIsThatOfEarlierVersions(t *testing.T) {
 	} {
 		hops := hopsOf(c.counts...)
 		text := ""
-		for _, h := range spread(hops, sizeFor(hops)) {
+		for _, h := range spread(hops, table.HopSlots(hops)) {
 			text += fmt.Sprint(h)
 		}
 		if text != c.want {
@@ -97,7 +97,7 @@ func BenchmarkFrontFor(b *testing.B) {
 		}
 		l := newLayout(svc.IPv4)
 		p := &table.ServicePort{Frontends: []table.Frontend{{Hops: hops}}}
-		b.Run(fmt.Sprintf("%d", sizeFor(hops)), func(b *testing.B) {
+		b.Run(fmt.Sprintf("%d", table.HopSlots(hops)), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				l.frontFor(p, &p.Frontends[0])

@@ -56,12 +56,13 @@ func (t *Target) Read(c *dataplane.Change) error {
 	return nil
 }
 
-// Write is called after what stays on this node was written.
+// Write writes what is passed on before nft writes what stays on this node, and Remove removes after it what is not passed on any
+// more: a node without an endpoint drops what it does not pass on.
 func (t *Target) Write(ctx context.Context, c *dataplane.Change) error {
 	settings := &c.Settings
 	if c.Full {
 		if !settings.Direct {
-			return t.remove()
+			return nil
 		}
 		if err := t.commit(func(b *nftables.Batch) { t.foundation(b, settings) }); err != nil {
 			return err
@@ -78,12 +79,25 @@ func (t *Target) Write(ctx context.Context, c *dataplane.Change) error {
 	}
 	next := make(map[dataplane.FrontKey]*front, len(c.Dirty))
 	for k := range c.Dirty {
-		if k.Node {
-			continue
-		}
-		is := t.layout.frontFor(c.Wanted(k))
-		if was := t.fronts[k]; was != nil || is != nil {
+		if is := t.layout.frontFor(c.Wanted(k)); !k.Node && is != nil {
 			next[k] = is
+		}
+	}
+	return t.all(ctx, next)
+}
+
+// Remove is called after Write and what nft writes.
+func (t *Target) Remove(ctx context.Context, c *dataplane.Change) error {
+	if !c.Settings.Direct {
+		if c.Full {
+			return t.remove()
+		}
+		return nil
+	}
+	next := map[dataplane.FrontKey]*front{}
+	for k := range c.Dirty {
+		if t.fronts[k] != nil && !k.Node && !passedOn(c.Wanted(k)) {
+			next[k] = nil
 		}
 	}
 	return t.all(ctx, next)

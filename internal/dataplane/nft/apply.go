@@ -58,10 +58,13 @@ func (t *target) Read(_ context.Context, c *dataplane.Change) error {
 
 // Write is dataplane.Target's.
 func (t *target) Write(ctx context.Context, c *dataplane.Change) error {
+	if err := t.direct.Write(ctx, c); err != nil {
+		return err
+	}
 	if err := t.write(ctx, c); err != nil {
 		return err
 	}
-	return t.direct.Write(ctx, c)
+	return t.direct.Remove(ctx, c)
 }
 
 func (t *target) write(ctx context.Context, c *dataplane.Change) error {

@@ -94,7 +94,7 @@ type Trace struct {
 }
 
 // Start makes the table and subscribes to what the kernel reports. A packet that is sent from now on is traced. The table belongs
-// to the Trace: the kernel removes it when the process ends. Before Linux 5.12 it stays until Remove then.
+// to the Trace: the kernel removes it when the process ends. Linux before 5.12 knows no owners (EINVAL): there it stays until Remove.
 func Start(p Packet) (t *Trace, err error) {
 	t = &Trace{packet: p, ids: map[uint32]bool{}, devices: map[uint32]string{}}
 	t.table = nftables.Table{Family: nftables.FamilyOf(svc.FamilyOf(p.Source.Addr())), Name: TableName}
@@ -105,7 +105,7 @@ func Start(p Packet) (t *Trace, err error) {
 		t.conn, err = nftables.Dial()
 	}
 	if err == nil {
-		if err = t.install((*nftables.Batch).OwnTable); nftables.IsUnsupported(err) {
+		if err = t.install((*nftables.Batch).OwnTable); nftables.IsUnsupported(err) || errors.Is(err, unix.EINVAL) {
 			err = t.install((*nftables.Batch).ReplaceTable)
 		}
 	}
