@@ -542,11 +542,27 @@ func (d *drains) checkReach(s *server) {
 		}
 	}
 	client = d.asAccount("fairlead-drain", "node1")
-	for _, status := range []string{`{"podIP":"192.0.2.1"}`, `{"phase":"Failed"}`, `{"conditions":[{"type":"Ready","status":"False"}]}`} {
-		_, err := client.CoreV1().Pods("default").Patch(d.Context(), s.Name, types.StrategicMergePatchType, []byte(`{"status":`+status+`}`),
-			metav1.PatchOptions{}, "status")
+	balanced := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "balanced"}}
+	balanced.Spec.Type, balanced.Spec.Ports = corev1.ServiceTypeLoadBalancer, []corev1.ServicePort{{Port: 80}}
+	if _, err := d.client.CoreV1().Services("default").Create(d.Context(), balanced, metav1.CreateOptions{}); err != nil {
+		d.Fatal(err)
+	}
+	api := client.CoreV1().RESTClient()
+	for _, c := range []struct{ resource, name, patch string }{
+		{"pods", s.Name, `{"status":{"podIP":"192.0.2.1"}}`},
+		{"pods", s.Name, `{"status":{"phase":"Failed"}}`},
+		{"pods", s.Name, `{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`},
+		{"pods", s.Name, `{"status":{"conditions":[{"type":"Ready","$patch":"delete"}]}}`},
+		{"pods", s.Name, `{"metadata":{"labels":{"app":"other"}}}`},
+		{"pods", s.Name, `{"metadata":{"annotations":{"fairlead.dev/drain":"off"}}}`},
+		{"services", "balanced", `{"status":{"loadBalancer":{"ingress":[{"ip":"192.0.2.1"}]}}}`},
+		{"services", "web", `{"metadata":{"annotations":{"fairlead.dev/forwarding":"direct"}}}`},
+		{"services", "web", `{"status":{"conditions":[{"type":"A","status":"True","reason":"A","lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`},
+	} {
+		err := api.Patch(types.StrategicMergePatchType).Namespace("default").Resource(c.resource).Name(c.name).SubResource("status").
+			Body([]byte(c.patch)).Do(d.Context()).Error()
 		if err == nil || !strings.Contains(err.Error(), "fairlead-drain-status") {
-			d.Errorf("the controller may write %s: %v", status, err)
+			d.Errorf("the controller may write %s of %s: %v", c.patch, c.resource, err)
 		}
 	}
 }

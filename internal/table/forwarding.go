@@ -120,7 +120,8 @@ func hasOutside(s *corev1.Service) bool {
 }
 
 // hops returns the nodes of the endpoints that policy Cluster chooses, by name. It returns none, with a Problem, if this node cannot
-// pass packets on to one of them, or if the Service has too many ports. Nodes whose endpoints only serve keep flows of protocols that have none but ours.
+// pass packets on to one of them, or if the Service has too many ports. Nodes whose endpoints only serve keep flows of protocols that
+// have none but ours.
 func (f *forwarding) hops(
 	all []Candidate, chosen func(*Candidate) bool, k Key, proto svc.Protocol, self string, ports int, c *complaints,
 ) []Hop {

@@ -18,7 +18,8 @@ func TestHopsAreBounded(t *testing.T) {
 		for i := range c.endpoints {
 			node := unique.Make(fmt.Sprintf("n%d", i%100))
 			f.nextHops[node] = NextHop{IPv4: netip.AddrFrom4([4]byte{192, 168, 0, byte(i % 100)})}
-			all = append(all, Candidate{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80), State: Ready, Node: node})
+			at := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
+			all = append(all, Candidate{Addr: netip.AddrPortFrom(at, 80), State: Ready, Node: node})
 		}
 		hops := func(ports int) ([]Hop, []Problem) {
 			var said complaints
