@@ -286,6 +286,22 @@ func TestExternalAuthWithBody(t *testing.T) {
 		t.Errorf("a body with a wrong form: %v, %v", answer, err)
 	}
 	forgotten()
+	c = r.Dial() // its body is read over the head
+	_, err = fmt.Fprintf(c, "POST /in HTTP/1.1\r\nHost: web.example.com\r\nExpect: 100-continue\r\nContent-Length: 9000\r\n"+
+		"Authorization: 403\r\nX-Padding: %s\r\n\r\n", strings.Repeat("x", 5000))
+	r.Must(err)
+	in := bufio.NewReader(c)
+	if answer, err := http.ReadResponse(in, nil); err != nil || answer.StatusCode != 100 {
+		t.Fatalf("who waits for 100: %v, %v", answer, err)
+	}
+	_, err = io.WriteString(c, "HEAD"+strings.Repeat("x", 8996))
+	r.Must(err)
+	answer, err := http.ReadResponse(in, nil)
+	r.Must(err)
+	if text, err := io.ReadAll(answer.Body); err != nil || string(text) != "not you" {
+		t.Errorf("a body that begins with HEAD: %d %q, %v", answer.StatusCode, text, err)
+	}
+	forgotten()
 	r.engine.repeats.Store(repeatMemory)
 	if answer, _ := r.sends(r.clientOf(1), "POST", "/in", strings.NewReader("x"), "Authorization: alice"); answer.StatusCode != 503 {
 		t.Errorf("with too many bodies: %d", answer.StatusCode)

@@ -55,7 +55,10 @@ var tooMany = &proxied.Reply{Status: http.StatusTooManyRequests, Fields: []http1
 // carry has the request answered, as the listener's configuration routes it. It reports false if no answer is whole: then
 // the client's end must be cut off.
 func (x *exchange) carry() bool {
-	x.isHead, x.websocket = string(x.req.Method) == http.MethodHead, strings.EqualFold(string(x.req.Upgrade), "websocket")
+	x.websocket = strings.EqualFold(string(x.req.Upgrade), "websocket")
+	if !x.isHead && x.req.Minor > 0 {
+		x.accepts = compress.Accepted(x.req.Fields)
+	}
 	if !x.config.AllowsRequest(x.conn.client.Addr()) {
 		x.reply(tooMany)
 		return true
@@ -441,7 +444,7 @@ func (x *exchange) answer(b pod, m *pods.Member, waits bool) error {
 	}
 	cookie := keep(x, m)
 	body := b.source(x)
-	if e := compress.Choose(x.codings, x.req, &x.res); e != nil {
+	if e := compress.Choose(x.codings, x.accepts, &x.res); e != nil {
 		defer e.Release()
 		body = &compressed{source: body, to: e}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead/fairlead/internal/hubble/seen"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/accesslog"
+	"github.com/fairlead/fairlead/internal/lb/proxied/compress"
 	"github.com/fairlead/fairlead/internal/lb/proxied/heads"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/mark"
@@ -65,8 +66,9 @@ type exchange struct {
 	config *proxied.Config // of the listener
 	to     *proxied.Config // has the Pods: see proxied.Route
 	edit   func(*http1.Response)
-	// codings are what the answer may be compressed by.
+	// codings are what the answer may be compressed by, and accepts what the client accepts.
 	codings []string
+	accepts compress.Accepts
 	copied  *mirrored     // nil unless there are mirrors
 	again   *retrying     // nil unless its rule has a retry
 	held    *pods.Session // nil unless its rule has sessions
@@ -89,7 +91,7 @@ type exchange struct {
 
 	hasInterim bool // 100 was sent to the client
 	answering  bool // the answer has begun
-	isHead     bool
+	isHead     bool // the method is HEAD. The bytes of the request end with its head: they may be overwritten while a body is read
 	unread     bool // the client may still send something of its body
 	reusable   bool // so is the connection to the Pod
 	upload     *upload
@@ -119,6 +121,7 @@ func (x *exchange) begin(c *proxied.Config) {
 	x.key, x.began, x.asked, x.answered = "", time.Now(), time.Time{}, time.Time{}
 	x.pod, x.podStatus, x.status = netip.AddrPort{}, 0, 0
 	x.hasInterim, x.answering, x.unread, x.reusable, x.upload, x.over = false, false, false, false, nil, false
+	x.isHead, x.accepts = string(x.req.Method) == http.MethodHead, 0
 	x.drained.Store(false)
 	x.bodyLong.Store(false)
 	x.received.Store(0)
