@@ -82,7 +82,7 @@ func (x *exchange) carry() bool {
 			return true
 		}
 	}
-	x.to, x.edit, x.held = route.To, route.Edit, route.Session
+	x.to, x.edit, x.held, x.question = route.To, route.Edit, route.Session, route.Ask
 	if x.codings = x.config.Spec.Compress; route.Compress != nil {
 		x.codings = route.Compress
 	}
@@ -269,7 +269,7 @@ func (x *exchange) beginUpload(b pod) {
 	up := &upload{exchange: x, done: make(chan struct{})}
 	x.upload = up
 	up.pump = pump{to: b, from: x.client.source(), trailers: x.req.Announced || x.second, timeout: x.limit(), bytes: &x.received, of: up}
-	up.most = x.most
+	up.most, up.asked = x.most, x.question
 	up.copied, up.kept = x.copied, x.again.keep()
 	up.err = panics.Err // if there is one
 	x.engine.host.Run(func() {
