@@ -44,7 +44,9 @@ func (l *leaving) Delete(ctx context.Context, _ string, _ rest.ValidateObjectFun
 	return nil, true, ctx.Err()
 }
 
-func (l *leaving) Create(ctx context.Context, obj runtime.Object, _ rest.ValidateObjectFunc, _ *metav1.CreateOptions) (runtime.Object, error) {
+func (l *leaving) Create(ctx context.Context, obj runtime.Object, _ rest.ValidateObjectFunc, _ *metav1.CreateOptions) (
+	runtime.Object, error,
+) {
 	if l.called++; l.called <= len(l.errs) {
 		return nil, l.errs[l.called-1]
 	}
