@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/http"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -109,12 +110,7 @@ func (b *ingressBuilder) apply(a *annotatedIngress, r *Rule) {
 	if d := a.Redirect; d != nil {
 		r.Redirect = &filter.Redirect{To: d.URL, Status: d.Status}
 	}
-	if a.Auth != nil {
-		b.auth(a, r)
-	}
-	if a.Basic != nil {
-		b.basic(a, r)
-	}
+	b.protect(a, r)
 	if text, has := a.Annotations[dialect.LBCompress]; has {
 		var err error
 		if r.Compress, err = dialect.ReadEncodings(text); err != nil {
@@ -138,6 +134,16 @@ func (b *ingressBuilder) apply(a *annotatedIngress, r *Rule) {
 		if r.Retry, wrong = policy.ReadRetry(a.Retry, a.RetryWithin); wrong != "" {
 			b.problem(a.Ingress, "annotations %sproxy-next-upstream*: %s", nginx.Prefix, wrong)
 		}
+	}
+}
+
+// protect gives a rule who may send requests.
+func (b *ingressBuilder) protect(a *annotatedIngress, r *Rule) {
+	if a.Auth != nil {
+		b.auth(a, r)
+	}
+	if a.Basic != nil {
+		b.basic(a, r)
 	}
 }
 
@@ -295,6 +301,12 @@ func (b *ingressBuilder) addCanary(a *annotatedIngress, host string, m *match, b
 	}
 	if len(main.Backends) != 1 || slices.ContainsFunc(b.rules[host], func(o *match) bool { return o.of == m }) {
 		b.problem(a.Ingress, "%s: another Ingress is the canary of this path already", at)
+		return
+	}
+	var own Rule
+	b.protect(a, &own)
+	if own.Auth != nil && !reflect.DeepEqual(own.Auth, main.Auth) || own.Basic != nil && !reflect.DeepEqual(own.Basic, main.Basic) {
+		b.problem(a.Ingress, "annotations %sauth-*: the other Ingress of this path has not the same; the canary gets no requests", nginx.Prefix)
 		return
 	}
 	w := Weighted{Weight: 1}

@@ -206,6 +206,27 @@ func TestNginxCanary(t *testing.T) {
 	}
 }
 
+// A canary that asks for an authorization gets no requests without it: the one of the other Ingress counts.
+func TestNginxCanaryIsAuthorized(t *testing.T) {
+	const url, basic = "auth-url: http://auth/x", "auth-type: basic; auth-secret: staff"
+	for _, c := range []struct {
+		main, canary string
+		want         bool
+	}{
+		{"", url, false}, {"", basic, false}, {url, basic, false}, {basic, url, false}, {url, "auth-url: http://auth/y", false},
+		{basic, "auth-type: basic; auth-secret: others", false}, {url, url + "; " + basic, false},
+		{"", "", true}, {url, url, true}, {basic, basic, true}, {url + "; " + basic, basic, true}, {url, "", true}, {basic, "", true},
+	} {
+		f := nginxFront(t, annotated("default/main", "h", c.main, "P / a")+
+			annotated("default/canary", "h", "canary: true; canary-weight: 100; "+c.canary, "P / b")+service("a", "b", "auth"))
+		rule, _, _ := f.Table.Ports[80].Find(&Request{Host: "h", Path: "/", Fields: fields{}})
+		problem := f.Problems[svc.Name{Namespace: "default", Name: "canary"}]
+		if got := len(rule.Backends) == 2; got != c.want || !c.want && problem == "" {
+			t.Errorf("%q, %q: the canary gets requests: %t, want %t; %s", c.main, c.canary, got, c.want, problem)
+		}
+	}
+}
+
 // Who may write Ingresses of a namespace takes nothing from another one: no host by an alias or by www, no requests by a canary.
 func TestNginxNamespaces(t *testing.T) {
 	f := nginxFront(t, annotated("victim/i", "shop.com", "", "P / victim")+annotated("victim/w", "www.bank.com", "", "P / victim")+

@@ -45,12 +45,12 @@ func TestForms(t *testing.T) {
 			name, password string
 			want           bool
 		}{{"alice", "secret", true}, {"alice", "Secret", false}, {"alice", "", false}, {"bob", "secret", false}, {"", "secret", false}} {
-			if right, busy := v.Verify(t.Context(), u, Login{c.name, c.password}); right != c.want || busy {
+			if right, busy := v.Verify(t.Context(), "default", u, Login{c.name, c.password}); right != c.want || busy {
 				t.Errorf("%s: %s:%s is right: %t, busy: %t", text, c.name, c.password, right, busy)
 			}
 		}
 		m, problem := ReadMap(map[string][]byte{"alice": []byte(text + "\n")})
-		if right, _ := v.Verify(t.Context(), m, Login{"alice", "secret"}); !right || problem != "" {
+		if right, _ := v.Verify(t.Context(), "default", m, Login{"alice", "secret"}); !right || problem != "" {
 			t.Errorf("%s: as a map: %t %s", text, right, problem)
 		}
 	}
@@ -88,7 +88,7 @@ func TestKnownLogins(t *testing.T) {
 		t.Error("a login is known before it was verified")
 	}
 	for _, l := range []Login{alice, {"alice", "wrong"}, {"bob", "secret"}} {
-		_, _ = v.Verify(t.Context(), u, l)
+		_, _ = v.Verify(t.Context(), "default", u, l)
 	}
 	if !v.Knows(u, alice) || v.Knows(u, Login{"alice", "wrong"}) || v.Knows(u, Login{"bob", "secret"}) || v.Knows(other, alice) {
 		t.Errorf("alice: %t, a wrong password: %t, a wrong name: %t, with another hash: %t", v.Knows(u, alice),
@@ -143,12 +143,35 @@ func TestBusyVerifier(t *testing.T) {
 	v.slots <- struct{}{}
 	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if right, busy := v.Verify(short, u, Login{"alice", "secret"}); right || !busy {
+	if right, busy := v.Verify(short, "default", u, Login{"alice", "secret"}); right || !busy {
 		t.Errorf("right: %t, busy: %t", right, busy)
 	}
 	<-v.slots
-	if right, busy := v.Verify(t.Context(), u, Login{"alice", "secret"}); !right || busy {
+	if right, busy := v.Verify(t.Context(), "default", u, Login{"alice", "secret"}); !right || busy {
 		t.Errorf("right: %t, busy: %t", right, busy)
+	}
+}
+
+// The passwords of a namespace leave half of the slots to others, and nothing of it stays.
+func TestVerifierIsShared(t *testing.T) {
+	u, _ := ReadFile([]byte("alice:" + hashed(t, "secret", bcrypt.MinCost)))
+	for slots, share := range map[int]int{1: 1, 2: 1, 5: 2} {
+		v := NewVerifier(slots)
+		slow := v.share("slow")
+		for range share {
+			slow.slots <- struct{}{}
+		}
+		short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		if right, busy := v.Verify(short, "slow", u, Login{"alice", "secret"}); right || !busy {
+			t.Errorf("%d slots: the namespace has more: right: %t, busy: %t", slots, right, busy)
+		}
+		cancel()
+		if right, busy := v.Verify(t.Context(), "other", u, Login{"alice", "secret"}); !right || busy {
+			t.Errorf("%d slots: another namespace: right: %t, busy: %t", slots, right, busy)
+		}
+		if v.leave("slow", slow); len(v.shares) > 0 || len(v.slots) > 0 {
+			t.Errorf("%d slots: %d shares and %d slots are left", slots, len(v.shares), len(v.slots))
+		}
 	}
 }
 
@@ -174,7 +197,7 @@ func TestReadLogin(t *testing.T) {
 func BenchmarkKnows(b *testing.B) {
 	u, _ := ReadFile([]byte("alice:" + hashed(b, "secret", bcrypt.MinCost)))
 	v := NewVerifier(1)
-	_, _ = v.Verify(b.Context(), u, Login{"alice", "secret"})
+	_, _ = v.Verify(b.Context(), "default", u, Login{"alice", "secret"})
 	for b.Loop() {
 		if !v.Knows(u, Login{"alice", "secret"}) {
 			b.Fatal("unknown")

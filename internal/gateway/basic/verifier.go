@@ -26,13 +26,42 @@ type Verifier struct {
 	slots chan struct{}
 
 	mu sync.Mutex
+	// shares are of the namespaces whose passwords are verified or wait.
+	shares map[string]*share
 	// known are digests of what was right, of now and before: none of them leads back to a password without the key.
 	known, before map[[sha256.Size]byte]struct{}
 }
 
+// share are the slots that a namespace may have: half of all, so that its slow hashes leave other namespaces some.
+type share struct {
+	slots chan struct{}
+	uses  int
+}
+
+// share returns the share of a namespace. leave follows.
+func (v *Verifier) share(namespace string) *share {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	s := v.shares[namespace]
+	if s == nil {
+		s = &share{slots: make(chan struct{}, max(1, cap(v.slots)/2))}
+		v.shares[namespace] = s
+	}
+	s.uses++
+	return s
+}
+
+func (v *Verifier) leave(namespace string, s *share) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if s.uses--; s.uses == 0 {
+		delete(v.shares, namespace)
+	}
+}
+
 // NewVerifier returns a Verifier of so many passwords at a time.
 func NewVerifier(slots int) *Verifier {
-	v := &Verifier{slots: make(chan struct{}, slots), known: map[[sha256.Size]byte]struct{}{}}
+	v := &Verifier{slots: make(chan struct{}, slots), known: map[[sha256.Size]byte]struct{}{}, shares: map[string]*share{}}
 	_, _ = rand.Read(v.key[:])
 	return v
 }
@@ -86,16 +115,21 @@ func (v *Verifier) keep(d [sha256.Size]byte) {
 	v.known[d] = struct{}{}
 }
 
-// Verify reports whether a login is right. busy means that it has not been looked at: too many others have to be.
-func (v *Verifier) Verify(ctx context.Context, u *Users, l Login) (right, busy bool) {
+// Verify reports whether a login is right by the users of a namespace. busy means that it has not been looked at: too many others have
+// to be.
+func (v *Verifier) Verify(ctx context.Context, namespace string, u *Users, l Login) (right, busy bool) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	select {
-	case v.slots <- struct{}{}:
-	case <-ctx.Done():
-		return false, true
+	own := v.share(namespace)
+	defer v.leave(namespace, own)
+	for _, slots := range []chan struct{}{own.slots, v.slots} {
+		select {
+		case slots <- struct{}{}:
+			defer func() { <-slots }()
+		case <-ctx.Done():
+			return false, true
+		}
 	}
-	defer func() { <-v.slots }()
 	if !u.verify(l.Name, l.password) {
 		return false, false
 	}

@@ -44,7 +44,7 @@ func (o *router) login(rule *gateway.Rule, r *http1.Request, from Origin) *Reply
 	if !o.usage.allowsBy(from.Client.Addr(), route, tries) {
 		return retryLater(http.StatusTooManyRequests)
 	}
-	right, busy := logins.Verify(context.Background(), users, login)
+	right, busy := logins.Verify(context.Background(), rule.Basic.Secret.Namespace, users, login)
 	switch {
 	case busy:
 		return retryLater(http.StatusServiceUnavailable)

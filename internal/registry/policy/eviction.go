@@ -304,6 +304,11 @@ func (r *evictionREST) delete(ctx context.Context, pod *corev1.Pod, how *metav1.
 			how.Preconditions.ResourceVersion = &updated.(*corev1.Pod).ResourceVersion
 		}
 	}
+	if again != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), returnTime)
+		defer cancel()
+	}
 	if _, _, err := r.pods.Delete(ctx, pod.Name, rest.ValidateAllObjectFunc, how); err != nil || again == nil || dryrun.IsDryRun(how.DryRun) {
 		return err
 	}

@@ -58,9 +58,12 @@ func choose(rule string, request []byte) []byte {
 //nolint:gochecknoglobals // constant
 var conditions = []string{"if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range", "range"}
 
-// passes reports whether the server gets a field of the request.
+// passes reports whether the server gets a field of the request. One whose name has a "_" it gets if a Pod does, by the configuration
+// that the question is carried with.
 func (q *Question) passes(f *http1.Field) bool {
-	if f.Kind != http1.Other && f.Kind != http1.Cookie && f.Kind != http1.UserAgent {
+	switch f.Kind {
+	case http1.Other, http1.Cookie, http1.UserAgent, http1.Underscored:
+	default:
 		return false
 	}
 	name := strings.ToLower(string(f.Name))
@@ -176,27 +179,34 @@ func (q *Question) cookies(a *Answer, status int) []http1.Field {
 // Pass gives a request that may pass the fields of the answer. What the rule names for them a client cannot send itself, in any
 // spelling that a program may take for it.
 func (q *Question) Pass(r *http1.Request, a *Answer) {
-	for _, name := range q.rule.Take {
-		take(r, name, a)
-	}
-	if !q.rule.TakeAll {
-		return
-	}
-	taken := map[string]bool{}
-	for _, f := range a.Fields {
+	names := slices.Clone(q.rule.Take)
+	for i := range a.Fields {
+		f := &a.Fields[i]
 		name := strings.ToLower(string(f.Name))
-		if f.Kind == http1.Other && !taken[name] && !strings.HasPrefix(name, "content-") && filter.ValidField(name, "x") {
-			taken[name] = true
-			take(r, name, a)
+		if q.rule.TakeAll && f.Kind == http1.Other && !slices.Contains(names, name) && !strings.HasPrefix(name, "content-") &&
+			filter.ValidField(name, "x") {
+			names = append(names, name)
+		}
+	}
+	for _, name := range names {
+		mark.SetField(r, []byte(name), nil)
+	}
+	for _, name := range names {
+		for _, f := range named(a.Fields, name) {
+			r.Fields = append(r.Fields, http1.Field{Name: f.Name, Value: f.Value})
 		}
 	}
 }
 
-// take gives a request the fields of a name, and removes its own ones.
-func take(r *http1.Request, name string, from *Answer) {
-	mark.SetField(r, []byte(name), nil)
-	for _, f := range named(from.Fields, name) {
-		r.Fields = append(r.Fields, http1.Field{Name: f.Name, Value: f.Value})
+// Withhold keeps trailers of a request from the Pod that it may not set itself, as Pass does with fields: some programs merge them.
+// Without a question it does nothing.
+func (q *Question) Withhold(trailers []http1.Field) {
+	for i := range trailers {
+		f := &trailers[i]
+		own := func(name string) bool { return mark.Alike(f.Name, []byte(name)) }
+		if q != nil && (q.rule.TakeAll || slices.ContainsFunc(q.rule.Take, own)) {
+			f.Kind = http1.Named // is not passed on
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package authz
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -43,9 +44,10 @@ func TestAsk(t *testing.T) {
 	}{
 		{filter.Auth{}, "PUT h /c?d [Authorization=a]"},
 		{
-			filter.Auth{Prefix: "/p", Ask: []string{"x-a", "cookie", "content-length", "x-hop"}},
+			filter.Auth{Prefix: "/p", Ask: []string{"x-a", "x_a", "cookie", "content-length", "x-hop"}},
 			"PUT h /p/c?d [Cookie=c Authorization=a X-A=1 x-a=2]",
 		},
+		{filter.Auth{Ask: []string{"x-a"}}, "PUT h /c?d [Authorization=a X-A=1 x-a=2]"},
 		{filter.Auth{AskAll: true}, "PUT h /c?d [Cookie=c Authorization=a X-A=1 x-a=2 X-Original-URL=forged]"},
 		{
 			filter.Auth{
@@ -59,6 +61,15 @@ func TestAsk(t *testing.T) {
 		q := Ask(&c.rule, r, client, true, "/c?d").Request(7)
 		for _, f := range r.Fields { // the bytes of its connection are used again
 			copy(f.Value, "##########")
+		}
+		underscored := ""
+		for _, f := range q.Fields { // sent if the Service keeps such names
+			if f.Kind == http1.Underscored {
+				underscored += fmt.Sprintf("%s=%s", f.Name, f.Value)
+			}
+		}
+		if asked := c.rule.AskAll || slices.Contains(c.rule.Ask, "x_a"); asked && underscored != "X_A=3" || !asked && underscored != "" {
+			t.Errorf("%+v: the fields with a _ are %q", c.rule, underscored)
 		}
 		got := fmt.Sprintf("%s %s %s %v", q.Method, q.Host, q.Target, sent(q))
 		if got != c.want || q.Length != 7 || q.Chunked || q.Upgrades || q.Continue {
@@ -79,6 +90,8 @@ func TestPass(t *testing.T) {
 	for want, rule := range map[string]filter.Auth{
 		"[X-Other=mine X-User=alice x-user=admin]":                       {Take: []string{"x-user", "x-empty"}},
 		"[X-Other=mine X-Empty=mine X-User=alice x-user=admin X-More=1]": {TakeAll: true},
+		"[X-Other=mine X-Empty=mine]":                                    {Take: []string{"x_user"}},
+		"[X-Empty=mine X-User=alice x-user=admin]":                       {Take: []string{"x_user", "x-user", "x_other"}},
 		"[X-User=root x-user=root X-Other=mine X-Empty=mine]":            {},
 		"[X-Other=mine X-Empty=mine X-More=1 X-User=alice x-user=admin]": {Take: []string{"x-more", "x-user"}},
 	} {
@@ -88,4 +101,22 @@ func TestPass(t *testing.T) {
 			t.Errorf("%+v: %s, want %s", rule, got, want)
 		}
 	}
+}
+
+// Trailers that the server alone may send are not the client's either.
+func TestWithhold(t *testing.T) {
+	for want, rule := range map[string]filter.Auth{
+		"[X-Sum=1]": {Take: []string{"x-user"}}, "[]": {TakeAll: true}, "[X-User=root x_user=root X-Sum=1]": {},
+	} {
+		trailers := &http1.Request{}
+		trailers.Fields = []http1.Field{
+			{Name: []byte("X-User"), Value: []byte("root")}, {Name: []byte("x_user"), Value: []byte("root")},
+			{Name: []byte("X-Sum"), Value: []byte("1")},
+		}
+		Ask(&rule, &http1.Request{}, netip.Addr{}, false, "/").Withhold(trailers.Fields)
+		if got := fmt.Sprint(sent(trailers)); got != want {
+			t.Errorf("%+v: %s, want %s", rule, got, want)
+		}
+	}
+	(*Question)(nil).Withhold([]http1.Field{{}})
 }

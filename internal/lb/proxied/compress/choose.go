@@ -23,10 +23,10 @@ var types = []string{
 	"application/yaml", "font/otf", "font/ttf", "image/bmp", "image/svg+xml", "image/x-icon",
 }
 
-// Choose returns what compresses the answer to a request by one of the content codings, of which the first is the best, nil if nothing
-// does. It changes the fields of the answer: Vary tells also other clients that the coding depends on what they accept, so that no
-// cache hands out the wrong one.
-func Choose(codings []string, q *http1.Request, r *http1.Response) *Encoder {
+// Choose returns what compresses an answer by one of the content codings, of which the first is the best, nil if nothing does. takes is
+// what the client accepts, 0 if it gets no compressed answer: to HEAD, and with HTTP/1.0. Choose changes the fields of the answer: Vary
+// tells also other clients that the coding depends on what they accept, so that no cache hands out the wrong one.
+func Choose(codings []string, takes Accepts, r *http1.Response) *Encoder {
 	if len(codings) == 0 {
 		return nil
 	}
@@ -38,10 +38,7 @@ func Choose(codings []string, q *http1.Request, r *http1.Response) *Encoder {
 		return nil
 	}
 	vary(r)
-	if string(q.Method) == http.MethodHead || q.Minor == 0 {
-		return nil
-	}
-	coding := accepted(codings, q.Fields)
+	coding := takes.first(codings)
 	if coding == "" {
 		return nil
 	}
@@ -109,26 +106,59 @@ func vary(r *http1.Response) {
 	r.Fields = append(r.Fields, http1.Field{Name: []byte("Vary"), Value: []byte("Accept-Encoding")})
 }
 
-// accepted returns the first coding that a client accepts (RFC 9110, section 12.5.3), "" for none.
-func accepted(codings []string, fields []http1.Field) string {
-	takes, known, all := map[string]bool{}, false, false
+// Accepts are the codings that a client accepts. They share no bytes with its request, whose head may be gone when an answer comes.
+type Accepts uint8
+
+// The codings that are known.
+const (
+	acceptsGzip Accepts = 1 << iota
+	acceptsZstd
+	acceptsAll = acceptsGzip | acceptsZstd
+)
+
+// Accepted returns what a client accepts by the fields of its request (RFC 9110, section 12.5.3).
+func Accepted(fields []http1.Field) Accepts {
+	var takes, named Accepts
+	all := false
 	for i := range fields {
-		if f := &fields[i]; f.Kind == http1.Other && http1.EqualFold(f.Name, "accept-encoding") {
-			for item := range strings.SplitSeq(strings.ToLower(string(f.Value)), ",") {
-				name, weight, _ := strings.Cut(item, ";")
-				if name = strings.TrimSpace(name); name == "*" {
-					all = wants(weight)
-				} else if takes[name] = wants(weight); name != "" {
-					known = true
-				}
+		f := &fields[i]
+		if f.Kind != http1.Other || !http1.EqualFold(f.Name, "accept-encoding") {
+			continue
+		}
+		for item := range bytes.SplitSeq(f.Value, []byte(",")) {
+			name, weight, _ := bytes.Cut(item, []byte(";"))
+			if name = bytes.TrimSpace(name); string(name) == "*" {
+				all = wants(weight)
+				continue
+			}
+			coding := codingOf(name)
+			named |= coding
+			if takes &^= coding; wants(weight) {
+				takes |= coding
 			}
 		}
 	}
-	if !known && !all {
-		return ""
+	if all {
+		takes |= acceptsAll &^ named
 	}
+	return takes
+}
+
+// codingOf returns the coding of a name, 0 for one that is not known.
+func codingOf(name []byte) Accepts {
+	switch {
+	case http1.EqualFold(name, "gzip"):
+		return acceptsGzip
+	case http1.EqualFold(name, "zstd"):
+		return acceptsZstd
+	}
+	return 0
+}
+
+// first returns the first coding that a client accepts, "" for none.
+func (a Accepts) first(codings []string) string {
 	for _, c := range codings {
-		if take, named := takes[c]; take || !named && all {
+		if a&codingOf([]byte(c)) != 0 {
 			return c
 		}
 	}
@@ -136,12 +166,11 @@ func accepted(codings []string, fields []http1.Field) string {
 }
 
 // wants reports whether a weight, as "q=0.5", is more than 0, which another text is not.
-func wants(weight string) bool {
-	weight = strings.TrimSpace(weight)
-	if weight == "" {
+func wants(text []byte) bool {
+	if text = bytes.TrimSpace(text); len(text) == 0 {
 		return true
 	}
-	q, ok := strings.CutPrefix(weight, "q=")
+	q, ok := strings.CutPrefix(strings.ToLower(string(text)), "q=")
 	n, err := strconv.ParseFloat(q, 32)
 	return ok && err == nil && n > 0 && n <= 1
 }

@@ -50,7 +50,7 @@ func identify(r *http1.Request, name []byte, valid func([]byte) bool, made func(
 // SetField makes a request have a field once, and none of its spellings that a program may take for it.
 func SetField(r *http1.Request, name, value []byte) {
 	for i := range r.Fields {
-		if f := &r.Fields[i]; alike(f.Name, name) {
+		if f := &r.Fields[i]; Alike(f.Name, name) {
 			f.Kind = http1.Named // is not passed on
 		}
 	}
@@ -59,8 +59,8 @@ func SetField(r *http1.Request, name, value []byte) {
 	}
 }
 
-// alike reports whether programs that get names as variables (CGI, WSGI) take one for the other.
-func alike(a, b []byte) bool {
+// Alike reports whether programs that get names as variables (CGI, WSGI) take one for the other.
+func Alike(a, b []byte) bool {
 	if len(a) != len(b) {
 		return false
 	}
@@ -68,6 +68,9 @@ func alike(a, b []byte) bool {
 		x, y := a[i], b[i]
 		if x == '_' {
 			x = '-'
+		}
+		if y == '_' {
+			y = '-'
 		}
 		if x|0x20 != y|0x20 || x == '-' != (y == '-') {
 			return false

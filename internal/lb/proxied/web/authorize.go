@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"net/http"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/lb/proxied"
@@ -180,7 +179,7 @@ func inquire(x *exchange, q *authz.Question, at *proxied.Config, body []byte) (*
 	from := clientConn{client: x.conn.client, at: x.conn.at, secure: x.conn.secure, tls: x.conn.tls, began: time.Now(), engine: x.engine}
 	a := &asking{of: x}
 	a.engine, a.conn, a.client, a.req = x.engine, &from, a, q.Request(len(body))
-	a.isHead, a.link = string(a.req.Method) == http.MethodHead, &pods.Link{Close: a.drain}
+	a.link = &pods.Link{Close: a.drain}
 	a.begin(at)
 	defer a.leave()
 	if x.id != "" {

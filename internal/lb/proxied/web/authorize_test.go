@@ -64,7 +64,7 @@ func (d *decider) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	body, _ := io.ReadAll(q.Body)
 	text := fmt.Sprintf("%s %s%s", q.Method, q.Host, q.RequestURI)
 	for _, name := range []string{
-		"X-Ask", "X-Other", "X-User", "Cookie", "X-Original-Url", "X-Original-Method", "X-Real-Ip", "If-None-Match",
+		"X-Ask", "X-Other", "X-User", "Cookie", "X-Original-Url", "X-Original-Method", "X-Real-Ip", "If-None-Match", "X_ask",
 	} {
 		if v := q.Header.Get(name); v != "" {
 			text += " " + name + "=" + v
@@ -139,6 +139,9 @@ func identified(w http.ResponseWriter, q *http.Request) {
 	body, _ := io.ReadAll(q.Body)
 	_, _ = fmt.Fprintf(w, "%s %s%s user=%q group=%q type=%q body=%d", q.Method, q.Host, q.RequestURI, q.Header["X-User"], q.Header["X-Group"],
 		q.Header.Get("Content-Type"), len(body))
+	if len(q.Trailer) > 0 {
+		_, _ = fmt.Fprint(w, " ", q.Trailer)
+	}
 }
 
 // A server decides about each request, also about each of several on a connection, by the URL that the client has sent. Only 200 lets
@@ -196,6 +199,19 @@ func TestExternalAuth(t *testing.T) {
 		}
 		if answer, _ := r.sends(client, "HEAD", "/in", nil); answer.StatusCode != 401 {
 			t.Errorf("HEAD without a right: %d", answer.StatusCode)
+		}
+		body := struct{ io.Reader }{strings.NewReader("x")} // of no known length
+		q, err := http.NewRequestWithContext(t.Context(), "POST", "http://"+r.At.String()+"/in", body)
+		r.Must(err)
+		q.Host, q.Header = "web.example.com", http.Header{"Authorization": {"alice"}}
+		q.Trailer = http.Header{"X-User": {"root"}, "X_group": {"wheel"}, "X-Sum": {"1"}}
+		answer, err = client.Do(q)
+		r.Must(err)
+		text, err := io.ReadAll(answer.Body)
+		r.Must(err)
+		if !strings.Contains(string(text), `user=["alice"]`) || !strings.Contains(string(text), "X-Sum:[1]") ||
+			strings.Contains(string(text), "root") || strings.Contains(string(text), "wheel") {
+			t.Errorf("HTTP/%d, with trailers: %s", version, text)
 		}
 		var running sync.WaitGroup
 		for i := range 40 { // at a time, on one connection of HTTP/2
@@ -284,6 +300,22 @@ func TestExternalAuthWithBody(t *testing.T) {
 	r.Must(err)
 	if answer, err := http.ReadResponse(bufio.NewReader(c), nil); err != nil || answer.StatusCode != 400 {
 		t.Errorf("a body with a wrong form: %v, %v", answer, err)
+	}
+	forgotten()
+	c = r.Dial() // its body is read over the head
+	_, err = fmt.Fprintf(c, "POST /in HTTP/1.1\r\nHost: web.example.com\r\nExpect: 100-continue\r\nContent-Length: 9000\r\n"+
+		"Authorization: 403\r\nX-Padding: %s\r\n\r\n", strings.Repeat("x", 5000))
+	r.Must(err)
+	in := bufio.NewReader(c)
+	if answer, err := http.ReadResponse(in, nil); err != nil || answer.StatusCode != 100 {
+		t.Fatalf("who waits for 100: %v, %v", answer, err)
+	}
+	_, err = io.WriteString(c, "HEAD"+strings.Repeat("x", 8996))
+	r.Must(err)
+	answer, err := http.ReadResponse(in, nil)
+	r.Must(err)
+	if text, err := io.ReadAll(answer.Body); err != nil || string(text) != "not you" {
+		t.Errorf("a body that begins with HEAD: %d %q, %v", answer.StatusCode, text, err)
 	}
 	forgotten()
 	r.engine.repeats.Store(repeatMemory)
@@ -433,7 +465,7 @@ func TestExternalAuthOfWebSockets(t *testing.T) {
 
 // The annotations of ingress-nginx for external authorization do the same as there.
 func TestAuthURL(t *testing.T) {
-	r := newRig(t, map[string]string{lbProtocol: "http"})
+	r := newRig(t, map[string]string{lbProtocol: "http", "fairlead.dev/lb-underscore-headers": "keep"})
 	auth := &decider{}
 	r.auth = r.Web(auth.ServeHTTP)
 	const at = "auth-url: http://auth.default.svc.cluster.local:8080/oauth2/auth?x=y"
@@ -451,7 +483,7 @@ func TestAuthURL(t *testing.T) {
 		{"/plain/x?q", "alice", `200 GET web.example.com/plain/x?q user=["alice"] group=["staff" "alice"] type="" body=0 [session=of-alice]`,
 			"GET auth.default.svc.cluster.local:8080/oauth2/auth?x=y " +
 				"X-Other=1 X-User=root Cookie=a=b X-Original-Url=http://web.example.com/plain/x?q " +
-				"X-Original-Method=GET X-Real-Ip=127.0.0.1"},
+				"X-Original-Method=GET X-Real-Ip=127.0.0.1 X_ask=1"},
 		{"/plain", "", "401 401 Unauthorized []", ""},
 		{"/plain", "204", `200 GET web.example.com/plain user=[] group=[] type="" body=0 []`, ""},
 		{"/plain", "403", "403 403 Forbidden []", ""},
@@ -462,13 +494,13 @@ func TestAuthURL(t *testing.T) {
 		{"/signin/x", "alice", `200 GET web.example.com/signin/x user=["root"] group=[] type="" body=0 [session=of-alice]`,
 			"POST auth.default.svc.cluster.local:8080/oauth2/auth?x=y " +
 				"X-Other=1 X-User=root Cookie=a=b X-Original-Url=http://web.example.com/signin/x " +
-				"X-Original-Method=GET X-Real-Ip=127.0.0.1"},
+				"X-Original-Method=GET X-Real-Ip=127.0.0.1 X_ask=1"},
 		{"/signin/x?a&b", "", "302 302 Found [] https://web.example.com/start?a=b&rd=http%3A%2F%2Fweb.example.com%2Fsignin%2Fx%3Fa%26b", ""},
 		{"/param/x", "", "302 302 Found [] http://in.example.com/%2Fparam%2Fx?rd=http://web.example.com/param/x", ""},
 		{"/post/x", "", "302 302 Found [] /login?back=http%3A%2F%2Fweb.example.com%2Fpost%2Fx", ""},
 	} {
 		answer, got := r.sends(client, "GET", c.path, nil, "Authorization: "+c.verdict, "X-User: root", "X-Other: 1", "Cookie: a=b",
-			"X-Original-Url: http://forged/", "X-Original_Method: forged", "X-Real-Ip: 6.6.6.6", "If-None-Match: *")
+			"X_ask: 1", "X-Original-Url: http://forged/", "X-Original_Method: forged", "X-Real-Ip: 6.6.6.6", "If-None-Match: *")
 		got = strings.TrimSpace(fmt.Sprint(answer.StatusCode, " ", got, " ", answer.Header["Set-Cookie"], " ", answer.Header.Get("Location")))
 		if got != c.want {
 			t.Errorf("%s %s:\n%q, want\n%q", c.path, c.verdict, got, c.want)

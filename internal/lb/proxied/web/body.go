@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/lb/proxied/authz"
 	"github.com/fairlead/fairlead/internal/lb/proxied/heads"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http2"
@@ -231,7 +232,8 @@ const spliceAt = 64 << 10
 type pump struct {
 	to       sink
 	from     source
-	trailers bool // pass trailers on
+	trailers bool            // pass trailers on
+	asked    *authz.Question // withholds some of them; nil if nothing does
 	timeout  time.Duration
 	bytes    *atomic.Int64 // of the body
 	most     int64         // of them, 0 without a bound
@@ -312,6 +314,7 @@ func (p *pump) finish() error {
 	var fields []http1.Field
 	if p.trailers {
 		fields = p.from.trailers()
+		p.asked.Withhold(fields)
 	}
 	if err := p.to.finish(fields); err != nil {
 		return fmt.Errorf("%w: %w", errSink, err)

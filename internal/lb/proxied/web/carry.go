@@ -55,7 +55,10 @@ var tooMany = &proxied.Reply{Status: http.StatusTooManyRequests, Fields: []http1
 // carry has the request answered, as the listener's configuration routes it. It reports false if no answer is whole: then
 // the client's end must be cut off.
 func (x *exchange) carry() bool {
-	x.isHead, x.websocket = string(x.req.Method) == http.MethodHead, strings.EqualFold(string(x.req.Upgrade), "websocket")
+	x.websocket = strings.EqualFold(string(x.req.Upgrade), "websocket")
+	if !x.isHead && x.req.Minor > 0 {
+		x.accepts = compress.Accepted(x.req.Fields)
+	}
 	if !x.config.AllowsRequest(x.conn.client.Addr()) {
 		x.reply(tooMany)
 		return true
@@ -79,7 +82,7 @@ func (x *exchange) carry() bool {
 			return true
 		}
 	}
-	x.to, x.edit, x.held = route.To, route.Edit, route.Session
+	x.to, x.edit, x.held, x.question = route.To, route.Edit, route.Session, route.Ask
 	if x.codings = x.config.Spec.Compress; route.Compress != nil {
 		x.codings = route.Compress
 	}
@@ -266,7 +269,7 @@ func (x *exchange) beginUpload(b pod) {
 	up := &upload{exchange: x, done: make(chan struct{})}
 	x.upload = up
 	up.pump = pump{to: b, from: x.client.source(), trailers: x.req.Announced || x.second, timeout: x.limit(), bytes: &x.received, of: up}
-	up.most = x.most
+	up.most, up.asked = x.most, x.question
 	up.copied, up.kept = x.copied, x.again.keep()
 	up.err = panics.Err // if there is one
 	x.engine.host.Run(func() {
@@ -441,7 +444,7 @@ func (x *exchange) answer(b pod, m *pods.Member, waits bool) error {
 	}
 	cookie := keep(x, m)
 	body := b.source(x)
-	if e := compress.Choose(x.codings, x.req, &x.res); e != nil {
+	if e := compress.Choose(x.codings, x.accepts, &x.res); e != nil {
 		defer e.Release()
 		body = &compressed{source: body, to: e}
 	}

@@ -161,6 +161,37 @@ func TestCompressedEvents(t *testing.T) {
 	}
 }
 
+// The head of a request counts as it came, also when its body is read over it before the answer comes.
+func TestCompressionAfterAnUpload(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http", "fairlead.dev/lb-compress": "gzip"})
+	began := make(chan bool, 1)
+	r.set(r.Web(func(w http.ResponseWriter, q *http.Request) {
+		began <- true
+		_, _ = io.Copy(io.Discard, q.Body)
+		w.Header().Set("Content-Type", "text/plain")
+		_, _ = w.Write(make([]byte, 5000))
+	}))
+	const accepts, not = "Accept-Encoding: gzip", "Xccept-Encoding: gzip" // of one length
+	for _, padding := range []int{0, 5000} {                              // a head of more than 4 KiB stays where it is, below the body
+		for field, other := range map[string]string{accepts: not, not: accepts} {
+			text := fmt.Sprintf("POST / HTTP/1.1\r\nHost: h\r\n%s\r\nX-Padding: %s\r\nContent-Length: 20000\r\n\r\n", field,
+				strings.Repeat("x", padding))
+			c := r.Dial()
+			_, err := io.WriteString(c, text)
+			r.Must(err)
+			testbed.Receive(t, "the head", began)
+			body := strings.Replace(text, field, other, 1)
+			_, err = io.WriteString(c, body+strings.Repeat("x", 20_000-len(body)))
+			r.Must(err)
+			answer, err := http.ReadResponse(bufio.NewReader(c), nil)
+			r.Must(err)
+			if got := answer.Header.Get("Content-Encoding"); (got == "gzip") != (field == accepts) {
+				t.Errorf("%s, with %d bytes of padding: %q", field, padding, got)
+			}
+		}
+	}
+}
+
 // An Ingress has other codings than its front, or none.
 func TestCompressedIngress(t *testing.T) {
 	r := newRig(t, map[string]string{lbProtocol: "http", "fairlead.dev/lb-compress": "gzip"})

@@ -12,6 +12,8 @@ import (
 	"github.com/fairlead/fairlead/internal/hubble/seen"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/accesslog"
+	"github.com/fairlead/fairlead/internal/lb/proxied/authz"
+	"github.com/fairlead/fairlead/internal/lb/proxied/compress"
 	"github.com/fairlead/fairlead/internal/lb/proxied/heads"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/mark"
@@ -65,17 +67,19 @@ type exchange struct {
 	config *proxied.Config // of the listener
 	to     *proxied.Config // has the Pods: see proxied.Route
 	edit   func(*http1.Response)
-	// codings are what the answer may be compressed by.
-	codings []string
-	copied  *mirrored     // nil unless there are mirrors
-	again   *retrying     // nil unless its rule has a retry
-	held    *pods.Session // nil unless its rule has sessions
-	client  client
-	second  bool // the client speaks HTTP/2
-	req     *http1.Request
-	res     http1.Response
-	body    []byte // of the request, if that goes out with the head
-	key     string // of a WebSocket, see heading
+	// codings are what the answer may be compressed by, and accepts what the client accepts.
+	codings  []string
+	accepts  compress.Accepts
+	question *authz.Question // nil unless an authorization server was asked
+	copied   *mirrored       // nil unless there are mirrors
+	again    *retrying       // nil unless its rule has a retry
+	held     *pods.Session   // nil unless its rule has sessions
+	client   client
+	second   bool // the client speaks HTTP/2
+	req      *http1.Request
+	res      http1.Response
+	body     []byte // of the request, if that goes out with the head
+	key      string // of a WebSocket, see heading
 	// upgrades is true if the client asks for another protocol, and websocket if that is one that it gets.
 	upgrades, websocket bool
 
@@ -89,7 +93,7 @@ type exchange struct {
 
 	hasInterim bool // 100 was sent to the client
 	answering  bool // the answer has begun
-	isHead     bool
+	isHead     bool // the method is HEAD. The bytes of the request end with its head: they may be overwritten while a body is read
 	unread     bool // the client may still send something of its body
 	reusable   bool // so is the connection to the Pod
 	upload     *upload
@@ -119,6 +123,7 @@ func (x *exchange) begin(c *proxied.Config) {
 	x.key, x.began, x.asked, x.answered = "", time.Now(), time.Time{}, time.Time{}
 	x.pod, x.podStatus, x.status = netip.AddrPort{}, 0, 0
 	x.hasInterim, x.answering, x.unread, x.reusable, x.upload, x.over = false, false, false, false, nil, false
+	x.isHead, x.accepts, x.question = string(x.req.Method) == http.MethodHead, 0, nil
 	x.drained.Store(false)
 	x.bodyLong.Store(false)
 	x.received.Store(0)
@@ -133,7 +138,7 @@ func (x *exchange) begin(c *proxied.Config) {
 // forget keeps nothing of the last request.
 func (x *exchange) forget() {
 	x.engine, x.conn, x.config, x.to, x.edit, x.client, x.req, x.link = nil, nil, nil, nil, nil, nil, nil, nil
-	x.copied, x.again, x.held, x.codings, x.search = nil, nil, nil, nil, reaching{}
+	x.copied, x.again, x.held, x.codings, x.question, x.search = nil, nil, nil, nil, nil, reaching{}
 	x.line, x.cookies, x.upload, x.back = heads.Line{}, nil, nil, nil
 	x.down.to, x.down.from = nil, nil
 }

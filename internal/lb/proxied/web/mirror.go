@@ -213,7 +213,7 @@ func (c *mirrored) send() {
 			continue
 		}
 		m := &mirror{}
-		m.engine, m.conn, m.client, m.second, m.req, m.isHead = c.engine, &from, m, x.second, c.req, x.isHead
+		m.engine, m.conn, m.client, m.second, m.req = c.engine, &from, m, x.second, c.req
 		m.link = &pods.Link{Close: m.drain}
 		c.left.Add(1)
 		body := c.body

@@ -170,8 +170,7 @@ func (m *muxed) begun() bool { return m.answering }
 // reply answers for a Pod.
 func (m *muxed) reply(r *proxied.Reply) {
 	m.w.Own(1, r, false)
-	head := string(m.req.Method) == http.MethodHead
-	if m.put(head) == nil && !head {
+	if m.put(m.isHead) == nil && !m.isHead {
 		_ = m.s.Write(heads.BodyOf(r), true, m.limit()+m.grace())
 	}
 }

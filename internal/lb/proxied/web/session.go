@@ -270,7 +270,7 @@ func (s *session) recordOwn(c *proxied.Config, status int, line heads.Line) {
 
 // reject answers a request that no Pod gets. It is the last one of the connection.
 func (s *session) reject(status int) {
-	s.putReply(&proxied.Reply{Status: status}, true)
+	s.putReply(&proxied.Reply{Status: status}, true, string(s.req.Method) == http.MethodHead) // no body was read yet
 	if s.front.flush(s.grace()) == nil {
 		s.linger()
 	}
@@ -411,18 +411,18 @@ func (s *session) begun() bool { return s.front.written }
 func (s *session) reply(r *proxied.Reply) {
 	s.persists = r.Status != http.StatusBadRequest && s.req.Persists() && !s.upgrades && s.from.done() && !s.web.listener.Gone()
 	s.answering = false
-	s.putReply(r, !s.persists)
+	s.putReply(r, !s.persists, s.isHead)
 	if err := s.front.flush(s.limit()); err != nil {
 		s.persists, s.answering = false, true // the client has gone
 	}
 }
 
 // putReply puts an answer of the load balancer's own.
-func (s *session) putReply(r *proxied.Reply, closes bool) {
+func (s *session) putReply(r *proxied.Reply, closes, isHead bool) {
 	s.front.put(nil)
 	w := heads.Writer{Encoder: http2.Encoder{Block: s.front.out[:0]}}
 	w.Own(s.req.Minor, r, closes)
-	if s.front.out = w.Block; string(s.req.Method) != http.MethodHead {
+	if s.front.out = w.Block; !isHead {
 		s.front.out = append(s.front.out, heads.BodyOf(r)...)
 	}
 }
