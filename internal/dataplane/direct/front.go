@@ -10,7 +10,7 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// front is what the kernel has, or is to have, for one frontend.
+// front is the content of the sets for one frontend, as read from the kernel or as planned.
 type front struct {
 	owner string // the Service port, in the element's comment
 	class uint32 // as classOf has it; 0 if packets do not find the frontend

@@ -76,8 +76,8 @@ func (t *Target) read(thorough bool) (*found, error) {
 	return r, err
 }
 
-// elems calls take for each element of a set that has a frontend after so many bytes of its key. Other elements, and those that it
-// does not take, are junk. A set that changes during the read is read again: take is called again with the same.
+// elems calls take for each element of a set that has a frontend after so many bytes of its key. All others are junk, and so are
+// elements for which take reports false. A set that changes during the read is read again: take is called again with the same.
 func (t *Target) elems(r *found, set string, after int, take func(k dataplane.FrontKey, e *nftables.Elem) bool) error {
 	before := len(r.junk)
 	return t.kernel.Elems(t.layout.table, set, func() { r.junk = r.junk[:before] }, func(e nftables.Elem) {

@@ -7,7 +7,7 @@ import (
 )
 
 // spread returns for each slot of a table of so many the index of a hop, each hop in proportion to its endpoints, which some hop must
-// have. It follows from the names alone (Maglev: Eisenbud and others, NSDI 2016, section 3.4; a hop with fewer endpoints misses turns).
+// have. Only the names decide (Maglev: Eisenbud and others, NSDI 2016, section 3.4; a hop with fewer endpoints misses turns).
 func spread(hops []table.Hop, size int) []uint16 {
 	type turn struct{ next, step, due int }
 	turns := make([]turn, len(hops))

@@ -123,7 +123,7 @@ func (c *directCluster) announce(n *directNode) {
 	}
 }
 
-// apply makes pods the endpoints, on all nodes but those that are to stay as they are.
+// apply makes pods the endpoints, on all nodes except the given ones, which stay unchanged.
 func (c *directCluster) apply(pods ...*testbed.Host) {
 	c.t.Helper()
 	for _, n := range c.nodes {
@@ -365,7 +365,7 @@ func TestDirectPassesOnOnce(t *testing.T) {
 		t.Errorf("with 8 hops left: answers of %v, want all", seen)
 	}
 	if seen := ttl(7); len(seen) != 1 || seen["a0"] == 0 {
-		t.Errorf("with 7 hops left: answers of %v, want those of the node that gets the packets", seen)
+		t.Errorf("with 7 hops left: answers of %v, want answers of the node that gets the packets", seen)
 	}
 	// Each node takes another one's endpoint for the only one.
 	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
@@ -435,7 +435,7 @@ func TestDirectErrorsReachTheEndpoint(t *testing.T) {
 	}
 }
 
-// A flood of forged clients fills the memory of flows: new ones go by their hash alone, and see no difference.
+// A flood of forged clients fills the memory of flows: only the hash decides about new ones, which see no difference.
 func TestDirectMemoryIsFull(t *testing.T) {
 	c := newDirectCluster(t, svc.TCP, "b", "c")
 	flowsTable := nftables.Table{Family: nftables.IPv4, Name: direct.TableName}

@@ -105,7 +105,7 @@ func (f *traceFlags) trace(ctx context.Context, log *slog.Logger, from, to strin
 		if from != "" || parsed != nil || !errors.Is(err, base.ErrNoKubeconfig) && !errors.Is(err, fs.ErrPermission) {
 			return nil, err
 		}
-		return t.alone(ctx, log, at, err)
+		return t.withoutNames(ctx, log, at, err)
 	}
 	t.namespace = cmp.Or(t.namespace, metav1.NamespaceDefault)
 	return t.report(ctx, log)
@@ -128,8 +128,8 @@ type tracing struct {
 // thisMachine is the sender without FROM.
 const thisMachine = "this machine"
 
-// alone sends a packet from here, without an API server that could name anything, and why there is none.
-func (t *tracing) alone(ctx context.Context, log *slog.Logger, at netip.AddrPort, why error) (*trace.Report, error) {
+// withoutNames sends a packet from this machine while no API server answers: the report has no names, and why is the reason.
+func (t *tracing) withoutNames(ctx context.Context, log *slog.Logger, at netip.AddrPort, why error) (*trace.Report, error) {
 	t.destination = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 	seen, err := t.here(ctx, log)
 	if err != nil {
@@ -147,7 +147,7 @@ func (t *tracing) report(ctx context.Context, log *slog.Logger) (*trace.Report, 
 	}
 	switch t.cluster, err = read(ctx, t.client, q, t.namespace); {
 	case err != nil && t.from == "" && q.Address.IsValid():
-		return t.alone(ctx, log, q.Address, err)
+		return t.withoutNames(ctx, log, q.Address, err)
 	case err != nil:
 		return nil, err
 	}
