@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	gatewayapi "github.com/fairlead/fairlead/internal/gateway/api"
+	"github.com/fairlead/fairlead/internal/testbed/etcd"
 )
 
 // A definition that the server stores at its start is as one that a client posts becomes, and the library's controllers find
@@ -85,6 +86,35 @@ func TestDefinitionsOfTheProgram(t *testing.T) {
 	check(posted.ctx, own)
 	stop()
 	check(posted.ctx, dynamic.NewForConfigOrDie(apiservertest.Start(t, with)).Resource(definitions))
+}
+
+// With several servers the library establishes what is stored, after the time in which all of them learn of it.
+func TestDefinitionsOfSeveralServers(t *testing.T) {
+	t.Parallel()
+	list, err := gatewayapi.Definitions(gatewayapi.Standard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := etcd.URL(etcd.Start(t))
+	cfg := apiservertest.Start(t, func(o *apiserver.Options) {
+		o.Etcd.Servers = []string{store}
+		o.Definitions = func() (map[string]json.RawMessage, error) {
+			return map[string]json.RawMessage{list[0].Name: list[0].Object}, nil
+		}
+	})
+	own := dynamic.NewForConfigOrDie(cfg).Resource(definitions)
+	var first *unstructured.Unstructured
+	eventually(t, "the definition is stored", func() bool {
+		first, err = own.Get(t.Context(), list[0].Name, metav1.GetOptions{})
+		return err == nil
+	})
+	if condition(first, "Established") {
+		t.Error("it is established when it is stored")
+	}
+	eventually(t, "it is established", func() bool {
+		now, err := own.Get(t.Context(), list[0].Name, metav1.GetOptions{})
+		return err == nil && condition(now, "Established")
+	})
 }
 
 // contentOf returns a definition without what differs between two of the same content.

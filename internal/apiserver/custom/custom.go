@@ -37,6 +37,7 @@ type Server struct {
 	*extensionsserver.CustomResourceDefinitions
 	served  *servedVersions
 	maxBody int64 // bytes
+	only    bool  // no other server has this etcd
 }
 
 // New builds the server with the configuration c of the delegating
@@ -72,7 +73,7 @@ func New(
 	if err != nil {
 		return nil, fmt.Errorf("cannot make the server of custom resources: %w", err)
 	}
-	return &Server{s, served, c.MaxRequestBodyBytes}, nil
+	return &Server{s, served, c.MaxRequestBodyBytes, only}, nil
 }
 
 // Join makes front, the delegating server, serve the definitions, so that its OpenAPI

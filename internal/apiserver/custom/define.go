@@ -18,8 +18,10 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/backend"
 )
 
-// Define stores the definitions that the store lacks, by their names, as established ones. Each is JSON of
-// CustomResourceDefinition, and not validated: only definitions that come with the program may be given.
+// Define stores the definitions that the store lacks, by their names. Each is JSON of
+// CustomResourceDefinition, and not validated: only definitions that come with the program may be given. The only
+// server of an etcd stores them established. With several servers the library's controllers accept their names, which has them
+// established after the time in which all servers learn of them.
 //
 // Through the API, each would be validated and then written four times, once by each of the library's controllers, and each
 // write computes the owners of all fields of its schemas: two seconds of CPU for the Gateway API, at each first start.
@@ -46,7 +48,7 @@ func (r *Server) Define(ctx context.Context, back *backend.Backend, all map[stri
 		} else if !apierrors.IsNotFound(err) {
 			return err
 		}
-		d, err := established(text)
+		d, err := asStored(text, r.only)
 		if err != nil {
 			return err
 		}
@@ -59,9 +61,9 @@ func (r *Server) Define(ctx context.Context, back *backend.Backend, all map[stri
 	return nil
 }
 
-// established returns a definition as it is once the library's controllers have accepted it. A missing or wrong annotation of
-// approval is left to them.
-func established(text []byte) (*apiextensions.CustomResourceDefinition, error) {
+// asStored returns a definition as it is once the library's controllers have approved it, and established it if only is set. A
+// missing or wrong annotation of approval is left to them.
+func asStored(text []byte, only bool) (*apiextensions.CustomResourceDefinition, error) {
 	d := &apiextensions.CustomResourceDefinition{}
 	decoder := extensionsserver.Codecs.UniversalDecoder(apiextensions.SchemeGroupVersion)
 	if err := runtime.DecodeInto(decoder, text, d); err != nil {
@@ -73,14 +75,17 @@ func established(text []byte) (*apiextensions.CustomResourceDefinition, error) {
 	}
 	rest.FillObjectMetaSystemFields(d)
 	d.Generation = 1
-	d.Status = apiextensions.CustomResourceDefinitionStatus{AcceptedNames: d.Spec.Names, StoredVersions: []string{stored}}
+	d.Status = apiextensions.CustomResourceDefinitionStatus{StoredVersions: []string{stored}}
 	accept := func(kind apiextensions.CustomResourceDefinitionConditionType, reason, message string) {
 		apiextensions.SetCRDCondition(d, apiextensions.CustomResourceDefinitionCondition{
 			Type: kind, Status: apiextensions.ConditionTrue, Reason: reason, Message: message,
 		})
 	}
-	accept(apiextensions.NamesAccepted, "NoConflicts", "no conflicts found")
-	accept(apiextensions.Established, "InitialNamesAccepted", "the initial names have been accepted")
+	if only {
+		d.Status.AcceptedNames = d.Spec.Names
+		accept(apiextensions.NamesAccepted, "NoConflicts", "no conflicts found")
+		accept(apiextensions.Established, "InitialNamesAccepted", "the initial names have been accepted")
+	}
 	if state, why := apihelpers.GetAPIApprovalState(d.Annotations); state == apihelpers.APIApproved {
 		accept(apiextensions.KubernetesAPIApprovalPolicyConformant, "ApprovedAnnotation", why)
 	}

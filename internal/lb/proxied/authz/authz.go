@@ -201,11 +201,15 @@ func (q *Question) Pass(r *http1.Request, a *Answer) {
 // Withhold keeps trailers of a request from the Pod that it may not set itself, as Pass does with fields: some programs merge them.
 // Without a question it does nothing.
 func (q *Question) Withhold(trailers []http1.Field) {
+	if q == nil {
+		return
+	}
+	for _, name := range q.rule.Take {
+		mark.Withhold(trailers, name)
+	}
 	for i := range trailers {
-		f := &trailers[i]
-		own := func(name string) bool { return mark.Alike(f.Name, []byte(name)) }
-		if q != nil && (q.rule.TakeAll || slices.ContainsFunc(q.rule.Take, own)) {
-			f.Kind = http1.Named // is not passed on
+		if q.rule.TakeAll {
+			trailers[i].Kind = http1.Named // is not passed on
 		}
 	}
 }

@@ -59,6 +59,15 @@ func SetField(r *http1.Request, name, value []byte) {
 	}
 }
 
+// Withhold keeps trailers of a name from the Pod: some programs merge them with the fields. "" is no name.
+func Withhold(trailers []http1.Field, name string) {
+	for i := range trailers {
+		if f := &trailers[i]; name != "" && Alike(f.Name, []byte(name)) {
+			f.Kind = http1.Named // is not passed on
+		}
+	}
+}
+
 // Alike reports whether programs that get names as variables (CGI, WSGI) take one for the other.
 func Alike(a, b []byte) bool {
 	if len(a) != len(b) {

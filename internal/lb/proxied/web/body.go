@@ -13,6 +13,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/proxied/heads"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http2"
+	"github.com/fairlead/fairlead/internal/lb/proxied/mark"
 	"github.com/fairlead/fairlead/internal/lb/proxied/stream"
 )
 
@@ -234,6 +235,7 @@ type pump struct {
 	from     source
 	trailers bool            // pass trailers on
 	asked    *authz.Question // withholds some of them; nil if nothing does
+	subject  string          // the field for the subject of a client's certificate, which is withheld, too; "" for none
 	timeout  time.Duration
 	bytes    *atomic.Int64 // of the body
 	most     int64         // of them, 0 without a bound
@@ -315,6 +317,7 @@ func (p *pump) finish() error {
 	if p.trailers {
 		fields = p.from.trailers()
 		p.asked.Withhold(fields)
+		mark.Withhold(fields, p.subject)
 	}
 	if err := p.to.finish(fields); err != nil {
 		return fmt.Errorf("%w: %w", errSink, err)

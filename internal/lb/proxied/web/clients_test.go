@@ -27,9 +27,12 @@ const lbClientAuth = "fairlead.dev/lb-client-auth"
 // subjects is a Pod that answers with what it is told about the client's certificate.
 func (r *rig) subjects() func(http.ResponseWriter, *http.Request) {
 	return func(w http.ResponseWriter, q *http.Request) {
-		for name, values := range q.Header {
-			if strings.Contains(strings.ReplaceAll(name, "_", "-"), "Subject") || strings.Contains(name, "subject") {
-				fmt.Fprintf(w, "%s=%s ", name, values)
+		_, _ = io.Copy(io.Discard, q.Body) // the trailers follow it
+		for _, fields := range []http.Header{q.Header, q.Trailer} {
+			for name, values := range fields {
+				if strings.Contains(strings.ToLower(name), "subject") && len(values) > 0 { // an announced trailer may not come
+					fmt.Fprintf(w, "%s=%s ", name, values)
+				}
 			}
 		}
 	}
@@ -55,10 +58,12 @@ func TestClientCertificates(t *testing.T) {
 			}
 			r, pod := started()
 			ask := func(r *rig, client *http.Client) string {
-				q, err := http.NewRequest(http.MethodGet, "https://"+r.At.String()+"/", nil)
+				body := struct{ io.Reader }{strings.NewReader("x")} // of no known length
+				q, err := http.NewRequest(http.MethodPost, "https://"+r.At.String()+"/", body)
 				r.Must(err)
 				q.Header.Set("X-Client-Subject", "CN=admin")
 				q.Header.Set("X_Client-Subject", "CN=admin")
+				q.Trailer = http.Header{"X-Client-Subject": {"CN=admin"}, "X_client-Subject": {"CN=admin"}}
 				answer, err := client.Do(q)
 				if err != nil {
 					return "none"
