@@ -42,12 +42,12 @@ func (o *router) login(rule *gateway.Rule, r *http1.Request, from Origin) *Reply
 	}
 	route := svc.Name{Namespace: rule.Route.Namespace, Name: rule.Route.Name.Name + " passwords"}
 	if !o.usage.allowsBy(from.Client.Addr(), route, tries) {
-		return retryLater(http.StatusTooManyRequests)
+		return RetryLater(http.StatusTooManyRequests)
 	}
 	right, busy := logins.Verify(context.Background(), rule.Basic.Secret.Namespace, users, login)
 	switch {
 	case busy:
-		return retryLater(http.StatusServiceUnavailable)
+		return RetryLater(http.StatusServiceUnavailable)
 	case !right:
 		return ask
 	}

@@ -31,7 +31,8 @@ type router struct {
 	sessions sync.Map
 }
 
-func retryLater(status int) *Reply {
+// RetryLater is a refusal with a status, which asks the client to try again in a second.
+func RetryLater(status int) *Reply {
 	return &Reply{Status: status, Fields: []http1.Field{{Name: []byte("Retry-After"), Value: []byte("1")}}}
 }
 
@@ -108,7 +109,7 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 	}
 	if most := rule.Limits.AtATimeFor(from.Client.Addr()); most > 0 {
 		if out.Done = o.usage.hold(from.Client.Addr(), rule.Route.Name, most); out.Done == nil {
-			return Route{Reply: retryLater(http.StatusTooManyRequests)}
+			return Route{Reply: RetryLater(http.StatusTooManyRequests)}
 		}
 	}
 	return out
@@ -143,7 +144,7 @@ func (o *router) answer(rule *gateway.Rule, r *http1.Request, host, path, query,
 	case !rule.Access.Admits(from.Client.Addr()):
 		return reply(http.StatusForbidden)
 	case !o.usage.allowsBy(from.Client.Addr(), rule.Route.Name, rule.Limits.For(from.Client.Addr())):
-		return Route{Reply: retryLater(http.StatusTooManyRequests)}
+		return Route{Reply: RetryLater(http.StatusTooManyRequests)}
 	}
 	if origin != "" && string(r.Method) == http.MethodOptions {
 		fields := head{r: r}
