@@ -136,7 +136,7 @@ func (a *assembly) configureDocuments() {
 // configureStorage sets where resources are kept, and what /readyz checks.
 func (a *assembly) configureStorage(ctx context.Context) error {
 	c := a.config
-	a.backend = backend.New(a.store, a.opts.Etcd.Prefix, c.StorageObjectCountTracker)
+	a.backend = backend.New(a.drain.Over(), a.store, a.opts.Etcd.Prefix, c.StorageObjectCountTracker)
 	c.RESTOptionsGetter = a.backend
 	if err := a.backend.AddHealthChecks(c); err != nil {
 		return err

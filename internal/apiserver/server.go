@@ -197,7 +197,7 @@ func (s *Server) Run(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	})
-	stopped := a.prepare().RunWithContext(ctx)
+	stopped := a.drain.Run(ctx, a.prepare().RunWithContext)
 	// The first failure is the cause of what could not be stopped because of it.
 	cause := context.Cause(ctx)
 	if cause != nil && !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {

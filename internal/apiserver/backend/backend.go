@@ -2,6 +2,8 @@
 package backend
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"time"
@@ -34,12 +36,18 @@ type Backend struct {
 
 var _ generic.RESTOptionsGetter = (*Backend)(nil)
 
-// New stores resources in kept, below prefix; tracker learns how many objects each has.
-func New(kept *store.Store, prefix string, tracker flowcontrolrequest.StorageObjectCountTracker) *Backend {
+// New stores resources in kept, below prefix; tracker learns how many objects each has. After the end of over no storage is made:
+// each waits 20 s for a connection to etcd, those of a custom resource one after the other.
+func New(
+	over context.Context, kept *store.Store, prefix string, tracker flowcontrolrequest.StorageObjectCountTracker,
+) *Backend {
 	c := storagebackend.NewDefaultConfig(prefix, nil)
 	c.Transport.ServerList = kept.Endpoints
-	if kept.Dial != nil {
-		c.Transport.EgressLookup = func(egressselector.NetworkContext) (utilnet.DialFunc, error) { return kept.Dial, nil }
+	c.Transport.EgressLookup = func(egressselector.NetworkContext) (utilnet.DialFunc, error) {
+		if over.Err() != nil {
+			return nil, errors.New("the server ends")
+		}
+		return kept.Dial, nil
 	}
 	c.StorageObjectCountTracker = tracker
 	return &Backend{config: *c}

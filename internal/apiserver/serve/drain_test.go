@@ -1,6 +1,8 @@
 package serve
 
 import (
+	"context"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -33,6 +35,25 @@ func TestDrain(t *testing.T) {
 		}
 		if took, err := ask(time.Minute); took != drainGrace || err == nil {
 			t.Errorf("a long one: %s, %v", took, err)
+		}
+	})
+}
+
+// A server whose requests do not end is left behind; one that ends is waited for.
+func TestRunIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		failure := errors.New("failure")
+		ctx, cancel := context.WithCancel(t.Context())
+		if err := NewDrain().Run(ctx, func(context.Context) error { return failure }); !errors.Is(err, failure) {
+			t.Errorf("a failure before the end: %v", err)
+		}
+		cancel()
+		for takes, fails := range map[time.Duration]bool{0: false, endGrace - time.Second: false, time.Hour: true} {
+			begin := time.Now()
+			err := NewDrain().Run(ctx, func(context.Context) error { time.Sleep(takes); return nil })
+			if took := time.Since(begin); took != min(takes, endGrace) || (err != nil) != fails {
+				t.Errorf("%s: ended after %s, %v", takes, took, err)
+			}
 		}
 	})
 }

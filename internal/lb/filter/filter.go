@@ -183,6 +183,9 @@ func (f *Filter) failed(err error) error {
 	return fmt.Errorf("write nft table %s: %w", table, err)
 }
 
+// Settle waits until no packet is on its way by what the last Set has removed.
+func (f *Filter) Settle() { nftables.Settle() }
+
 // Close leaves the table as it is.
 func (f *Filter) Close() error {
 	if f.conn == nil {

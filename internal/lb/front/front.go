@@ -62,6 +62,7 @@ type Network struct {
 		Redirects() bool
 		Firsts() bool
 		SetBound(addrs []netip.Addr, listeners []filter.Bound) error
+		Settle()
 		Close() error
 	}
 	Rules interface { // filter.Groups

@@ -66,8 +66,8 @@ func (l *localAddresses) close(doors []proxied.Door, services []*proxied.Service
 	if len(had) == 0 || len(stay) == len(doors) {
 		return
 	}
-	// A packet passes two chains. One that the first has led here must not be rejected by the second: for a moment the listener stays
-	// there while no more are led to it.
+	// A packet passes two chains and then looks for its socket. One that the first chain has led here must not be rejected by the
+	// second, nor find no socket: the listener stays there until no such packet is on its way.
 	between, led := listenersOf(doors), false
 	for i, d := range doors {
 		if leaves(d) && between[i].First {
@@ -76,8 +76,12 @@ func (l *localAddresses) close(doors []proxied.Door, services []*proxied.Service
 	}
 	if led {
 		_ = l.setFilter(had, between)
+		l.network.Filter.Settle()
 	}
 	_ = l.setFilter(had, listenersOf(stay))
+	if led {
+		l.network.Filter.Settle()
+	}
 }
 
 // known returns the addresses that were made local.

@@ -155,8 +155,9 @@ func (w *Walk) change(ctx context.Context, back bool) error {
 	}
 }
 
-// settling is the time in which the nodes see a change of a Service: kube-proxy applies changes once a second at most.
-const settling = 5 * time.Second
+// settling is the time in which the nodes see a change of a Service: kube-proxy applies changes once a second at most, and takes
+// seconds for one on a busy node.
+const settling = 10 * time.Second
 
 func (w *Walk) settle(ctx context.Context) error {
 	select {
