@@ -37,7 +37,7 @@ func Remove(ctx context.Context, name string) error {
 		return err
 	})
 	if emptied {
-		err = errors.Join(err, awaitPackets(ctx))
+		err = errors.Join(err, AwaitPackets(ctx))
 	}
 	return errors.Join(err, each(name, func(c *Conn, t Table) error {
 		if err := ctx.Err(); err != nil {
@@ -81,11 +81,11 @@ const membarrierGlobal = 1
 // cannot be asked.
 const packetTime = 100 * time.Millisecond
 
-// awaitPackets returns when all packets are through that were on their way through
-// netfilter's hooks. They are so under rcu_read_lock, from prerouting or output to
-// postrouting, and membarrier(2) waits for what holds that: it is
-// synchronize_rcu. A kernel with nohz_full refuses it.
-func awaitPackets(ctx context.Context) error {
+// AwaitPackets returns when all packets are through that were on their way through
+// netfilter's hooks, and to their sockets. They are so under rcu_read_lock, from prerouting or output to
+// postrouting or the socket, and membarrier(2) waits for what holds that: it is
+// synchronize_rcu. A kernel with nohz_full refuses it. The error is that of ctx.
+func AwaitPackets(ctx context.Context) error {
 	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0); errno == 0 {
 		return nil
 	}

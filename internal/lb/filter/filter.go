@@ -13,6 +13,7 @@
 package filter
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -184,7 +185,7 @@ func (f *Filter) failed(err error) error {
 }
 
 // Settle waits until no packet is on its way by what the last Set has removed.
-func (f *Filter) Settle() { nftables.Settle() }
+func (f *Filter) Settle() { _ = nftables.AwaitPackets(context.Background()) }
 
 // Close leaves the table as it is.
 func (f *Filter) Close() error {

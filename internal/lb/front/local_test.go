@@ -25,6 +25,7 @@ type writes struct {
 func (w *writes) Redirects() bool { return true }
 func (w *writes) Firsts() bool    { return true }
 func (w *writes) Close() error    { return nil }
+func (w *writes) Settle()         { w.states = append(w.states, "settled") }
 
 func (w *writes) SetBound(addrs []netip.Addr, listeners []filter.Bound) error {
 	addrs = slices.Clone(addrs)
@@ -104,6 +105,26 @@ func TestRepairKeepsTheFilter(t *testing.T) {
 	w.reset()
 	if err := l.set(localDoors()); err != nil || len(w.vips)+len(w.clusterIPs) != 0 {
 		t.Errorf("%v; without a change local became %v %v", err, w.vips, w.clusterIPs)
+	}
+}
+
+// Packets pass the hooks between the writes that take a listener of a ClusterIP away, and after the last one.
+func TestPacketsPassBeforeAListenerGoes(t *testing.T) {
+	t.Parallel()
+	w, l := newWrites()
+	if err := l.set(localDoors()); err != nil {
+		t.Fatal(err)
+	}
+	w.reset()
+	l.close(localDoors(), nil)
+	const local = "[10.96.0.7 192.0.2.1] first "
+	if want := []string{local + "[10.96.0.7]", local + "[]", "settled", local + "[]", "settled"}; !slices.Equal(w.states, want) {
+		t.Errorf("the filter had the states %q, want %q", w.states, want)
+	}
+	w.reset()
+	l.close(localDoors()[:1], nil)
+	if slices.Contains(w.states[1:], "settled") {
+		t.Error("a load balancer waits for packets")
 	}
 }
 
