@@ -108,10 +108,10 @@ func (f *Filter) SetBound(addrs []netip.Addr, listeners []Bound) error {
 		if maps.Equal(a, f.addrs) && maps.Equal(l, f.listeners) {
 			return nil
 		}
-		if len(a) > 0 && len(f.addrs) > 0 && (f.inside || !hasInside(l)) && (f.first || !hasFirst(l)) {
-			err := f.conn.Commit(difference(f.addrs, a, f.listeners, l))
+		if len(a) > 0 && len(f.addrs) > 0 && (f.inside || !hasInside(l)) {
+			err := f.conn.Commit(f.difference(a, l))
 			if err == nil {
-				f.addrs, f.listeners = a, l
+				f.addrs, f.listeners, f.first = a, l, f.first || hasFirst(l)
 				return nil
 			}
 			if !nftables.IsConflict(err) {
@@ -392,12 +392,17 @@ func writeFirst(b *nftables.Batch, t nftables.Table) {
 	}
 }
 
-// difference returns the transaction that leads from one state to another.
-func difference(oldAddrs, addrs map[netip.Addr]bool, oldListeners, listeners map[Bound]bool) *nftables.Batch {
+// difference returns the transaction that leads to another state. What makes listeners First is added to the table: a whole one in its
+// place would refuse connections for a moment. The chains of the old one are asked until the kernel has removed them, and the elements of
+// its maps are not found there any more (nf_tables_commit_chain_prepare and nft_map_deactivate of Linux 6.18).
+func (f *Filter) difference(addrs map[netip.Addr]bool, listeners map[Bound]bool) *nftables.Batch {
 	b := nftables.NewBatch()
+	if !f.first && hasFirst(listeners) {
+		writeFirst(b, table)
+	}
 	elements(func(t nftables.Table, set string, e *nftables.Elem) { b.DelElem(t, set, e.Key) },
-		without(oldAddrs, addrs), without(oldListeners, listeners))
-	elements(b.AddElem, without(addrs, oldAddrs), without(listeners, oldListeners))
+		without(f.addrs, addrs), without(f.listeners, listeners))
+	elements(b.AddElem, without(addrs, f.addrs), without(listeners, f.listeners))
 	return b
 }
 

@@ -205,3 +205,33 @@ func ping(from *testbed.Host, to netip.Addr, size int) (err error) {
 		}
 	}
 }
+
+// Listeners become First, and no longer are, in the table that is there: while the kernel replaces one, it refuses connections.
+func TestTableIsNotReplaced(t *testing.T) {
+	t.Parallel()
+	node := testbed.NewNetwork(t).Host("node")
+	node.Do(func() {
+		f := filter.New(func() {})
+		t.Cleanup(func() { _ = f.Close() })
+		bound := filter.Bound{Listener: listeners(vips[:1], 80)[0], Inside: netip.MustParseAddrPort("240.0.0.1:1000")}
+		first := bound
+		first.First = true
+		handle := ""
+		for i, l := range []filter.Bound{bound, first, bound, first} {
+			if err := f.SetBound(vips[:1], []filter.Bound{l}); err != nil {
+				t.Fatal(err)
+			}
+			out, err := node.Command(t.Context(), "nft", "-a", "list", "table", "inet", "fairlead-lb").CombinedOutput()
+			if err != nil || strings.Contains(string(out), "192.168.77.200 . tcp . 80 }") != l.First {
+				t.Errorf("step %d: %v\n%s", i, err, out)
+			}
+			head, _, _ := strings.Cut(string(out), "\n") // with the handle
+			if handle == "" {
+				handle = head
+			}
+			if head != handle || !strings.Contains(head, "# handle") {
+				t.Errorf("step %d: the table is %q, before %q", i, head, handle)
+			}
+		}
+	})
+}
