@@ -79,7 +79,7 @@ func (b *ingressBuilder) auth(a *annotatedIngress, r *Rule) {
 
 // askOwn finds the servers of the rules that have theirs at a path of the same host, once all rules are there. The server is the backend
 // of that path, which must be open to everybody: it is asked as it is, and by no other rule.
-func (b *ingressBuilder) askOwn() {
+func askOwn(b *ingressBuilder) {
 	for host, matches := range b.rules {
 		var all *paths
 		for i, m := range matches {
@@ -93,8 +93,8 @@ func (b *ingressBuilder) askOwn() {
 			b.https[&rule] = b.https[m.Rule]
 			rule.Auth, with.Rule, matches[i] = &auth, &rule, &with
 			path, _, _ := strings.Cut(auth.Target, "?")
-			to := all.find(&Request{Host: host, Path: path, Method: auth.Method, Fields: noFields{}}, path)
-			if to == nil || len(to.Rule.Backends) == 0 || !to.Rule.Backends[0].Valid || !to.Rule.plain() {
+			to := all.find(&Request{Host: host, Path: path, Method: auth.Method, Fields: filter.NoFields{}}, path)
+			if to == nil || !plain(to.Rule) {
 				b.problem(b.objects.Ingresses[rule.Route.Name], "annotation %sauth-url: host %q has no path for %s that leads to a Service "+
 					"without authorization, other limits of clients, redirects and rewrites; requests are answered with 503", nginx.Prefix, host, path)
 				continue
@@ -106,16 +106,10 @@ func (b *ingressBuilder) askOwn() {
 }
 
 // plain reports whether a rule lets every request go to its backend as it is.
-func (r *Rule) plain() bool {
-	return !r.Closed && r.Redirect == nil && r.Auth == nil && r.Basic == nil && r.Access == nil && r.Filters.Rewrite.Path == nil
+func plain(r *Rule) bool {
+	return !r.Closed && r.Redirect == nil && r.Auth == nil && r.Basic == nil && r.Access == nil && r.Filters.Rewrite.Path == nil &&
+		len(r.Backends) > 0 && r.Backends[0].Valid
 }
-
-// noFields are those of a question about no request.
-type noFields struct{}
-
-func (noFields) Header(string) (string, bool) { return "", false }
-func (noFields) Cookie(string) (string, bool) { return "", false }
-func (noFields) Query(string) (string, bool)  { return "", false }
 
 // basic has the clients of a rule of an Ingress give a name and a password.
 func (b *ingressBuilder) basic(a *annotatedIngress, r *Rule) {

@@ -124,32 +124,36 @@ func TestIngressAuthAtOwnHost(t *testing.T) {
 	private := func(address string) string {
 		return annotated("default/i", "h", "auth-url: "+address+"; auth-signin: https://$host/start", "P /private a")
 	}
+	open := func(annotations, path string) string { return annotated("default/p", "h", annotations, path) }
 	for name, c := range map[string]struct{ ingresses, want, problem string }{
 		"a path of another Ingress": {
-			private("https://$host/oauth2/auth?x=y") + annotated("default/p", "h", "", "P /oauth2 auth"), "a auth /oauth2/auth?x=y ", "",
+			private("https://$host/oauth2/auth?x=y") + open("", "P /oauth2 auth"), "a auth /oauth2/auth?x=y ", "",
 		},
-		"an exact path": {private("http://$http_host/ask") + annotated("default/p", "h", "", "E /ask auth"), "a auth /ask ", ""},
+		"an exact path": {private("http://$http_host/ask") + open("", "E /ask auth"), "a auth /ask ", ""},
 		"another name of the host for Pods": {
-			private("https://$host/ask") + annotated("default/p", "h", "upstream-vhost: in.example.com", "E /ask auth"), "a auth /ask in.example.com", "",
+			private("https://$host/ask") + open("upstream-vhost: in.example.com", "E /ask auth"),
+			"a auth /ask in.example.com", "",
 		},
-		"a path as servers read it": {private("https://$best_http_host/a/../ask") + annotated("default/p", "h", "", "E /ask auth"), "a auth /ask ", ""},
-		"no such path":              {private("https://$host/oauth2/auth"), "503", `host "h" has no path for /oauth2/auth`},
-		"another host":              {private("https://$host/ask") + annotated("default/p", "other", "", "P /ask auth"), "503", `host "h" has no path`},
-		"another namespace":         {private("https://$host/ask") + annotated("other/p", "h", "", "P /ask auth"), "503", `host "h" has no path`},
-		"itself":                    {private("https://$host/private/ask"), "503", `host "h" has no path`},
+		"a path as servers read it": {
+			private("https://$best_http_host/a/../ask") + open("", "E /ask auth"), "a auth /ask ", "",
+		},
+		"no such path":      {private("https://$host/oauth2/auth"), "503", `host "h" has no path for /oauth2/auth`},
+		"another host":      {private("https://$host/ask") + annotated("default/p", "other", "", "P /ask auth"), "503", `host "h" has no path`},
+		"another namespace": {private("https://$host/ask") + annotated("other/p", "h", "", "P /ask auth"), "503", `host "h" has no path`},
+		"itself":            {private("https://$host/private/ask"), "503", `host "h" has no path`},
 		"a path that is protected": {
-			private("https://$host/ask") + annotated("default/p", "h", "whitelist-source-range: 10.0.0.0/8", "P /ask auth"), "503", "without authorization",
+			private("https://$host/ask") + open("whitelist-source-range: 10.0.0.0/8", "P /ask auth"), "503", "without authorization",
 		},
 		"a path that is rewritten": {
-			private("https://$host/ask") + annotated("default/p", "h", "rewrite-target: /x", "P /ask auth"), "503", "rewrites",
+			private("https://$host/ask") + open("rewrite-target: /x", "P /ask auth"), "503", "rewrites",
 		},
 		"a path that leads away": {
-			private("https://$host/ask") + annotated("default/p", "h", "permanent-redirect: https://x/", "P /ask auth"), "503", "redirects",
+			private("https://$host/ask") + open("permanent-redirect: https://x/", "P /ask auth"), "503", "redirects",
 		},
-		"a path without a Service": {private("https://$host/ask") + annotated("default/p", "h", "", "P /ask missing"), "503", "leads to a Service"},
+		"a path without a Service": {private("https://$host/ask") + open("", "P /ask missing"), "503", "leads to a Service"},
 		"a variable in the path":   {private("https://$host/$request_uri"), "503", "without variables"},
-		"a port":                   {private("https://$host:8443/ask") + annotated("default/p", "h", "", "P /ask auth"), "503", "cannot be asked"},
-		"a suffix":                 {private("https://$host.evil.example/ask") + annotated("default/p", "h", "", "P /ask auth"), "503", "cannot be asked"},
+		"a port":                   {private("https://$host:8443/ask") + open("", "P /ask auth"), "503", "cannot be asked"},
+		"a suffix":                 {private("https://$host.evil.example/ask") + open("", "P /ask auth"), "503", "cannot be asked"},
 	} {
 		f := nginxFront(t, c.ingresses+service("a", "auth", "other/auth"))
 		problem := f.Problems[svc.Name{Namespace: "default", Name: "i"}]

@@ -100,7 +100,7 @@ func (b *ingressBuilder) apply(a *annotatedIngress, r *Rule) {
 		return
 	}
 	b.https[r] = a.https
-	r.Timeout, r.Body = a.Timeout, a.Body
+	r.Timeout, r.Body, r.Any = a.Timeout, a.Body, a.Any
 	if len(a.Allow)+len(a.Deny) > 0 {
 		r.Access = &filter.Access{Allow: a.Allow, Deny: a.Deny}
 	}
@@ -145,7 +145,6 @@ func (b *ingressBuilder) protect(a *annotatedIngress, r *Rule) {
 	if a.Basic != nil {
 		b.basic(a, r)
 	}
-	r.Any = a.Any
 }
 
 // annotate gives the rule of a match what depends on its path.

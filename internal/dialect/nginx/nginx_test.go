@@ -134,7 +134,8 @@ func TestProtectionClosed(t *testing.T) {
 		if r.Closed != "" {
 			t.Errorf("%s: %s", text, r.Closed)
 		}
-		if off := strings.HasSuffix(text, "false") || strings.HasSuffix(text, "0") || strings.HasSuffix(text, ": off"); len(r.Ignored) != 1 && !off {
+		off := strings.HasSuffix(text, "false") || strings.HasSuffix(text, "0") || strings.HasSuffix(text, ": off")
+		if len(r.Ignored) != 1 && !off {
 			t.Errorf("%s: %q", text, r.Ignored)
 		}
 	}
@@ -173,7 +174,8 @@ func TestFlags(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]bool{
-		"auth-tls-secrets: a/b": true, "auth-tsl-secret: a/b": true, "Auth-TLS-Secret: x": true, "server-snipet: x": true, "ssl-passtrough: 1": true,
+		"auth-tls-secrets: a/b": true, "auth-tsl-secret: a/b": true, "Auth-TLS-Secret: x": true, "server-snipet: x": true,
+		"ssl-passtrough: 1": true,
 		"stream_snippet: x": true, "auth-tls-secre: false": true, "auth-urls: x": false, "auth-tls-verify-dept: 1": false,
 		"auth-tls-secret: a/b": true, "server-snippet: x": true, "stream-snippet: x": true, "auth-url: x": false, "auth-tls-secret: ": false,
 	} {

@@ -18,3 +18,15 @@ func (m *Match) Takes(value string, ok bool) bool {
 	}
 	return value == m.Value
 }
+
+// NoFields are the fields of no request.
+type NoFields struct{}
+
+// Header finds none.
+func (NoFields) Header(string) (value string, ok bool) { return "", false }
+
+// Cookie finds none.
+func (NoFields) Cookie(string) (value string, ok bool) { return "", false }
+
+// Query finds none.
+func (NoFields) Query(string) (value string, ok bool) { return "", false }

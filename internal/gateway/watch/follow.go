@@ -122,7 +122,9 @@ func start[T any, P interface {
 func follow[T any, P interface {
 	*T
 	metav1.Object
-}](ctx context.Context, w *Watch, running *sync.WaitGroup, kind string, from reflector.Source, optional bool, change func(svc.Name, *T) bool) {
+}](
+	ctx context.Context, w *Watch, running *sync.WaitGroup, kind string, from reflector.Source, optional bool, change func(svc.Name, *T) bool,
+) {
 	if w.started[kind] {
 		return
 	}

@@ -193,7 +193,7 @@ func inquire(x *exchange, q *authz.Question, at *proxied.Config, body []byte) (*
 	a.engine, a.conn, a.client = x.engine, &from, a
 	a.req, body = q.Message(body, authz.Circumstances{
 		Client: from.client, At: from.at, Subject: mark.Subject(&from.tls), ServerName: from.tls.ServerName, ID: x.id, Began: x.began,
-		Second: x.second, Underscores: x.marks().Underscores,
+		Second: x.second, Underscores: marksOf(x).Underscores,
 	})
 	a.link = &pods.Link{Close: a.drain}
 	a.begin(at)
@@ -201,7 +201,7 @@ func inquire(x *exchange, q *authz.Question, at *proxied.Config, body []byte) (*
 	if x.id != "" {
 		mark.SetField(a.req, []byte("X-Request-Id"), []byte(x.id))
 	}
-	marks := a.marks()
+	marks := marksOf(&a.exchange)
 	marks.Request(a.req, &from.tls)
 	timer := time.AfterFunc(x.engine.askTime, a.drain)
 	defer timer.Stop()

@@ -193,7 +193,8 @@ func TestExternalAuthByCallsWithBody(t *testing.T) {
 			}
 		}
 	}
-	if answer, _ := r.sends(r.clientOf(1), "POST", "/", bytes.NewReader(make([]byte, 30001)), "Authorization: alice"); answer.StatusCode != 413 {
+	answer, _ := r.sends(r.clientOf(1), "POST", "/", bytes.NewReader(make([]byte, 30001)), "Authorization: alice")
+	if answer.StatusCode != 413 {
 		t.Errorf("a body that is too long: %d", answer.StatusCode)
 	}
 }

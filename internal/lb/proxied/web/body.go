@@ -314,7 +314,7 @@ func (p *pump) finish() error {
 	if p.trailers {
 		fields = p.from.trailers()
 		if p.request != nil {
-			p.request.withhold(fields)
+			withhold(p.request, fields)
 		}
 	}
 	if err := p.to.finish(fields); err != nil {

@@ -58,7 +58,7 @@ func (x *exchange) carry() bool {
 	if x.codings = x.config.Spec.Compress; route.Compress != nil {
 		x.codings = route.Compress
 	}
-	marks := x.marks()
+	marks := marksOf(x)
 	x.id = marks.Request(x.req, &x.conn.tls)
 	if route.Ask != nil {
 		defer ungather(x, x.client)

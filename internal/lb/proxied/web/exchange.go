@@ -263,12 +263,12 @@ func show(x *exchange, r heads.Line, status int) {
 	})
 }
 
-// marks are what the Service asks for.
-func (x *exchange) marks() mark.Marks { return mark.Marks(x.to.Spec.Headers) }
+// marksOf are what the Service of a request asks for.
+func marksOf(x *exchange) mark.Marks { return mark.Marks(x.to.Spec.Headers) }
 
 // withhold keeps trailers of the request from the Pod that the client may not set.
-func (x *exchange) withhold(trailers []http1.Field) {
-	marks := x.marks()
+func withhold(x *exchange, trailers []http1.Field) {
+	marks := marksOf(x)
 	marks.Trailers(trailers)
 	x.question.Withhold(trailers)
 }

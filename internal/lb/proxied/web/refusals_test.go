@@ -105,7 +105,8 @@ func TestMarksOfTrailers(t *testing.T) {
 	}))
 	for _, version := range []int{1, 2} {
 		q := httptest.NewRequest(http.MethodPost, "http://"+r.At.String()+"/", struct{ io.Reader }{strings.NewReader("body")})
-		q.RequestURI, q.Trailer = "", http.Header{"X-Request-Id": {"forged"}, "X_request-Id": {"forged"}, "Traceparent": {"forged"}, "X-Sum": {"1"}}
+		q.RequestURI = ""
+		q.Trailer = http.Header{"X-Request-Id": {"forged"}, "X_request-Id": {"forged"}, "Traceparent": {"forged"}, "X-Sum": {"1"}}
 		answer, err := r.clientOf(version).Do(q)
 		r.Must(err)
 		text, err := io.ReadAll(answer.Body)
