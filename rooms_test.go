@@ -39,6 +39,7 @@ var rooms = map[string]int{
 	"gateway/names":           1,
 	"gateway/static":          1,
 	"lb/proxied/budget":       0,
+	"lb/proxied/envoyauth":    0,
 	"lb/proxied/http1":        0,
 	"lb/proxied/proxyproto":   0,
 	"lb/quorum":               0,

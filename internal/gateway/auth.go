@@ -2,6 +2,8 @@ package gateway
 
 import (
 	"cmp"
+	"slices"
+	"strings"
 
 	networkingv1 "k8s.io/api/networking/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
@@ -16,6 +18,7 @@ import (
 type Auth struct {
 	filter.Auth
 	Backend Backend
+	own     bool // it is at the path Target of the host: see askOwn
 }
 
 // Asked returns where the server of the rule's Auth is. It is always a Service, which is reached as a backend is:
@@ -29,8 +32,11 @@ func (b *ruleCompiler) auth(rule *Rule, spec *gwv1.HTTPExternalAuthFilter, at st
 		return
 	}
 	rule.Auth = &Auth{Auth: *read(b, filter.ReadAuth, spec, at)}
-	var ok bool
-	if rule.Auth.Backend, ok = b.resolve(&spec.BackendRef, at+".backendRef"); ok {
+	protocol, ok := HTTP1, false
+	if rule.Auth.GRPC {
+		protocol = H2C
+	}
+	if rule.Auth.Backend, ok = b.resolve(&spec.BackendRef, at+".backendRef", protocol); ok {
 		b.route.leadsTo(rule.Asked())
 	}
 }
@@ -39,7 +45,7 @@ func (b *ruleCompiler) auth(rule *Rule, spec *gwv1.HTTPExternalAuthFilter, at st
 func (b *ingressBuilder) auth(a *annotatedIngress, r *Rule) {
 	spec, at := a.Auth, "annotation "+nginx.Prefix+"auth-url"
 	name := svc.Name{Namespace: cmp.Or(spec.Namespace, a.Namespace), Name: spec.Service}
-	r.Auth = &Auth{Auth: filter.Auth{
+	r.Auth = &Auth{own: spec.Own, Auth: filter.Auth{
 		Method: cmp.Or(spec.Method, "GET"), Host: spec.Host, Target: spec.Target, AskAll: true, Take: spec.Fields, Nginx: &spec.NginxAuth,
 	}}
 	for _, f := range spec.Fields {
@@ -48,6 +54,9 @@ func (b *ingressBuilder) auth(a *annotatedIngress, r *Rule) {
 				nginx.Prefix, f)
 			return
 		}
+	}
+	if spec.Own {
+		return
 	}
 	b.front.granted = b.front.granted || name.Namespace != a.Namespace
 	from := gwv1.ReferenceGrantFrom{Group: networkingv1.GroupName, Kind: kindIngress, Namespace: gwv1.Namespace(a.Namespace)}
@@ -66,6 +75,40 @@ func (b *ingressBuilder) auth(a *annotatedIngress, r *Rule) {
 		r.Auth.Backend = backend
 		b.follow(r.Asked())
 	}
+}
+
+// askOwn finds the servers of the rules that have theirs at a path of the same host, once all rules are there. The server is the backend
+// of that path, which must be open to everybody: it is asked as it is, and by no other rule.
+func askOwn(b *ingressBuilder) {
+	for host, matches := range b.rules {
+		var all *paths
+		for i, m := range matches {
+			if m.Rule.Auth == nil || !m.Rule.Auth.own {
+				continue
+			}
+			if all == nil {
+				all = newPaths(slices.Clone(matches))
+			}
+			rule, with, auth := *m.Rule, *m, *m.Rule.Auth
+			b.https[&rule] = b.https[m.Rule]
+			rule.Auth, with.Rule, matches[i] = &auth, &rule, &with
+			path, _, _ := strings.Cut(auth.Target, "?")
+			to := all.find(&Request{Host: host, Path: path, Method: auth.Method, Fields: filter.NoFields{}}, path)
+			if to == nil || !plain(to.Rule) {
+				b.problem(b.objects.Ingresses[rule.Route.Name], "annotation %sauth-url: host %q has no path for %s that leads to a Service "+
+					"without authorization, other limits of clients, redirects and rewrites; requests are answered with 503", nginx.Prefix, host, path)
+				continue
+			}
+			auth.Backend, auth.Host = to.Rule.Backends[0].Backend, to.Rule.Filters.Rewrite.Host
+			b.follow(rule.Asked())
+		}
+	}
+}
+
+// plain reports whether a rule lets every request go to its backend as it is.
+func plain(r *Rule) bool {
+	return !r.Closed && r.Redirect == nil && r.Auth == nil && r.Basic == nil && r.Access == nil && r.Filters.Rewrite.Path == nil &&
+		len(r.Backends) > 0 && r.Backends[0].Valid
 }
 
 // basic has the clients of a rule of an Ingress give a name and a password.

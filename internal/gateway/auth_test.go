@@ -20,7 +20,10 @@ func TestExternalAuth(t *testing.T) {
 		"protocol: HTTP, backendRef: {name: c, port: 80}, http: {}":                               {"/", "503", "False BackendNotFound", fine},
 		"protocol: HTTP, backendRef: {name: external, port: 80}, http: {}":                        {"/", "503", "False InvalidKind", fine},
 		"protocol: HTTP, backendRef: {name: b, kind: Pod, port: 80}, http: {}":                    {"/", "503", "False InvalidKind", fine},
-		"protocol: GRPC, backendRef: {name: b, port: 80}, grpc: {}":                               {"", "500", resolved, refused},
+		"protocol: GRPC, backendRef: {name: b, port: 80}, grpc: {}":                               {"default/b", "a", resolved, fine},
+		"protocol: GRPC, backendRef: {name: c, port: 80}, grpc: {}":                               {"/", "503", "False BackendNotFound", fine},
+		"protocol: GRPC, backendRef: {name: b, port: 80}, grpc: {allowedHeaders: ['a b']}":        {"", "500", resolved, refused},
+		"protocol: UDP, backendRef: {name: b, port: 80}":                                          {"", "500", resolved, refused},
 		"protocol: HTTP, backendRef: {name: b, port: 80}, http: {path: /a/..;/b}":                 {"", "500", resolved, refused},
 		"protocol: HTTP, backendRef: {name: b, port: 80}, http: {path: relative}":                 {"", "500", resolved, refused},
 		"protocol: HTTP, backendRef: {name: b, port: 80}, http: {allowedHeaders: ['a b']}":        {"", "500", resolved, refused},
@@ -61,6 +64,9 @@ spec: {type: ExternalName, externalName: 169.254.169.254, ports: [{port: 80}]}`+
 		}
 		if rule.Auth != nil {
 			got[0] = rule.Auth.Backend.Name.String()
+			if rule.Auth.GRPC && rule.Auth.Backend != (Backend{}) && rule.Auth.Backend.Protocol != H2C {
+				t.Errorf("%s: asked by %s", filter, rule.Auth.Backend.Protocol)
+			}
 			if has := slices.Contains(f.Targets, rule.Asked()); has != (got[1] == "a") {
 				t.Errorf("%s: among the targets: %t", filter, has)
 			}
@@ -108,6 +114,62 @@ func TestIngressAuth(t *testing.T) {
 		rule, _, _ := f.Table.Ports[80].Find(&Request{Host: "h", Path: "/private", Fields: fields{}})
 		if asked := rule.Auth != nil && slices.Contains(f.Targets, rule.Asked()); asked != (c.problem == "") {
 			t.Errorf("%s: among the targets %s: %t", annotations, fmt.Sprint(f.Targets), asked)
+		}
+	}
+}
+
+// An address of the request's own host leads to the Service that the host has at its path, within the namespace that owns the host, and
+// only if that is open.
+func TestIngressAuthAtOwnHost(t *testing.T) {
+	private := func(address string) string {
+		return annotated("default/i", "h", "auth-url: "+address+"; auth-signin: https://$host/start", "P /private a")
+	}
+	open := func(annotations, path string) string { return annotated("default/p", "h", annotations, path) }
+	for name, c := range map[string]struct{ ingresses, want, problem string }{
+		"a path of another Ingress": {
+			private("https://$host/oauth2/auth?x=y") + open("", "P /oauth2 auth"), "a auth /oauth2/auth?x=y ", "",
+		},
+		"an exact path": {private("http://$http_host/ask") + open("", "E /ask auth"), "a auth /ask ", ""},
+		"another name of the host for Pods": {
+			private("https://$host/ask") + open("upstream-vhost: in.example.com", "E /ask auth"),
+			"a auth /ask in.example.com", "",
+		},
+		"a path as servers read it": {
+			private("https://$best_http_host/a/../ask") + open("", "E /ask auth"), "a auth /ask ", "",
+		},
+		"no such path":      {private("https://$host/oauth2/auth"), "503", `host "h" has no path for /oauth2/auth`},
+		"another host":      {private("https://$host/ask") + annotated("default/p", "other", "", "P /ask auth"), "503", `host "h" has no path`},
+		"another namespace": {private("https://$host/ask") + annotated("other/p", "h", "", "P /ask auth"), "503", `host "h" has no path`},
+		"itself":            {private("https://$host/private/ask"), "503", `host "h" has no path`},
+		"a path that is protected": {
+			private("https://$host/ask") + open("whitelist-source-range: 10.0.0.0/8", "P /ask auth"), "503", "without authorization",
+		},
+		"a path that is rewritten": {
+			private("https://$host/ask") + open("rewrite-target: /x", "P /ask auth"), "503", "rewrites",
+		},
+		"a path that leads away": {
+			private("https://$host/ask") + open("permanent-redirect: https://x/", "P /ask auth"), "503", "redirects",
+		},
+		"a path without a Service": {private("https://$host/ask") + open("", "P /ask missing"), "503", "leads to a Service"},
+		"a variable in the path":   {private("https://$host/$request_uri"), "503", "without variables"},
+		"a port":                   {private("https://$host:8443/ask") + open("", "P /ask auth"), "503", "cannot be asked"},
+		"a suffix":                 {private("https://$host.evil.example/ask") + open("", "P /ask auth"), "503", "cannot be asked"},
+	} {
+		f := nginxFront(t, c.ingresses+service("a", "auth", "other/auth"))
+		problem := f.Problems[svc.Name{Namespace: "default", Name: "i"}]
+		if !strings.Contains(problem, c.problem) || (problem == "") != (c.problem == "") {
+			t.Errorf("%s: %q, want %q", name, problem, c.problem)
+		}
+		rule, _, _ := f.Table.Ports[80].Find(&Request{Host: "h", Path: "/private/x", Fields: fields{}})
+		got := "503"
+		if rule.Auth != nil && rule.Auth.Backend != (Backend{}) {
+			got = fmt.Sprint(rule.Pick(0).Backend.Name.Name, " ", rule.Auth.Backend.Name.Name, " ", rule.Auth.Target, " ", rule.Auth.Host)
+		}
+		if rule.Auth == nil && !rule.Closed || got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+		if asked := rule.Auth != nil && slices.Contains(f.Targets, rule.Asked()); asked != (c.problem == "") {
+			t.Errorf("%s: among the targets: %t", name, asked)
 		}
 	}
 }

@@ -97,10 +97,7 @@ func (b *ruleCompiler) compile(index int) bool {
 	for i := range b.spec.Filters {
 		if f := &b.spec.Filters[i]; f.Type == gwv1.HTTPRouteFilterCORS && f.CORS != nil {
 			rule.CORS = read(b, filter.ReadCORS, f.CORS, fmt.Sprintf(".filters[%d].cors", i))
-		}
-	}
-	for i := range b.spec.Filters {
-		if f := &b.spec.Filters[i]; f.Type == gwv1.HTTPRouteFilterExternalAuth && f.ExternalAuth != nil {
+		} else if f.Type == gwv1.HTTPRouteFilterExternalAuth && f.ExternalAuth != nil {
 			b.auth(rule, f.ExternalAuth, fmt.Sprintf(".filters[%d].externalAuth", i))
 		}
 	}
@@ -225,13 +222,13 @@ func (b *ruleCompiler) path(m *match, spec *gwv1.HTTPPathMatch, at string) bool 
 
 // value adds a match of a header field or of a parameter. Of several with the same name the first counts. With an invalid
 // expression it takes every value: the rule answers with its Refusal, rather than that one asks for less.
-func (b *ruleCompiler) value(to *[]valueMatch, name, value string, regex bool, at string) {
-	if slices.ContainsFunc(*to, func(v valueMatch) bool { return v.name == name }) {
+func (b *ruleCompiler) value(to *[]filter.Match, name, value string, regex bool, at string) {
+	if slices.ContainsFunc(*to, func(v filter.Match) bool { return v.Name == name }) {
 		return
 	}
-	v := valueMatch{name: name, value: value}
+	v := filter.Match{Name: name, Value: value}
 	if regex {
-		v.regex = cmp.Or(b.regex(value, at), filter.Anything)
+		v.Regex = cmp.Or(b.regex(value, at), filter.Anything)
 	}
 	*to = append(*to, v)
 }
@@ -268,7 +265,7 @@ func (b *ruleCompiler) backend(rule *Rule, i int) {
 	if w.Filters, redirect = b.filters(rule, ref.Filters, at+".filters", false); redirect != nil {
 		b.fail("%s.filters: a redirect has no backend", at)
 	}
-	w.Backend, w.Valid = b.resolve(&ref.BackendObjectReference, at)
+	w.Backend, w.Valid = b.resolve(&ref.BackendObjectReference, at, b.route.from.protocol())
 	if w.Valid {
 		b.route.leadsTo(rule.Target(&w))
 	}
@@ -277,8 +274,8 @@ func (b *ruleCompiler) backend(rule *Rule, i int) {
 }
 
 // resolve returns the backend that a reference leads to.
-func (b *ruleCompiler) resolve(ref *gwv1.BackendObjectReference, at string) (out Backend, ok bool) {
-	out, reason, wrong := b.objects.resolve(b.route.from.kind(), b.route.from.name().Namespace, ref, b.route.from.protocol())
+func (b *ruleCompiler) resolve(ref *gwv1.BackendObjectReference, at string, protocol BackendProtocol) (out Backend, ok bool) {
+	out, reason, wrong := b.objects.resolve(b.route.from.kind(), b.route.from.name().Namespace, ref, protocol)
 	told := wrong
 	if b.route.inside && out.Policy != (svc.Name{}) { // the meshes leave such a backend out
 		reason = gwv1.RouteReasonUnsupportedProtocol

@@ -90,6 +90,7 @@ func BuildIngress(o *Objects, before *IngressFront) *IngressFront {
 	plain := &Listener{Name: "http", hosts: hostpath.NewIndex[*paths](true), onlyBest: true}
 	was := b.before.Table.listener(IngressHTTP, plain.Name)
 	b.addLast()
+	askOwn(b)
 	b.keepCertified()
 	b.closeHosts()
 	b.redirectToHTTPS()

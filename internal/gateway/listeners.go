@@ -11,6 +11,7 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
+	"github.com/fairlead/fairlead/internal/gateway/parents"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -154,15 +155,6 @@ func (l *listener) served() []gwv1.Kind {
 	return []gwv1.Kind{kindHTTPRoute, KindGRPCRoute}
 }
 
-// either returns kinds as a message has them.
-func either(kinds []gwv1.Kind) string {
-	var out []string
-	for _, k := range kinds {
-		out = append(out, string(k))
-	}
-	return strings.Join(out, " or ")
-}
-
 // readKinds finds out which routes the listener takes.
 func (l *listener) readKinds() {
 	if l.refused != "" {
@@ -177,7 +169,7 @@ func (l *listener) readKinds() {
 		switch {
 		case valueOf(k.Group, gwv1.GroupName) != gwv1.GroupName || !slices.Contains(kinds, k.Kind):
 			l.miss(gwv1.ListenerReasonInvalidRouteKinds, "allowedRoutes.kinds: routes of kind %s are not served for %s; want %s",
-				k.Kind, l.spec.Protocol, either(kinds))
+				k.Kind, l.spec.Protocol, parents.Either(kinds))
 		case !l.takes(k.Kind):
 			l.kinds = append(l.kinds, k.Kind)
 		}

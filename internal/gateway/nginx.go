@@ -100,7 +100,7 @@ func (b *ingressBuilder) apply(a *annotatedIngress, r *Rule) {
 		return
 	}
 	b.https[r] = a.https
-	r.Timeout, r.Body = a.Timeout, a.Body
+	r.Timeout, r.Body, r.Any = a.Timeout, a.Body, a.Any
 	if len(a.Allow)+len(a.Deny) > 0 {
 		r.Access = &filter.Access{Allow: a.Allow, Deny: a.Deny}
 	}
@@ -314,19 +314,19 @@ func (b *ingressBuilder) addCanary(a *annotatedIngress, host string, m *match, b
 		return
 	}
 	b.target(main, &w)
-	always := func(to Weighted, header, cookie *valueMatch) {
+	always := func(to Weighted, header, cookie *filter.Match) {
 		rule, further := *main, *m
 		rule.Backends, rule.total = []Weighted{to}, 1
 		b.https[&rule] = b.https[main]
 		if further.Rule, further.cookie, further.of = &rule, cookie, m; header != nil {
-			further.headers = []valueMatch{*header}
+			further.headers = []filter.Match{*header}
 		}
 		b.rules[host] = append(b.rules[host], &further)
 	}
 	switch {
 	case c.Header == "":
 	case c.Value != "":
-		always(w, &valueMatch{name: c.Header, value: c.Value}, nil)
+		always(w, &filter.Match{Name: c.Header, Value: c.Value}, nil)
 	case c.Pattern != "":
 		re, wrong := b.front.regexes.Add(host, "value "+c.Pattern, c.Pattern, func(text string) (*regexp.Regexp, string) {
 			return filter.CompileRegex(`(?s:.*)(?:` + text + `)(?s:.*)`)
@@ -335,14 +335,14 @@ func (b *ingressBuilder) addCanary(a *annotatedIngress, host string, m *match, b
 			b.problem(a.Ingress, "annotation %scanary-by-header-pattern: %s", nginx.Prefix, wrong)
 			return
 		}
-		always(w, &valueMatch{name: c.Header, regex: re}, nil)
+		always(w, &filter.Match{Name: c.Header, Regex: re}, nil)
 	default:
-		always(w, &valueMatch{name: c.Header, value: "always"}, nil)
-		always(main.Backends[0], &valueMatch{name: c.Header, value: "never"}, nil)
+		always(w, &filter.Match{Name: c.Header, Value: "always"}, nil)
+		always(main.Backends[0], &filter.Match{Name: c.Header, Value: "never"}, nil)
 	}
 	if c.Cookie != "" {
-		always(w, nil, &valueMatch{name: c.Cookie, value: "always"})
-		always(main.Backends[0], nil, &valueMatch{name: c.Cookie, value: "never"})
+		always(w, nil, &filter.Match{Name: c.Cookie, Value: "always"})
+		always(main.Backends[0], nil, &filter.Match{Name: c.Cookie, Value: "never"})
 	}
 	if c.Weight > 0 {
 		main.Backends[0].Weight, w.Weight = uint32(c.Total-c.Weight), uint32(c.Weight) //nolint:gosec // bounded

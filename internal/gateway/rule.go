@@ -43,8 +43,10 @@ type Rule struct {
 	Auth *Auth
 	// HTTPS sends requests without TLS to the same place with it, before all else but Closed.
 	HTTPS bool
-	// Access, if not nil, is which clients get an answer other than 403.
+	// Access, if not nil, is which clients get an answer other than 403. With Any it is enough that one of Access, Basic and Auth lets a
+	// client pass.
 	Access *filter.Access
+	Any    bool
 	// Limits, if not nil, bound the requests of a client for all rules of the route together.
 	Limits *filter.Limits
 	// Body bounds the bodies of requests, in bytes; 0 is what the front has for all.
@@ -144,12 +146,9 @@ type Filters struct {
 
 // Mirror is a backend that gets copies of a share of the requests. Its answers go nowhere.
 type Mirror struct {
-	Backend                Backend
-	numerator, denominator uint64
+	Backend Backend
+	filter.Share
 }
-
-// Takes reports whether a request is one of the share. random is any number, each with the same probability.
-func (m *Mirror) Takes(random uint64) bool { return random%m.denominator < m.numerator }
 
 // Mirror returns where a mirror of a rule leads to.
 func (r *Rule) Mirror(m *Mirror) Target { return Target{Backend: m.Backend, Timeout: r.Timeout} }

@@ -151,28 +151,12 @@ type match struct {
 	path    string         // of a prefix without the slash at its end
 	regex   *regexp.Regexp // of the path; a regexMatch without one is for each path that begins with path
 	method  string
-	headers []valueMatch
-	queries []valueMatch
-	cookie  *valueMatch
+	headers []filter.Match
+	queries []filter.Match
+	cookie  *filter.Match
 	order   int // of the match, within its rule
 	call    *call
 	of      *match // what a canary is an alternative to
-}
-
-// valueMatch is a match of a header field or of a parameter.
-type valueMatch struct {
-	name, value string
-	regex       *regexp.Regexp // instead of value
-}
-
-func (v *valueMatch) takes(value string, ok bool) bool {
-	switch {
-	case !ok:
-		return false
-	case v.regex != nil:
-		return len(value) <= filter.MaxInput && v.regex.MatchString(value)
-	}
-	return value == v.value
 }
 
 // takes reports whether a match is for a request, whose path was compared already unless it has a regular expression.
@@ -181,16 +165,16 @@ func (m *match) takes(r *Request, path string) bool {
 		return false
 	}
 	for i := range m.headers {
-		if !m.headers[i].takes(r.Fields.Header(m.headers[i].name)) {
+		if !m.headers[i].Takes(r.Fields.Header(m.headers[i].Name)) {
 			return false
 		}
 	}
 	for i := range m.queries {
-		if !m.queries[i].takes(r.Fields.Query(m.queries[i].name)) {
+		if !m.queries[i].Takes(r.Fields.Query(m.queries[i].Name)) {
 			return false
 		}
 	}
-	if m.cookie != nil && !m.cookie.takes(r.Fields.Cookie(m.cookie.name)) {
+	if m.cookie != nil && !m.cookie.Takes(r.Fields.Cookie(m.cookie.Name)) {
 		return false
 	}
 	if m.kind == regexMatch && m.regex == nil {

@@ -40,7 +40,7 @@ func (a *annotation) off(value string) bool {
 		return value == ""
 	}
 	on, err := strconv.ParseBool(value)
-	return err == nil && !on || slices.Contains([]string{"", "off", "all"}, strings.ToLower(value))
+	return err == nil && !on || slices.Contains([]string{"", "off"}, strings.ToLower(value))
 }
 
 // parse reads a value of bounded length that is one line of text.
@@ -98,6 +98,8 @@ var annotations = func() map[string]annotation {
 		"limit-burst-multiplier": {read: number(1, 1000, func(r *reader, n int) { r.Burst = n }), guards: true},
 		"limit-whitelist":        {read: readRanges(func(o *Options) *[]prefix { return &o.Unlimited }), guards: true, long: true},
 
+		"satisfy": {read: readSatisfy, guards: true},
+
 		"proxy-connect-timeout":   {none: "a Pod has 5 seconds to accept a connection"},
 		"proxy-request-buffering": {none: buffering}, "proxy-buffering": {none: buffering},
 		"client-body-buffer-size": {none: sizes}, "proxy-buffer-size": {none: sizes}, "proxy-buffers-number": {none: sizes},
@@ -127,7 +129,7 @@ var annotations = func() map[string]annotation {
 		all[name] = annotation{none: snippet, guards: true}
 	}
 	for _, name := range []string{
-		"auth-tls-secret", "enable-modsecurity", "enable-owasp-core-rules", "satisfy",
+		"auth-tls-secret", "enable-modsecurity", "enable-owasp-core-rules",
 		"proxy-ssl-verify", "proxy-ssl-secret", "limit-rate", "limit-rate-after",
 	} {
 		all[name] = annotation{

@@ -1,6 +1,7 @@
 package nginx
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
@@ -10,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/gateway/policy"
 )
 
@@ -19,6 +21,8 @@ type Auth struct {
 	Service, Namespace string
 	Port               uint16
 	TLS                bool
+	// Own means that the Service is the one that the request's own host has at the path of Target.
+	Own bool
 	// Host and Target, which is a path with a query, are for its requests, and so is Method, "" for GET.
 	Host, Target, Method string
 	// Fields are the names of the fields of its answers that Pods get.
@@ -27,11 +31,25 @@ type Auth struct {
 }
 
 // wantAuth is which addresses can be asked. A name outside of the cluster could lead to any address, also to one of a node.
-const wantAuth = "want http:// or https:// and a Service, as http://auth.NAMESPACE.svc/path"
+const wantAuth = "want http:// or https:// and a Service, as http://auth.NAMESPACE.svc/path, or $host, as https://$host/path"
+
+// ownHost is an address of the host that the client has asked for.
+var ownHost = regexp.MustCompile(`^https?://\$(?:host|http_host|best_http_host)((?:[/?].*)?)$`)
 
 // readAuthURL reads the address of a Service: NAME.NAMESPACE.svc, with the cluster's domain or without, or NAME.
 func readAuthURL(r *reader, v string) error {
 	if v == "" {
+		return nil
+	}
+	if own := ownHost.FindStringSubmatch(v); own != nil {
+		path, query, has := strings.Cut(own[1], "?")
+		canonical, ok := hostpath.Path(cmp.Or(path, "/"))
+		if !ok || checkURL("http://own"+own[1]) != nil || strings.ContainsAny(own[1], "$#") {
+			return fmt.Errorf("%q cannot be asked: want a path of the host that all servers read alike, without variables", shorten(v))
+		}
+		if r.auth.Own, r.auth.Target = true, canonical; has {
+			r.auth.Target += "?" + query
+		}
 		return nil
 	}
 	u, err := url.Parse(v)

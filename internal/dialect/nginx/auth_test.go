@@ -21,6 +21,8 @@ func TestAuthorization(t *testing.T) {
 			Service: "auth", Namespace: "other", Port: 8080, Host: "auth.other.svc.cluster.local.:8080", Target: "/a", Method: "HEAD",
 			Fields: []string{"x-user", "x-group"}, NginxAuth: defaults,
 		},
+		"auth-url: https://$host/a/../oauth2/auth?x=y": {Own: true, Target: "/oauth2/auth?x=y", NginxAuth: defaults},
+		"auth-url: http://$http_host":                  {Own: true, Target: "/", NginxAuth: defaults},
 		"auth-url: http://auth\nauth-signin: https://$host/oauth2/start?rd=$escaped_request_uri\nauth-signin-redirect-param: back\n" +
 			"auth-request-redirect: $scheme://$http_host/x\nauth-always-set-cookie: true": {
 			Service: "auth", Port: 80, Host: "auth", Target: "/", NginxAuth: policy.NginxAuth{
@@ -46,7 +48,9 @@ func TestAuthorizationClosed(t *testing.T) {
 		"http://[::ffff:169.254.169.254]/", "http://192.0.2.1:10250/", "http://metadata.google.internal/", "https://auth.example.com/check",
 		"http://auth.other.svc@169.254.169.254/", "http://169.254.169.254#auth.other.svc", "http://auth.other.svc:0/",
 		"http://auth.other.svc:65536/",
-		"http://auth.other.svc\\@x/", "http://$host/oauth2/auth", "http://auth.other.pod/", "http://a_b.c.svc/", "http://.other.svc/",
+		"http://auth.other.svc\\@x/", "http://$host:80/x", "http://$hostx/", "http://$host@evil/", "http://x$host/", "http://$host/a/..;/b",
+		"http://$host/$x", "http://$host/#x", "http://$host.evil/", "http://$scheme/", "http://$host/a b", "http://$hosts/",
+		"http://auth.other.pod/", "http://a_b.c.svc/", "http://.other.svc/",
 		"http://a..svc/",
 		"ftp://auth/", "file:///etc/passwd", "/auth", "auth", "//auth/", "http:///x", "gopher://auth/", "unix:/run/x.sock", "http://auth/ x",
 	} {
@@ -88,7 +92,7 @@ func TestBasic(t *testing.T) {
 		"auth-type: basic\nauth-secret: a/b/c", "auth-type: basic\nauth-secret: a_b", "auth-type: basic\nauth-secret: /s",
 		"auth-type: basic\nauth-secret: s\nauth-secret-type: file", "auth-type: basic\nauth-secret: s\nauth-realm: a\"b",
 		"auth-type: basic\nauth-secret: s\nauth-realm: a\\b", "auth-type: basic\nauth-secret: s\nauth-realm: " + strings.Repeat("x", 201),
-		"auth-type: basic\nauth-secret: s\nsatisfy: any",
+		"auth-type: basic\nauth-secret: s\nsatisfy: some",
 	} {
 		if r := read(text); r.Closed == "" {
 			t.Errorf("%s: %+v", text, r.Basic)

@@ -111,7 +111,7 @@ func TestProtectionClosed(t *testing.T) {
 		"auth-url: http://x.example.com", "auth-type: basic", "auth-secret: s", "auth-tls-secret: default/ca", "enable-modsecurity: true",
 		"limit-rate: 5",
 		"limit-connections: many", "limit-connections: -1",
-		"configuration-snippet: deny all;", "server-snippet: x", "satisfy: any", "ssl-passthrough: true",
+		"configuration-snippet: deny all;", "server-snippet: x", "satisfy: some", "ssl-passthrough: true",
 		"proxy-ssl-verify: on", "whitelist-source-ranges: 10.0.0.0/8", "auth-urls: x", "limit-rbs: 1", "denylist: 10.0.0.0/8",
 		"Auth-URL: x", "enable-waf: true", "auth-url: all", "auth-type: off", "auth-secret: false", "auth-tls-secret: 0",
 		"whitelist-source-range: ", "whitelist-source-range: 10.0.0.0/33", "whitelist-source-range: 10.0.0.1, x", "denylist-source-range: x",
@@ -126,7 +126,7 @@ func TestProtectionClosed(t *testing.T) {
 	}
 	for _, text := range []string{
 		"auth-realm: x", "auth-secret-type: auth-map", "auth-signin: https://x",
-		"enable-modsecurity: false", "limit-rate: 0", "satisfy: all", "proxy-ssl-verify: off", "auth-tls-verify-client: off",
+		"enable-modsecurity: false", "limit-rate: 0", "proxy-ssl-verify: off", "auth-tls-verify-client: off",
 		"proxy-buffering: on", "load-balance: ewma", "custom-http-errors: 404", "proxy-read-timeout: 60s", "app-root: x", "some-new-one: 1",
 		"canary-weight: 10", "cors-allow-origin: https://x", "session-cookie-name: x",
 	} {
@@ -134,9 +134,14 @@ func TestProtectionClosed(t *testing.T) {
 		if r.Closed != "" {
 			t.Errorf("%s: %s", text, r.Closed)
 		}
-		if off := strings.HasSuffix(text, "false") || strings.HasSuffix(text, "0") || strings.HasSuffix(text, ": off") ||
-			text == "satisfy: all"; len(r.Ignored) != 1 && !off {
+		off := strings.HasSuffix(text, "false") || strings.HasSuffix(text, "0") || strings.HasSuffix(text, ": off")
+		if len(r.Ignored) != 1 && !off {
 			t.Errorf("%s: %q", text, r.Ignored)
+		}
+	}
+	for text, any := range map[string]bool{"satisfy: any": true, "satisfy: all": false, "satisfy: ": false} {
+		if r := read(text); r.Any != any || r.Closed != "" || len(r.Ignored) > 0 {
+			t.Errorf("%s: %+v", text, r)
 		}
 	}
 	if r := read("proxy-body-size: much"); r.Body != 1<<20 || len(r.Ignored) != 1 {
@@ -169,6 +174,9 @@ func TestFlags(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]bool{
+		"auth-tls-secrets: a/b": true, "auth-tsl-secret: a/b": true, "Auth-TLS-Secret: x": true, "server-snipet: x": true,
+		"ssl-passtrough: 1": true,
+		"stream_snippet: x": true, "auth-tls-secre: false": true, "auth-urls: x": false, "auth-tls-verify-dept: 1": false,
 		"auth-tls-secret: a/b": true, "server-snippet: x": true, "stream-snippet: x": true, "auth-url: x": false, "auth-tls-secret: ": false,
 	} {
 		if got := read(text).ClosedHost; got != want {

@@ -53,6 +53,8 @@ type Options struct {
 	Auth *Auth
 	// Basic, if not nil, has clients give a name and a password.
 	Basic *Basic
+	// Any means that a client that passes one of Allow and Deny, Auth and Basic need not pass the others.
+	Any bool
 	// Canary, if not nil, makes the Ingress an alternative to another one.
 	Canary *Canary
 }
@@ -150,6 +152,7 @@ func (r *reader) read(name, value string) {
 	switch {
 	case !known && protects(name):
 		r.close(name, "it is unknown, and could be meant to protect")
+		r.ClosedHost = r.ClosedHost || meansHost(name)
 	case !known:
 		r.ignore(name, "it is unknown, and has no effect")
 	case a.read == nil && a.guards:
@@ -175,7 +178,43 @@ func (r *reader) read(name, value string) {
 // protects reports whether the name of an unknown annotation looks like protection, as one with a typing error does.
 func protects(name string) bool {
 	name = strings.ToLower(name)
-	return slices.ContainsFunc(protection, func(part string) bool { return strings.Contains(name, part) })
+	return meansHost(name) || slices.ContainsFunc(protection, func(part string) bool { return strings.Contains(name, part) })
+}
+
+// meansHost reports whether the name of an unknown annotation looks like one that protects a whole host.
+func meansHost(name string) bool {
+	for known, a := range annotations {
+		if a.host && distance(strings.ToLower(name), known) <= maxTypos {
+			return true
+		}
+	}
+	return false
+}
+
+// maxTypos is how many letters a name may have wrong, or too many, or too few.
+const maxTypos = 3
+
+// distance is how many letters of a must be changed, added or taken away to make b (Levenshtein).
+func distance(a, b string) int {
+	if len(a) > len(b)+maxTypos {
+		return maxTypos + 1
+	}
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		corner := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			change := corner
+			if a[i] != b[j] {
+				change++
+			}
+			corner, row[j+1] = row[j+1], min(change, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
 }
 
 // protection are parts of the names of annotations that protect.

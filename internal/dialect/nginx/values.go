@@ -26,6 +26,14 @@ func shorten(v string) string {
 	return v[:most] + "…"
 }
 
+// readSatisfy reads whether a client has to pass all of what protects the paths, or any.
+func readSatisfy(r *reader, v string) error {
+	if r.Any = v == "any"; v != "any" && v != "all" && v != "" {
+		return fmt.Errorf("%q is not one of all, any", shorten(v))
+	}
+	return nil
+}
+
 func flag(set func(*reader, bool)) func(*reader, string) error {
 	return func(r *reader, v string) error {
 		on, err := strconv.ParseBool(v)

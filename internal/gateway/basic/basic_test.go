@@ -155,6 +155,11 @@ func TestBusyVerifier(t *testing.T) {
 // The passwords of a namespace leave half of the slots to others, and nothing of it stays.
 func TestVerifierIsShared(t *testing.T) {
 	u, _ := ReadFile([]byte("alice:" + hashed(t, "secret", bcrypt.MinCost)))
+	for processors := range 9 {
+		if slots := SlotsOf(processors); slots/2 >= slots || slots > max(2, processors) {
+			t.Errorf("%d slots of %d processors: one namespace may have all", slots, processors)
+		}
+	}
 	for slots, share := range map[int]int{1: 1, 2: 1, 5: 2} {
 		v := NewVerifier(slots)
 		slow := v.share("slow")

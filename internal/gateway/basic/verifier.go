@@ -59,6 +59,10 @@ func (v *Verifier) leave(namespace string, s *share) {
 	}
 }
 
+// SlotsOf returns how many passwords a node with so many processors verifies at a time: half as many, and two at least, of which one
+// namespace never has all.
+func SlotsOf(processors int) int { return max(2, processors/2) }
+
 // NewVerifier returns a Verifier of so many passwords at a time.
 func NewVerifier(slots int) *Verifier {
 	v := &Verifier{slots: make(chan struct{}, slots), known: map[[sha256.Size]byte]struct{}{}, shares: map[string]*share{}}

@@ -96,7 +96,7 @@ func Run(ctx context.Context, o Options) error {
 	if c.unserved, err = newUnserved(o.Config, c.client, c.wake.Set); err != nil {
 		return fmt.Errorf("client for Speakers: %w", err)
 	}
-	c.watch = watch.New(watch.Options{Client: c.client, Gateway: c.api, Log: o.Log, Changed: c.wake.Set})
+	c.watch = watch.New(watch.Options{Client: c.client, Gateway: c.api, Log: o.Log, Changed: c.wake.Set, Statuses: true})
 	var running sync.WaitGroup
 	defer running.Wait()
 	ctx, cancel := context.WithCancel(ctx)

@@ -20,3 +20,8 @@ func (a *Access) Admits(client netip.Addr) bool {
 	has := func(p netip.Prefix) bool { return p.Contains(client) }
 	return (len(a.Allow) == 0 || slices.ContainsFunc(a.Allow, has)) && !slices.ContainsFunc(a.Deny, has)
 }
+
+// Names reports whether a client may since an entry of Allow is for it.
+func (a *Access) Names(client netip.Addr) bool {
+	return a != nil && len(a.Allow) > 0 && a.Admits(client)
+}

@@ -1,6 +1,7 @@
 package filter
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -25,18 +26,28 @@ type Auth struct {
 	TakeAll bool
 	// Body lets the server have the body of a request, which must not be longer, in bytes; 0 for none.
 	Body int
-	// Nginx, if not nil, has the server asked as by ingress-nginx.
+	// Nginx, if not nil, has the server asked as by ingress-nginx, and GRPC by Envoy's protocol.
 	Nginx *policy.NginxAuth
+	GRPC  bool
 }
 
 // ReadAuth reads a filter of type ExternalAuth. wrong names the first invalid field.
 func ReadAuth(spec *gwv1.HTTPExternalAuthFilter) (a *Auth, wrong string) {
 	a = &Auth{}
-	if spec.ExternalAuthProtocol != gwv1.HTTPRouteExternalAuthHTTPProtocol {
-		return a, fmt.Sprintf("protocol: %.100q is not served here; want HTTP", spec.ExternalAuthProtocol)
-	}
 	if spec.ForwardBody != nil {
 		a.Body = int(spec.ForwardBody.MaxSize)
+	}
+	switch spec.ExternalAuthProtocol {
+	case gwv1.HTTPRouteExternalAuthGRPCProtocol:
+		a.GRPC, a.Host, a.TakeAll = true, string(spec.BackendRef.Name), true
+		if how := spec.GRPCAuthConfig; how != nil {
+			wrong = a.asks("grpc", how.AllowedRequestHeaders)
+		}
+		a.AskAll = len(a.Ask) == 0
+		return a, wrong
+	case gwv1.HTTPRouteExternalAuthHTTPProtocol:
+	default:
+		return a, fmt.Sprintf("protocol: %.100q is not served here; want HTTP or GRPC", spec.ExternalAuthProtocol)
 	}
 	how := spec.HTTPAuthConfig
 	if how == nil {
@@ -49,12 +60,7 @@ func ReadAuth(spec *gwv1.HTTPExternalAuthFilter) (a *Auth, wrong string) {
 		}
 		a.Prefix = strings.TrimSuffix(prefix, "/")
 	}
-	for i, name := range how.AllowedRequestHeaders {
-		if wrong == "" && !isToken(name) {
-			wrong = fmt.Sprintf("http.allowedHeaders[%d]: want the name of a field", i)
-		}
-		a.Ask = append(a.Ask, strings.ToLower(name))
-	}
+	wrong = cmp.Or(wrong, a.asks("http", how.AllowedRequestHeaders))
 	for i, name := range how.AllowedResponseHeaders {
 		if wrong == "" && !ValidField(name, "x") {
 			wrong = fmt.Sprintf("http.allowedResponseHeaders[%d]: want the name of a field that belongs to no connection", i)
@@ -63,6 +69,17 @@ func ReadAuth(spec *gwv1.HTTPExternalAuthFilter) (a *Auth, wrong string) {
 	}
 	a.TakeAll = len(a.Take) == 0
 	return a, wrong
+}
+
+// asks reads the names of the fields that the server gets.
+func (a *Auth) asks(protocol string, names []string) (wrong string) {
+	for i, name := range names {
+		if wrong == "" && !isToken(name) {
+			wrong = fmt.Sprintf("%s.allowedHeaders[%d]: want the name of a field", protocol, i)
+		}
+		a.Ask = append(a.Ask, strings.ToLower(name))
+	}
+	return wrong
 }
 
 // isToken reports whether a text can be the name of a field, also of one that no rule may set.

@@ -3,6 +3,7 @@ package parents
 
 import (
 	"slices"
+	"strings"
 
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
@@ -72,4 +73,13 @@ func Services(namespace string, refs []gwv1.ParentReference) (out []svc.Name) {
 		}
 	}
 	return out
+}
+
+// Either returns kinds of routes as a message has them.
+func Either(kinds []gwv1.Kind) string {
+	var out []string
+	for _, k := range kinds {
+		out = append(out, string(k))
+	}
+	return strings.Join(out, " or ")
 }

@@ -28,7 +28,7 @@ type authority struct {
 
 // setPolicy takes a BackendTLSPolicy over, nil if it has gone. What has backends that it targets, or has targeted before, is built
 // again. The caller holds mu.
-func (w *Watch) setPolicy(n svc.Name, p *gwv1.BackendTLSPolicy) {
+func (w *Watch) setPolicy(n svc.Name, p *gwv1.BackendTLSPolicy) bool {
 	for _, service := range w.objects.Policies.Set(n, p) {
 		for g, f := range w.fronts {
 			w.dirty[g] = w.dirty[g] || f.Refers(service)
@@ -39,6 +39,7 @@ func (w *Watch) setPolicy(n svc.Name, p *gwv1.BackendTLSPolicy) {
 			}
 		}
 	}
+	return true
 }
 
 // followAuthorities follows the objects with authorities that fronts name, and no others. The caller holds mu.

@@ -21,13 +21,18 @@ func (w *Watch) FollowGateways(ctx context.Context, running *sync.WaitGroup) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	classes := reflector.From(w.o.Gateway.Classes(), metav1.ListOptions{})
-	start(ctx, w, running, "gatewayclasses", classes, func(n svc.Name, c *gwv1.GatewayClass) {
+	start(ctx, w, running, "gatewayclasses", classes, func(n svc.Name, c *gwv1.GatewayClass) bool {
 		if delete(w.classes, n.Name); c != nil && names.OurClass(c) {
 			w.classes[n.Name] = c
 		}
+		return true
 	})
-	start(ctx, w, running, "gateways", reflector.From(w.o.Gateway.Gateways(""), metav1.ListOptions{}), func(n svc.Name, g *gwv1.Gateway) {
-		set(w.gateways, n, g)
+	all := reflector.From(w.o.Gateway.Gateways(""), metav1.ListOptions{})
+	start(ctx, w, running, "gateways", all, func(n svc.Name, g *gwv1.Gateway) bool {
+		if !w.o.Statuses && sameSpec(w.gateways[n], g) {
+			return false
+		}
+		return set(w.gateways, n, g)
 	})
 }
 
@@ -37,9 +42,14 @@ func (w *Watch) FollowIngresses(ctx context.Context, running *sync.WaitGroup) {
 	defer w.mu.Unlock()
 	networking := w.o.Client.NetworkingV1()
 	start(ctx, w, running, "ingressclasses", reflector.From(networking.IngressClasses(), metav1.ListOptions{}),
-		func(n svc.Name, c *networkingv1.IngressClass) { set(w.ingressClasses, n.Name, c) })
+		func(n svc.Name, c *networkingv1.IngressClass) bool { return set(w.ingressClasses, n.Name, c) })
 	start(ctx, w, running, "ingresses", reflector.From(networking.Ingresses(""), metav1.ListOptions{}),
-		func(n svc.Name, in *networkingv1.Ingress) { set(w.ingresses, n, in) })
+		func(n svc.Name, in *networkingv1.Ingress) bool {
+			if have := w.ingresses[n]; !w.o.Statuses && sameSpec(have, in) && maps.Equal(have.Annotations, in.Annotations) {
+				return false
+			}
+			return set(w.ingresses, n, in)
+		})
 }
 
 // policyKind is the kind of BackendTLSPolicies, which restrict. While a node may not read them it serves no Mesh, and clients reach the
@@ -61,14 +71,16 @@ func (w *Watch) followMore(ctx context.Context, running *sync.WaitGroup) {
 	}
 	if len(w.objects.Gateways) > 0 {
 		w.followStreams(ctx, running)
-		start(ctx, w, running, "namespaces", reflector.From(w.o.Client.CoreV1().Namespaces(), all), func(n svc.Name, o *corev1.Namespace) {
+		start(ctx, w, running, "namespaces", reflector.From(w.o.Client.CoreV1().Namespaces(), all), func(n svc.Name, o *corev1.Namespace) bool {
 			have, known := w.objects.Namespaces[n.Name]
 			if o == nil {
 				delete(w.objects.Namespaces, n.Name)
 			} else {
 				w.objects.Namespaces[n.Name] = o.Labels
 			}
-			w.dirtyAll = w.dirtyAll || o == nil || !known || !maps.Equal(have, o.Labels)
+			changed := o == nil || !known || !maps.Equal(have, o.Labels)
+			w.dirtyAll = w.dirtyAll || changed
+			return changed
 		})
 	}
 	if len(w.objects.Gateways)+len(w.objects.Ingresses)+len(w.objects.Meshed) > 0 {
@@ -80,26 +92,28 @@ func (w *Watch) followMore(ctx context.Context, running *sync.WaitGroup) {
 // holds mu.
 func (w *Watch) followGrants(ctx context.Context, running *sync.WaitGroup, optional bool) {
 	from := reflector.From(w.o.Gateway.Grants(), metav1.ListOptions{})
-	follow(ctx, w, running, "referencegrants", from, optional, func(n svc.Name, g *gwv1.ReferenceGrant) {
+	follow(ctx, w, running, "referencegrants", from, optional, func(n svc.Name, g *gwv1.ReferenceGrant) bool {
 		set(w.objects.Grants, n, g)
 		w.dirtyAll, w.dirtyMeshes = true, true
 		w.dirtyIngress = w.dirtyIngress || w.ingress != nil && w.ingress.Granted()
+		return true
 	})
 }
 
-func set[K comparable, V any](to map[K]*V, key K, v *V) {
-	if v == nil {
-		delete(to, key)
-		return
+// set takes an object over, nil if it has gone. It reports true.
+func set[K comparable, V any](to map[K]*V, key K, v *V) bool {
+	if delete(to, key); v != nil {
+		to[key] = v
 	}
-	to[key] = v
+	return true
 }
 
-// start follows a kind, once. change is called with mu held, with nil for an object that has gone. The caller holds mu.
+// start follows a kind, once. change is called with mu held, with nil for an object that has gone, and reports whether a state may have
+// become another one. The caller holds mu.
 func start[T any, P interface {
 	*T
 	metav1.Object
-}](ctx context.Context, w *Watch, running *sync.WaitGroup, kind string, from reflector.Source, change func(svc.Name, *T)) {
+}](ctx context.Context, w *Watch, running *sync.WaitGroup, kind string, from reflector.Source, change func(svc.Name, *T) bool) {
 	follow[T, P](ctx, w, running, kind, from, false, change)
 }
 
@@ -108,17 +122,25 @@ func start[T any, P interface {
 func follow[T any, P interface {
 	*T
 	metav1.Object
-}](ctx context.Context, w *Watch, running *sync.WaitGroup, kind string, from reflector.Source, optional bool, change func(svc.Name, *T)) {
+}](
+	ctx context.Context, w *Watch, running *sync.WaitGroup, kind string, from reflector.Source, optional bool, change func(svc.Name, *T) bool,
+) {
 	if w.started[kind] {
 		return
 	}
 	w.started[kind] = true
 	w.pending++
-	locked := func(do func()) {
+	locked := func(do func() bool) {
 		w.mu.Lock()
-		do()
+		changed := do()
 		w.mu.Unlock()
-		w.o.Changed()
+		if changed {
+			w.o.Changed()
+		}
+	}
+	take := func(n svc.Name, o P) bool {
+		o.SetManagedFields(nil) // nobody asks for them, and an update without them leaves them as they are
+		return change(n, (*T)(o))
 	}
 	known, listed, read := map[svc.Name]bool{}, false, false
 	done := func() {
@@ -137,22 +159,23 @@ func follow[T any, P interface {
 			if !forbidden && !apierrors.IsNotFound(err) {
 				return
 			}
-			locked(func() {
+			locked(func() bool {
 				if first := !listed || w.unread[kind] != forbidden; first && !read {
 					w.o.Log.Warn(text[forbidden], "kind", kind, "err", err)
 					w.unread[kind] = forbidden
 				}
 				done()
+				return true
 			})
 		})
 	}
 	sink := reflector.Sink[P]{
 		Replace: func(list []P) {
-			locked(func() {
+			locked(func() bool {
 				next := make(map[svc.Name]bool, len(list))
 				for _, o := range list {
 					next[svc.NameOf(o)] = true
-					change(svc.NameOf(o), (*T)(o))
+					take(svc.NameOf(o), o)
 				}
 				for n := range known {
 					if !next[n] {
@@ -162,18 +185,19 @@ func follow[T any, P interface {
 				known = next
 				read, w.unread[kind] = true, false
 				done()
+				return true
 			})
 		},
 		Set: func(o P) {
-			locked(func() {
+			locked(func() bool {
 				known[svc.NameOf(o)] = true
-				change(svc.NameOf(o), (*T)(o))
+				return take(svc.NameOf(o), o)
 			})
 		},
 		Delete: func(o P) {
-			locked(func() {
+			locked(func() bool {
 				delete(known, svc.NameOf(o))
-				change(svc.NameOf(o), nil)
+				return change(svc.NameOf(o), nil)
 			})
 		},
 	}

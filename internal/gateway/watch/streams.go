@@ -17,21 +17,21 @@ import (
 // than v1.6 may lack them. The caller holds mu.
 func (w *Watch) followStreams(ctx context.Context, running *sync.WaitGroup) {
 	all := metav1.ListOptions{}
-	follow(ctx, w, running, "tlsroutes", reflector.From(w.o.Gateway.TLSRoutes(""), all), true, func(n svc.Name, r *gwv1.TLSRoute) {
-		setStream(w, gateway.StreamKey{Kind: gateway.KindTLSRoute, Name: n}, r, gateway.StreamOfTLS)
+	follow(ctx, w, running, "tlsroutes", reflector.From(w.o.Gateway.TLSRoutes(""), all), true, func(n svc.Name, r *gwv1.TLSRoute) bool {
+		return setStream(w, gateway.StreamKey{Kind: gateway.KindTLSRoute, Name: n}, r, gateway.StreamOfTLS)
 	})
-	follow(ctx, w, running, "tcproutes", reflector.From(w.o.Gateway.TCPRoutes(""), all), true, func(n svc.Name, r *gwv1.TCPRoute) {
-		setStream(w, gateway.StreamKey{Kind: gateway.KindTCPRoute, Name: n}, r, gateway.StreamOfTCP)
+	follow(ctx, w, running, "tcproutes", reflector.From(w.o.Gateway.TCPRoutes(""), all), true, func(n svc.Name, r *gwv1.TCPRoute) bool {
+		return setStream(w, gateway.StreamKey{Kind: gateway.KindTCPRoute, Name: n}, r, gateway.StreamOfTCP)
 	})
-	follow(ctx, w, running, "udproutes", reflector.From(w.o.Gateway.UDPRoutes(""), all), true, func(n svc.Name, r *gwv1.UDPRoute) {
-		setStream(w, gateway.StreamKey{Kind: gateway.KindUDPRoute, Name: n}, r, gateway.StreamOfUDP)
+	follow(ctx, w, running, "udproutes", reflector.From(w.o.Gateway.UDPRoutes(""), all), true, func(n svc.Name, r *gwv1.UDPRoute) bool {
+		return setStream(w, gateway.StreamKey{Kind: gateway.KindUDPRoute, Name: n}, r, gateway.StreamOfUDP)
 	})
 	follow(ctx, w, running, "listenersets", reflector.From(w.o.Gateway.Sets(""), all), true, w.setListenerSet)
 }
 
 // setStream takes a route over, nil if it has gone. The Gateways that it names, or has named before, are built again. The caller
 // holds mu.
-func setStream[T any](w *Watch, key gateway.StreamKey, r *T, read func(*T) *gateway.Stream) {
+func setStream[T any](w *Watch, key gateway.StreamKey, r *T, read func(*T) *gateway.Stream) bool {
 	have := w.objects.Streams[key]
 	var next *gateway.Stream
 	if r != nil {
@@ -46,17 +46,23 @@ func setStream[T any](w *Watch, key gateway.StreamKey, r *T, read func(*T) *gate
 			}
 		}
 	}
-	set(w.objects.Streams, key, next)
+	if same && !w.o.Statuses {
+		return false
+	}
+	return set(w.objects.Streams, key, next)
 }
 
 // setListenerSet takes a ListenerSet over, nil if it has gone. The Gateway that it names, or has named before, is built again.
 // The caller holds mu.
-func (w *Watch) setListenerSet(n svc.Name, s *gwv1.ListenerSet) {
+func (w *Watch) setListenerSet(n svc.Name, s *gwv1.ListenerSet) bool {
 	have := w.objects.Sets[n]
+	if !w.o.Statuses && sameSpec(have, s) {
+		return false
+	}
 	for _, o := range []*gwv1.ListenerSet{have, s} {
 		if o != nil && !sameSpec(have, s) {
 			w.dirty[parents.OfSet(o)] = true
 		}
 	}
-	set(w.objects.Sets, n, s)
+	return set(w.objects.Sets, n, s)
 }

@@ -32,6 +32,8 @@ type Options struct {
 	Log     *slog.Logger
 	// Changed is called after an object has changed, without a lock held. It must not block.
 	Changed func()
+	// Statuses is true for who writes statuses. Otherwise changes of statuses are passed over, and a State has no objects but Policies.
+	Statuses bool
 }
 
 // Watch keeps fronts. Its methods are safe for concurrent use. Each Follow and Update starts goroutines that end with the
@@ -135,19 +137,11 @@ func (w *Watch) Update(ctx context.Context, running *sync.WaitGroup) *State {
 	w.followSecrets(ctx, running)
 	w.followAuthorities(ctx, running)
 	s.Listed = w.pending == 0
-	s.Classes = slices.SortedFunc(maps.Values(w.classes), func(a, b *gwv1.GatewayClass) int {
-		return svc.NameOf(a).Compare(svc.NameOf(b))
-	})
-	s.Gateways, s.Fronts, s.Routes = maps.Clone(w.objects.Gateways), maps.Clone(w.fronts), maps.Clone(w.objects.Routes)
+	s.Fronts, s.Ingress = maps.Clone(w.fronts), w.ingress
 	s.Authorities, s.Policies = w.trusted(), w.objects.Policies.All()
-	s.Calls, s.Grants = maps.Clone(w.objects.Calls), maps.Clone(w.objects.Grants)
-	s.Streams, s.Sets = maps.Clone(w.objects.Streams), maps.Clone(w.objects.Sets)
-	for _, set := range s.Sets {
-		if n := parents.OfSet(set); n != (svc.Name{}) && w.gateways[n] == nil {
-			s.Orphans = append(s.Orphans, set)
-		}
+	if w.o.Statuses {
+		w.copyTo(s)
 	}
-	s.Ingresses, s.Ingress = maps.Clone(w.objects.Ingresses), w.ingress
 	if w.unread[policyKind] {
 		s.NoMeshes = "it may not read BackendTLSPolicies: give it the rights get, list and watch"
 	} else {
@@ -160,6 +154,21 @@ func (w *Watch) Update(ctx context.Context, running *sync.WaitGroup) *State {
 		maps.Copy(s.Users, t.users)
 	}
 	return s
+}
+
+// copyTo copies the objects that have statuses to a state, and the ReferenceGrants. The caller holds mu.
+func (w *Watch) copyTo(s *State) {
+	s.Classes = slices.SortedFunc(maps.Values(w.classes), func(a, b *gwv1.GatewayClass) int {
+		return svc.NameOf(a).Compare(svc.NameOf(b))
+	})
+	s.Gateways, s.Routes, s.Ingresses = maps.Clone(w.objects.Gateways), maps.Clone(w.objects.Routes), maps.Clone(w.objects.Ingresses)
+	s.Calls, s.Grants = maps.Clone(w.objects.Calls), maps.Clone(w.objects.Grants)
+	s.Streams, s.Sets = maps.Clone(w.objects.Streams), maps.Clone(w.objects.Sets)
+	for _, set := range s.Sets {
+		if n := parents.OfSet(set); n != (svc.Name{}) && w.gateways[n] == nil {
+			s.Orphans = append(s.Orphans, set)
+		}
+	}
 }
 
 // classify finds out which Gateways and Ingresses are ours.
@@ -238,24 +247,32 @@ func (w *Watch) build() {
 }
 
 // setRoute takes an HTTPRoute over, nil if it has gone.
-func (w *Watch) setRoute(n svc.Name, r *gwv1.HTTPRoute) {
+func (w *Watch) setRoute(n svc.Name, r *gwv1.HTTPRoute) bool {
+	if !w.o.Statuses && r != nil {
+		r.Status = gwv1.HTTPRouteStatus{}
+	}
 	key := gateway.StreamKey{Kind: gateway.KindHTTPRoute, Name: n}
-	replace(w, w.objects.Routes, key, r, func(r *gwv1.HTTPRoute) []gwv1.ParentReference { return r.Spec.ParentRefs })
+	return replace(w, w.objects.Routes, key, r, func(r *gwv1.HTTPRoute) []gwv1.ParentReference { return r.Spec.ParentRefs })
 }
 
 // setCall takes a GRPCRoute over, nil if it has gone.
-func (w *Watch) setCall(n svc.Name, r *gwv1.GRPCRoute) {
+func (w *Watch) setCall(n svc.Name, r *gwv1.GRPCRoute) bool {
+	if !w.o.Statuses && r != nil {
+		r.Status = gwv1.GRPCRouteStatus{}
+	}
 	key := gateway.StreamKey{Kind: gateway.KindGRPCRoute, Name: n}
-	replace(w, w.objects.Calls, key, r, func(r *gwv1.GRPCRoute) []gwv1.ParentReference { return r.Spec.ParentRefs })
+	return replace(w, w.objects.Calls, key, r, func(r *gwv1.GRPCRoute) []gwv1.ParentReference { return r.Spec.ParentRefs })
 }
 
 // replace takes a route over, nil if it has gone. The Gateways and Services that it names, or has named before, are built again.
 func replace[T any, P interface {
 	*T
 	metav1.Object
-}](w *Watch, all map[svc.Name]*T, key gateway.StreamKey, r P, refs func(*T) []gwv1.ParentReference) {
+}](w *Watch, all map[svc.Name]*T, key gateway.StreamKey, r P, refs func(*T) []gwv1.ParentReference) bool {
 	have := P(all[key.Name])
-	if !sameSpec(have, r) {
+	if same := sameSpec(have, r); same && !w.o.Statuses {
+		return false
+	} else if !same {
 		for _, o := range []P{have, r} {
 			if o == nil {
 				continue
@@ -271,7 +288,7 @@ func replace[T any, P interface {
 			}
 		}
 	}
-	set(all, key.Name, (*T)(r))
+	return set(all, key.Name, (*T)(r))
 }
 
 // sameSpec reports whether only the status or the metadata of an object has changed, which fronts do not depend on.
@@ -283,17 +300,17 @@ func sameSpec[T any, P interface {
 }
 
 // setService takes over what routes ask of a Service, nil if it has gone.
-func (w *Watch) setService(n svc.Name, s *corev1.Service) {
+func (w *Watch) setService(n svc.Name, s *corev1.Service) bool {
 	have := w.objects.Services[n]
 	if s == nil {
 		delete(w.objects.Services, n)
 		if have == nil {
-			return
+			return false
 		}
 	} else {
 		next := services.Of(s)
 		if have != nil && have.Equal(next) {
-			return
+			return false
 		}
 		w.objects.Services[n] = next
 	}
@@ -306,4 +323,5 @@ func (w *Watch) setService(n svc.Name, s *corev1.Service) {
 		}
 	}
 	w.dirtyIngress = w.dirtyIngress || w.ingress != nil && w.ingress.Refers(n)
+	return true
 }

@@ -13,10 +13,10 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// logins verifies the passwords of all clients, on half of the processors: the others go on to carry requests.
+// logins verifies the passwords of all clients.
 //
 //nolint:gochecknoglobals // of the process, as its processors are
-var logins = basic.NewVerifier(max(1, runtime.GOMAXPROCS(0)/2))
+var logins = basic.NewVerifier(basic.SlotsOf(runtime.GOMAXPROCS(0)))
 
 // tries bounds the passwords of a client that have to be verified for a route: of 100 at once, ten a second.
 //

@@ -44,8 +44,9 @@ type Route struct {
 	Body int64
 	// Compress, if not nil, are the content codings of answers in place of the listener's.
 	Compress []string
-	// Edit, if there is one, changes the head of a Pod's answer.
-	Edit func(*http1.Response)
+	// Edit, if there is one, changes the head of a Pod's answer, and Refusal every answer of the load balancer's own, also Reply.
+	Edit    func(*http1.Response)
+	Refusal func(*Reply)
 }
 
 // Reply is an answer of the load balancer's own.
@@ -55,6 +56,8 @@ type Reply struct {
 	Fields []http1.Field
 	// Body is nil for the text of the status, in which case Fields have no Content-Type.
 	Body []byte
+	// asked is true for the answer to the question whether a page may send a request.
+	asked bool
 }
 
 // Route returns where a request goes. It is the one place where that is decided.

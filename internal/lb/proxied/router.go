@@ -64,12 +64,25 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 	if rule.CORS != nil {
 		origin, _ = (&head{r: r}).Header("origin")
 	}
-	if early := o.answer(rule, r, host, canonical, query, prefix, origin, from); early.Reply != nil {
-		return early
+	out := o.answer(rule, r, host, canonical, query, prefix, origin, from)
+	if out.Reply == nil {
+		if asked {
+			query = "?" + query
+		}
+		out = o.lead(rule, r, path, canonical, query, prefix, origin, from)
 	}
-	if asked {
-		query = "?" + query
+	if rule.CORS != nil {
+		out.Refusal = func(answer *Reply) {
+			if m := rule.CORS.Answer(origin); !answer.asked {
+				answer.Fields = modify(answer.Fields, &m)
+			}
+		}
 	}
+	return out
+}
+
+// lead returns where a request goes whose path was path, and is canonical now. query has its "?".
+func (o *router) lead(rule *gateway.Rule, r *http1.Request, path, canonical, query, prefix, origin string, from Origin) Route {
 	out := o.protect(rule, r, canonical+query, from)
 	if out.Reply != nil {
 		return out
@@ -118,18 +131,34 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 // protect begins a route with what a rule protects its backends by: a reply for who has no right name and password, and a question about
 // the others. uri is the path of the request, in the form that rules are compared with, and its query.
 func (o *router) protect(rule *gateway.Rule, r *http1.Request, uri string, from Origin) (out Route) {
+	if rule.Any && rule.Access.Names(from.Client.Addr()) {
+		return out
+	}
+	var no *Reply // for who may pass in another way
+	if rule.Any && !rule.Access.Admits(from.Client.Addr()) {
+		no = &Reply{Status: http.StatusForbidden}
+	}
 	if rule.Basic != nil {
-		if out.Reply = o.login(rule, r, from); out.Reply != nil {
+		ask := o.login(rule, r, from)
+		switch {
+		case ask == nil && rule.Any:
 			return out
+		case ask != nil && (!rule.Any || ask.Status != http.StatusUnauthorized):
+			return Route{Reply: ask}
+		case ask != nil:
+			no = ask // it tells the client what it can do, and 403 does not
 		}
 	}
 	if rule.Auth == nil {
-		return out
+		return Route{Reply: no}
 	}
 	if out.Asked = o.targets[rule.Asked()]; out.Asked == nil {
 		return reply(http.StatusServiceUnavailable) // there is no such Service, or its endpoints have not been read yet
 	}
 	out.Ask = authz.Ask(&rule.Auth.Auth, r, from.Client.Addr(), from.Secure, uri)
+	if no != nil && no.Status == http.StatusUnauthorized {
+		out.Ask.Instead = &authz.Refusal{Status: no.Status, Fields: no.Fields}
+	}
 	return out
 }
 
@@ -141,7 +170,7 @@ func (o *router) answer(rule *gateway.Rule, r *http1.Request, host, path, query,
 		return reply(http.StatusServiceUnavailable)
 	case rule.HTTPS && !from.Secure:
 		return redirect(&filter.Redirect{Scheme: "https", Status: http.StatusPermanentRedirect}, host, path, query, prefix, from)
-	case !rule.Access.Admits(from.Client.Addr()):
+	case !rule.Any && !rule.Access.Admits(from.Client.Addr()):
 		return reply(http.StatusForbidden)
 	case !o.usage.allowsBy(from.Client.Addr(), rule.Route.Name, rule.Limits.For(from.Client.Addr())):
 		return Route{Reply: RetryLater(http.StatusTooManyRequests)}
@@ -216,7 +245,7 @@ func (o *router) mirrors(rule *gateway.Rule, w *gateway.Weighted) (out []*Config
 // preflight answers a browser's question whether a page of another origin may send a request.
 func preflight(c *filter.CORS, origin, method, headers string) Route {
 	status, fields := c.Preflight(origin, method, headers)
-	r := &Reply{Status: status}
+	r := &Reply{Status: status, asked: true}
 	for _, f := range fields {
 		r.Fields = append(r.Fields, http1.Field{Name: []byte(f.Name), Value: []byte(f.Value)})
 	}

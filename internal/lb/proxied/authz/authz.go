@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/policy"
@@ -20,6 +21,19 @@ type Question struct {
 	rule              *filter.Auth
 	scheme, host, uri string
 	head              http1.Request
+	call              *call // nil unless the server is asked by gRPC
+	// Instead, if not nil, is for a client that the server refuses with 401 or 403: another way to pass would do, too.
+	Instead *Refusal
+}
+
+// Circumstances are what a question has beside the request's head.
+type Circumstances struct {
+	Client, At          netip.AddrPort
+	Subject, ServerName string // of the client's certificate, and that it has asked for; "" without one
+	ID                  string // by which the request is found again, "" for none
+	Began               time.Time
+	Second              bool // the client speaks HTTP/2
+	Underscores         bool // Pods get fields whose names have a "_"
 }
 
 // Ask returns the question about a request of a client before any rule has changed it. uri is its path, in the form that rules are
@@ -31,6 +45,9 @@ func Ask(rule *filter.Auth, r *http1.Request, client netip.Addr, secure bool, ur
 	}
 	h := &q.head
 	h.Minor = 1
+	if rule.GRPC {
+		q.call = &call{method: string(r.Method), size: r.Length}
+	}
 	h.Method, h.Host, h.Target = choose(rule.Method, r.Method), choose(rule.Host, r.Host), []byte(rule.Target)
 	if rule.Target == "" {
 		h.Target = []byte(rule.Prefix + uri)
@@ -67,7 +84,10 @@ func (q *Question) passes(f *http1.Field) bool {
 		return false
 	}
 	name := strings.ToLower(string(f.Name))
-	if q.rule.AskAll {
+	switch {
+	case q.call != nil: // conditions are of the request, and not of the call
+		return q.rule.AskAll || slices.Contains(q.rule.Ask, name)
+	case q.rule.AskAll:
 		return !slices.Contains(conditions, name)
 	}
 	return name == "authorization" || slices.Contains(q.rule.Ask, name)
@@ -87,18 +107,13 @@ func (q *Question) describe(n *policy.NginxAuth, method string, client netip.Add
 // MaxBody is how long the body of the request may be, in bytes, if the server gets it; 0 if it does not.
 func (q *Question) MaxBody() int { return q.rule.Body }
 
-// Request returns the head for the server, for which length is that of its body.
-func (q *Question) Request(length int) *http1.Request {
-	q.head.Length = int64(length)
-	return &q.head
-}
-
-// Answer is that of the server. It shares no bytes with a connection.
-type Answer struct {
-	Status int
-	Fields []http1.Field
-	// Body is nil if it is too long.
-	Body []byte
+// Message returns the head and the body for the server. body is that of the request, nil unless the server gets it.
+func (q *Question) Message(body []byte, c Circumstances) (*http1.Request, []byte) {
+	if q.call != nil {
+		body = q.begin(body, c)
+	}
+	q.head.Length = int64(len(body))
+	return &q.head, body
 }
 
 // Refusal is the answer for a client whose request may not pass. Without a Body it has the text of its status.
@@ -108,11 +123,28 @@ type Refusal struct {
 	Body   []byte
 }
 
-// Judge returns the answer for the client, nil if the request may pass.
-func (q *Question) Judge(a *Answer) *Refusal {
-	if q.rule.Nginx != nil {
-		return q.judgeNginx(a)
+// Judge returns the answer for the client, nil if the request may pass. The error is why the answer decides nothing.
+func (q *Question) Judge(a *Answer) (*Refusal, error) {
+	if len(a.Fields) > MaxFields {
+		return nil, errFields
 	}
+	var no *Refusal
+	var err error
+	switch {
+	case q.call != nil:
+		no, err = q.judgeCall(a)
+	case q.rule.Nginx != nil:
+		no = q.judgeNginx(a)
+	default:
+		no = judge(a)
+	}
+	if no != nil && q.Instead != nil && (no.Status == http.StatusUnauthorized || no.Status == http.StatusForbidden) {
+		no = q.Instead
+	}
+	return no, err
+}
+
+func judge(a *Answer) *Refusal {
 	switch {
 	case a.Status == http.StatusOK:
 		return nil
@@ -179,6 +211,10 @@ func (q *Question) cookies(a *Answer, status int) []http1.Field {
 // Pass gives a request that may pass the fields of the answer. What the rule names for them a client cannot send itself, in any
 // spelling that a program may take for it.
 func (q *Question) Pass(r *http1.Request, a *Answer) {
+	if q.call != nil {
+		q.passCall(r)
+		return
+	}
 	names := slices.Clone(q.rule.Take)
 	for i := range a.Fields {
 		f := &a.Fields[i]
@@ -216,6 +252,9 @@ func (q *Question) Withhold(trailers []http1.Field) {
 
 // Edit returns what the answer of the server changes of a Pod's answer, nil if that is nothing: with cookies a session goes on.
 func (q *Question) Edit(a *Answer) func(*http1.Response) {
+	if q.call != nil {
+		return q.call.edit()
+	}
 	if q.rule.Nginx == nil || len(named(a.Fields, "set-cookie")) == 0 {
 		return nil
 	}

@@ -58,7 +58,7 @@ func TestAsk(t *testing.T) {
 		},
 	} {
 		r := parse(t, request)
-		q := Ask(&c.rule, r, client, true, "/c?d").Request(7)
+		q, body := Ask(&c.rule, r, client, true, "/c?d").Message([]byte("7 bytes"), Circumstances{})
 		for _, f := range r.Fields { // the bytes of its connection are used again
 			copy(f.Value, "##########")
 		}
@@ -72,7 +72,7 @@ func TestAsk(t *testing.T) {
 			t.Errorf("%+v: the fields with a _ are %q", c.rule, underscored)
 		}
 		got := fmt.Sprintf("%s %s %s %v", q.Method, q.Host, q.Target, sent(q))
-		if got != c.want || q.Length != 7 || q.Chunked || q.Upgrades || q.Continue {
+		if got != c.want || q.Length != 7 || string(body) != "7 bytes" || q.Chunked || q.Upgrades || q.Continue {
 			t.Errorf("%+v:\n%s, want\n%s", c.rule, got, c.want)
 		}
 	}

@@ -18,6 +18,50 @@ var (
 	traceParentName = []byte("Traceparent")
 )
 
+// Marks are what a Service asks for (dialect.Headers).
+type Marks struct {
+	Underscores            bool // keeps fields whose names have a "_"
+	RequestID, TraceParent bool
+	ClientCertificate      string // the field for the subject of a client's certificate that was verified, "" for none
+}
+
+// Request changes the fields of a request: which names stay, by what it is found again, which is returned if it is asked for, and what
+// the Pod gets about the client's certificate in place of what the client says.
+func (m *Marks) Request(r *http1.Request, s *tls.ConnectionState) (id string) {
+	if m.Underscores {
+		for i := range r.Fields {
+			if f := &r.Fields[i]; f.Kind == http1.Underscored {
+				f.Kind = http1.Other
+			}
+		}
+	}
+	if m.RequestID {
+		id = RequestID(r)
+	}
+	if m.TraceParent {
+		TraceParent(r)
+	}
+	if m.ClientCertificate != "" {
+		var value []byte
+		if subject := Subject(s); subject != "" {
+			value = []byte(subject)
+		}
+		SetField(r, []byte(m.ClientCertificate), value)
+	}
+	return id
+}
+
+// Trailers keeps trailers from the Pod whose names are of fields that Request gives it: some programs merge them.
+func (m *Marks) Trailers(trailers []http1.Field) {
+	Withhold(trailers, m.ClientCertificate)
+	if m.RequestID {
+		Withhold(trailers, string(requestIDName))
+	}
+	if m.TraceParent {
+		Withhold(trailers, string(traceParentName))
+	}
+}
+
 // maxRequestID bounds an identifier that a client has given.
 const maxRequestID = 128
 
@@ -59,7 +103,7 @@ func SetField(r *http1.Request, name, value []byte) {
 	}
 }
 
-// Withhold keeps trailers of a name from the Pod: some programs merge them with the fields. "" is no name.
+// Withhold keeps trailers of a name from the Pod. "" is no name.
 func Withhold(trailers []http1.Field, name string) {
 	for i := range trailers {
 		if f := &trailers[i]; name != "" && Alike(f.Name, []byte(name)) {

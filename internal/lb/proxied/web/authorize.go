@@ -1,7 +1,6 @@
 package web
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"time"
@@ -18,16 +17,11 @@ import (
 const (
 	// askTime is how long an authorization server has, and a client for the body that this server gets.
 	askTime = 10 * time.Second
-	// maxVerdict is how long the body of a server's answer may be that a client gets, in bytes; it gets none that is longer.
-	maxVerdict = 64 << 10
-	// maxVerdictFields is how many fields the answer may have.
-	maxVerdictFields = 128
+	// firstPart is how much memory a body has at first, in bytes. It gets more as it comes.
+	firstPart = 4 << 10
 )
 
-var (
-	errVerdict = errors.New("the answer has too many fields")
-	errSlow    = errors.New("the body does not come in time")
-)
+var errSlow = errors.New("the body does not come in time")
 
 // authorize asks whether the request may go to a Pod. If it may not, the client has the answer: whole is as of carry. Without an
 // answer of the server no request passes.
@@ -45,6 +39,10 @@ func authorize(x *exchange, q *authz.Question, at *proxied.Config) (passes, whol
 	if errors.Is(err, errLeft) {
 		return false, x.failed(err)
 	}
+	var no *authz.Refusal
+	if err == nil {
+		no, err = q.Judge(answer)
+	}
 	if err != nil {
 		count(traffic.Undecided)
 		log := x.engine.host.Log().Debug
@@ -55,7 +53,7 @@ func authorize(x *exchange, q *authz.Question, at *proxied.Config) (passes, whol
 		refuse(x, q.Failed())
 		return false, true
 	}
-	if no := q.Judge(answer); no != nil {
+	if no != nil {
 		count(traffic.Denied)
 		refuse(x, no)
 		return false, true
@@ -84,7 +82,8 @@ type gathered struct {
 	x     *exchange
 	first *http1.Request // its bytes end with its head
 	until time.Time
-	body  []byte
+	most  int
+	body  []byte     // repeats counts its capacity
 	from  wireSource // how much of it has not been taken
 }
 
@@ -103,11 +102,11 @@ func gather(x *exchange, most int) ([]byte, error) {
 	if x.req.Length >= 0 {
 		most = int(x.req.Length)
 	}
-	if !addUpTo(&x.engine.repeats, int64(most), repeatMemory) {
-		return nil, pods.ErrNone
-	}
-	g := &gathered{client: x.client, x: x, first: x.req, until: time.Now().Add(x.engine.askTime), body: make([]byte, 0, most)}
+	g := &gathered{client: x.client, x: x, first: x.req, until: time.Now().Add(x.engine.askTime), most: most}
 	x.client, x.req = g, x.req.Clone()
+	if err := g.grow(min(most, firstPart)); err != nil {
+		return nil, err
+	}
 	if g.first.Continue {
 		x.hasInterim = true
 		if err := g.proceed(); err != nil {
@@ -144,11 +143,24 @@ func (g *gathered) finish([]http1.Field) error { return nil }
 func (g *gathered) touch()                     { g.x.touch() }
 
 func (g *gathered) add(data []byte, _ bool) error {
-	if len(g.body)+len(data) > cap(g.body) {
+	if n := len(g.body) + len(data); n > g.most {
 		return errBody
+	} else if n > cap(g.body) {
+		if err := g.grow(min(g.most, max(n, 2*cap(g.body)))); err != nil {
+			return err
+		}
 	}
 	g.body = append(g.body, data...)
 	return g.late()
+}
+
+// grow gives the body so much memory: a client has only what it has sent, and as much again.
+func (g *gathered) grow(to int) error {
+	if !addUpTo(&g.x.engine.repeats, int64(to-cap(g.body)), repeatMemory) {
+		return pods.ErrNone
+	}
+	g.body = append(make([]byte, 0, to), g.body...)
+	return nil
 }
 
 func (g *gathered) waited() error {
@@ -178,25 +190,27 @@ type asking struct {
 func inquire(x *exchange, q *authz.Question, at *proxied.Config, body []byte) (*authz.Answer, error) {
 	from := clientConn{client: x.conn.client, at: x.conn.at, secure: x.conn.secure, tls: x.conn.tls, began: time.Now(), engine: x.engine}
 	a := &asking{of: x}
-	a.engine, a.conn, a.client, a.req = x.engine, &from, a, q.Request(len(body))
+	a.engine, a.conn, a.client = x.engine, &from, a
+	a.req, body = q.Message(body, authz.Circumstances{
+		Client: from.client, At: from.at, Subject: mark.Subject(&from.tls), ServerName: from.tls.ServerName, ID: x.id, Began: x.began,
+		Second: x.second, Underscores: marksOf(x).Underscores,
+	})
 	a.link = &pods.Link{Close: a.drain}
 	a.begin(at)
 	defer a.leave()
 	if x.id != "" {
 		mark.SetField(a.req, []byte("X-Request-Id"), []byte(x.id))
 	}
-	markRequest(&a.exchange)
+	marks := marksOf(&a.exchange)
+	marks.Request(a.req, &from.tls)
 	timer := time.AfterFunc(x.engine.askTime, a.drain)
 	defer timer.Stop()
 	stop := context.AfterFunc(x.engine.host.Context(), a.drain)
 	defer stop()
 	r := reaching{x: &a.exchange, t: transportOf(at)}
 	err := r.deliver(body, true) // a question changes nothing, so it may be asked again
-	switch {
-	case err != nil && (a.got == nil || !errors.Is(err, errEnough)):
+	if err != nil && (a.got == nil || !errors.Is(err, errEnough)) {
 		return nil, err
-	case len(a.got.Fields) > maxVerdictFields:
-		return nil, errVerdict
 	}
 	return a.got, nil
 }
@@ -205,21 +219,18 @@ func (a *asking) reply(*proxied.Reply) {}
 func (a *asking) left() bool           { return a.of.client.left() }
 
 func (a *asking) answer(source, string) sink {
-	a.got = &authz.Answer{Status: a.res.Status, Body: []byte{}}
-	for i, f := range a.res.Fields {
-		if i > maxVerdictFields {
-			break
-		}
-		a.got.Fields = append(a.got.Fields, http1.Field{Name: bytes.Clone(f.Name), Value: bytes.Clone(f.Value), Kind: f.Kind})
-	}
+	a.got = authz.NewAnswer(&a.res)
 	return a
 }
 
 func (a *asking) add(data []byte, _ bool) error {
-	if a.got.Body == nil || len(a.got.Body)+len(data) > maxVerdict {
-		a.got.Body = nil
+	if !a.got.Add(data) {
 		return errEnough
 	}
-	a.got.Body = append(a.got.Body, data...)
+	return nil
+}
+
+func (a *asking) finish(trailers []http1.Field) error {
+	a.got.End(trailers)
 	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/lb/proxied/authz"
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
@@ -106,13 +107,13 @@ func (d *decider) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 		w.WriteHeader(http.StatusNotFound)
 	case "long":
 		w.WriteHeader(http.StatusUnauthorized)
-		_, _ = io.WriteString(w, strings.Repeat("x", maxVerdict+1))
+		_, _ = io.WriteString(w, strings.Repeat("x", authz.MaxBody+1))
 	case "half":
 		h.Set("Content-Length", "10")
 		_, _ = io.WriteString(w, "half")
 		panic(http.ErrAbortHandler)
 	case "many":
-		for i := range maxVerdictFields + 1 {
+		for i := range authz.MaxFields + 1 {
 			h.Set(fmt.Sprint("X-", i), "x")
 		}
 	case "none":

@@ -9,11 +9,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/lb/proxied/authz"
 	"github.com/fairlead/fairlead/internal/lb/proxied/heads"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http2"
-	"github.com/fairlead/fairlead/internal/lb/proxied/mark"
 	"github.com/fairlead/fairlead/internal/lb/proxied/stream"
 )
 
@@ -233,9 +231,8 @@ const spliceAt = 64 << 10
 type pump struct {
 	to       sink
 	from     source
-	trailers bool            // pass trailers on
-	asked    *authz.Question // withholds some of them; nil if nothing does
-	subject  string          // the field for the subject of a client's certificate, which is withheld, too; "" for none
+	trailers bool      // pass trailers on
+	request  *exchange // withholds some of them; nil if none is withheld
 	timeout  time.Duration
 	bytes    *atomic.Int64 // of the body
 	most     int64         // of them, 0 without a bound
@@ -316,8 +313,9 @@ func (p *pump) finish() error {
 	var fields []http1.Field
 	if p.trailers {
 		fields = p.from.trailers()
-		p.asked.Withhold(fields)
-		mark.Withhold(fields, p.subject)
+		if p.request != nil {
+			withhold(p.request, fields)
+		}
 	}
 	if err := p.to.finish(fields); err != nil {
 		return fmt.Errorf("%w: %w", errSink, err)

@@ -38,30 +38,28 @@ func (x *exchange) carry() bool {
 		x.reply(proxied.RetryLater(http.StatusTooManyRequests))
 		return true
 	}
-	x.most = int64(x.config.Spec.Clients.Body) << 10
-	if tooLong(x, x.req.Length) {
-		x.reply(&proxied.Reply{Status: http.StatusRequestEntityTooLarge})
-		return true
-	}
 	route := x.config.Route(x.req, x.conn.origin())
-	if route.Reply != nil {
+	if x.refusal = route.Refusal; route.Reply != nil {
 		x.reply(route.Reply)
 		return true
 	}
 	if route.Done != nil {
 		defer route.Done()
 	}
+	x.most = int64(x.config.Spec.Clients.Body) << 10
 	if route.Body > 0 && (x.most == 0 || route.Body < x.most) {
-		if x.most = route.Body; tooLong(x, x.req.Length) {
-			x.reply(&proxied.Reply{Status: http.StatusRequestEntityTooLarge})
-			return true
-		}
+		x.most = route.Body
+	}
+	if tooLong(x, x.req.Length) {
+		x.reply(&proxied.Reply{Status: http.StatusRequestEntityTooLarge})
+		return true
 	}
 	x.to, x.edit, x.held, x.question = route.To, route.Edit, route.Session, route.Ask
 	if x.codings = x.config.Spec.Compress; route.Compress != nil {
 		x.codings = route.Compress
 	}
-	markRequest(x)
+	marks := marksOf(x)
+	x.id = marks.Request(x.req, &x.conn.tls)
 	if route.Ask != nil {
 		defer ungather(x, x.client)
 		if passes, whole := authorize(x, route.Ask, route.Asked); !passes {
@@ -407,6 +405,9 @@ func (x *exchange) failed(err error) bool {
 
 // reply answers for a Pod.
 func (x *exchange) reply(r *proxied.Reply) {
+	if x.refusal != nil {
+		x.refusal(r)
+	}
 	x.status = r.Status
 	x.client.reply(r)
 }

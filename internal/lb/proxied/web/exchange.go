@@ -67,6 +67,8 @@ type exchange struct {
 	config *proxied.Config // of the listener
 	to     *proxied.Config // has the Pods: see proxied.Route
 	edit   func(*http1.Response)
+	// refusal changes answers of the load balancer's own, unless it is nil.
+	refusal func(*proxied.Reply)
 	// codings are what the answer may be compressed by, and accepts what the client accepts.
 	codings  []string
 	accepts  compress.Accepts
@@ -119,8 +121,8 @@ type exchange struct {
 
 // begin prepares for a request by a configuration.
 func (x *exchange) begin(c *proxied.Config) {
-	x.config, x.to, x.edit, x.codings, x.copied, x.again, x.held, x.upgrades = c, c, nil, nil, nil, nil, nil, x.req.Upgrades
-	x.key, x.began, x.asked, x.answered = "", time.Now(), time.Time{}, time.Time{}
+	x.config, x.to, x.edit, x.refusal, x.codings, x.copied, x.again, x.held = c, c, nil, nil, nil, nil, nil, nil
+	x.key, x.upgrades, x.began, x.asked, x.answered = "", x.req.Upgrades, time.Now(), time.Time{}, time.Time{}
 	x.pod, x.podStatus, x.status = netip.AddrPort{}, 0, 0
 	x.hasInterim, x.answering, x.unread, x.reusable, x.upload, x.over = false, false, false, false, nil, false
 	x.isHead, x.accepts, x.question = string(x.req.Method) == http.MethodHead, 0, nil
@@ -137,7 +139,7 @@ func (x *exchange) begin(c *proxied.Config) {
 
 // forget keeps nothing of the last request.
 func (x *exchange) forget() {
-	x.engine, x.conn, x.config, x.to, x.edit, x.client, x.req, x.link = nil, nil, nil, nil, nil, nil, nil, nil
+	x.engine, x.conn, x.config, x.to, x.edit, x.refusal, x.client, x.req, x.link = nil, nil, nil, nil, nil, nil, nil, nil, nil
 	x.copied, x.again, x.held, x.codings, x.question, x.search = nil, nil, nil, nil, nil, reaching{}
 	x.line, x.cookies, x.upload, x.back = heads.Line{}, nil, nil, nil
 	x.down.to, x.down.from = nil, nil
@@ -261,30 +263,14 @@ func show(x *exchange, r heads.Line, status int) {
 	})
 }
 
-// markRequest changes the fields of the request as the Service asks for: which names stay, by what it is found again, and what the
-// Pod gets about the client's certificate, if that was verified, in place of what the client says.
-func markRequest(x *exchange) {
-	spec := &x.to.Spec.Headers
-	if spec.Underscores {
-		for i := range x.req.Fields {
-			if f := &x.req.Fields[i]; f.Kind == http1.Underscored {
-				f.Kind = http1.Other
-			}
-		}
-	}
-	if spec.RequestID {
-		x.id = mark.RequestID(x.req)
-	}
-	if spec.TraceParent {
-		mark.TraceParent(x.req)
-	}
-	if spec.ClientCertificate != "" {
-		var value []byte
-		if subject := mark.Subject(&x.conn.tls); subject != "" {
-			value = []byte(subject)
-		}
-		mark.SetField(x.req, []byte(spec.ClientCertificate), value)
-	}
+// marksOf are what the Service of a request asks for.
+func marksOf(x *exchange) mark.Marks { return mark.Marks(x.to.Spec.Headers) }
+
+// withhold keeps trailers of the request from the Pod that the client may not set.
+func withhold(x *exchange, trailers []http1.Field) {
+	marks := marksOf(x)
+	marks.Trailers(trailers)
+	x.question.Withhold(trailers)
 }
 
 // retried counts a further attempt, unless it is for a copy: that is not of the traffic of the front.
