@@ -77,7 +77,7 @@ func (w *Walk) releaseClaims(ctx context.Context) error {
 		for _, n := range c.Services {
 			err := w.patchService(ctx, n, map[string]any{"$deleteFromPrimitiveList/finalizers": []string{cleanupFinalizer}})
 			if err != nil {
-				return fmt.Errorf("Service %s: %w", n, err)
+				return fmt.Errorf("finalizer of the Service %s: %w", n, err)
 			}
 		}
 		if err := api.Delete(ctx, o.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &o.UID}}); !fine(err) {

@@ -149,8 +149,8 @@ func TestReleaseClaims(t *testing.T) {
 		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
 		return s
 	}
-	own := claim.Claim{Addr: netip.MustParseAddr("192.0.2.1"), Services: []svc.Name{{Namespace: "a", Name: "x"}, {Namespace: "a", Name: "gone"}}}.
-		Object()
+	holders := []svc.Name{{Namespace: "a", Name: "x"}, {Namespace: "a", Name: "gone"}}
+	own := claim.Claim{Addr: netip.MustParseAddr("192.0.2.1"), Services: holders}.Object()
 	others := &networkingv1.IPAddress{ObjectMeta: metav1.ObjectMeta{Name: "10.96.0.1"}}
 	client := cluster(metallb.Returning, service("x"), service("cloud"), own, others)
 	w := newWalk(t, client, "")
