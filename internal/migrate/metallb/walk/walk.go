@@ -41,12 +41,10 @@ type Walk struct {
 	plan *metallb.Plan
 	base *appsv1.DaemonSet // of the manifest
 	rest []runtime.Object  // of the manifest, beside the DaemonSet
-	// settling is how long MetalLB's speakers have to announce.
-	settling time.Duration
 }
 
-// settling is enough for speakers that are ready: they have read their objects by then, choose nodes by the list of members, and
-// announce without a pause.
+// settling is how long MetalLB's speakers have to choose nodes and announce, from when they are ready: no object of the API shows
+// that reliably.
 const settling = 10 * time.Second
 
 // New looks at the cluster.
@@ -55,7 +53,7 @@ func New(ctx context.Context, o Options) (*Walk, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Walk{Options: o, act: &act.Cluster{Client: o.Client, Timeout: o.Timeout}, plan: metallb.Decide(c), settling: settling}
+	w := &Walk{Options: o, act: &act.Cluster{Client: o.Client, Timeout: o.Timeout}, plan: metallb.Decide(c)}
 	if w.Image == "" && c.Fairlead != nil {
 		w.Image = c.Fairlead.Spec.Template.Spec.Containers[0].Image
 	}
@@ -188,7 +186,7 @@ func (w *Walk) settle(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-time.After(w.settling):
+	case <-time.After(settling):
 		return nil
 	}
 }
