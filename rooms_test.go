@@ -161,6 +161,7 @@ var rooms = map[string]int{
 	"runner/status":           4,
 	"runner/volumes":          4,
 	"migrate/metallb":         4,
+	"migrate/metallb/walk":    5,
 	"trace/follow":            5,
 	"apiserver/certs":         5,
 	"apiserver/store":         5,

@@ -12,3 +12,8 @@ var Proxy []byte
 //
 //go:embed dns.yaml
 var DNS []byte
+
+// LB is lb.yaml, from which 'fairlead migrate --component lb' makes what it applies.
+//
+//go:embed lb.yaml
+var LB []byte

@@ -99,6 +99,11 @@ const (
 	DNSReplicasAnnotation  = "fairlead.dev/dns-replicas"
 	DNSFailureAnnotation   = "fairlead.dev/dns-failure"
 	ProxyFailureAnnotation = "fairlead.dev/proxy-failure"
+	// LBPhaseAnnotation, LBReplicasAnnotation and LBFailureAnnotation of the DaemonSet of MetalLB's speakers are the same for load
+	// balancers.
+	LBPhaseAnnotation    = "fairlead.dev/lb"
+	LBReplicasAnnotation = "fairlead.dev/lb-replicas"
+	LBFailureAnnotation  = "fairlead.dev/lb-failure"
 	// EndpointAnnotation on the Lease of an API server is its address and port.
 	EndpointAnnotation = "fairlead.dev/endpoint"
 	// DefaultQuotaAnnotation with the value DefaultQuotaNone on a Namespace keeps it without the default quota.

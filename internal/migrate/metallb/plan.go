@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -38,14 +39,27 @@ const Name = "fairlead-lb"
 type Plan struct {
 	// MetalLB describes what runs, empty if MetalLB does not.
 	MetalLB string `json:"metalLB,omitempty"`
+	// Phase is how far the migration is, and Failure why its last step failed.
+	Phase   Phase  `json:"phase,omitempty"`
+	Failure string `json:"failure,omitempty"`
 	// Announce is the --lb-announce of the nodes.
 	Announce string `json:"announce,omitempty"`
 	// Differs has what behaves differently, Refused what must be changed first.
 	Differs []string `json:"differs,omitempty"`
 	Refused []string `json:"refused,omitempty"`
-	// Addresses are the addresses of Services that fairlead lb takes over.
+	// Addresses is how many addresses of Services fairlead lb takes over.
 	Addresses int `json:"addresses,omitempty"`
+
+	speaker    *appsv1.DaemonSet
+	controller *appsv1.Deployment
+	replicas   int32
+	pools      []*v1.IPAddressPool
+	given      []Address
+	broken     error
 }
+
+// Broken is an error if the phase cannot be read or MetalLB is not found. No command goes on then.
+func (p *Plan) Broken() error { return p.broken }
 
 // maxNamed bounds the Services that a line names.
 const maxNamed = 5
@@ -54,9 +68,15 @@ const maxNamed = 5
 func Decide(c *Cluster) *Plan {
 	p := &Plan{}
 	if c.Speaker == nil && len(c.Objects) == 0 {
+		p.broken = errors.New("MetalLB does not run: there is nothing to change")
 		return p
 	}
 	p.describe(c)
+	if p.broken = p.find(c); p.broken != nil {
+		p.Refused = append(p.Refused, p.broken.Error())
+	} else {
+		p.decideStart(c)
+	}
 	r, err := metallb.Convert(bytes.NewReader(c.Objects))
 	var refusals metallb.Refusals
 	switch {
@@ -67,15 +87,16 @@ func Decide(c *Cluster) *Plan {
 		p.Refused = append(p.Refused, err.Error())
 		return p
 	}
-	p.Announce = r.Announce
+	p.Announce, p.pools = r.Announce, r.Pools
 	p.Differs = append(p.Differs, r.Notes...)
 	if r.Announce == v1.AnnounceBGP || len(r.Peers) > 0 {
 		p.differ("routers lose the routes of a node from the end of MetalLB's BGP session until fairlead's begins, since both have the " +
 			"address of the node: while all nodes change at the same time, load balancers cannot be reached")
-	}
-	if r.Announce == v1.AnnounceARP {
-		p.differ("between the end of MetalLB's speakers and fairlead's first announcement, clients reach a load balancer only if they " +
-			"know its MAC address already")
+		p.refuse("pools are announced by BGP: 'fairlead migrate apply' changes pools that are only announced by ARP and NDP; " +
+			"docs/loadbalancer.md has the steps by hand")
+	} else {
+		p.differ("fairlead chooses the node of each address by itself: open connections end if it is another one than MetalLB's, as " +
+			"when MetalLB's node fails")
 	}
 	p.decideServices(c, r.Pools)
 	return p
@@ -94,9 +115,61 @@ func (p *Plan) describe(c *Cluster) {
 		parts = append(parts, "objects of metallb.io; no speaker runs")
 	}
 	p.MetalLB = strings.Join(parts, "; ")
-	if c.Fairlead != nil && c.Speaker != nil && c.Speaker.Status.DesiredNumberScheduled > 0 {
-		p.differ("the DaemonSet %s is installed while MetalLB's speakers run: do not apply an IPAddressPool before they have ended", Name)
+}
+
+// find finds MetalLB's programs, and the phase.
+func (p *Plan) find(c *Cluster) (err error) {
+	if p.speaker, p.controller = c.Speaker, c.Controller; c.Speaker == nil {
+		return errors.New("there is no DaemonSet of MetalLB's speaker: there is nothing to change")
 	}
+	if p.Phase, err = ParsePhase(c.Speaker.Annotations[Annotation]); err != nil {
+		return fmt.Errorf("on the DaemonSet %s/%s: %w", c.Speaker.Namespace, c.Speaker.Name, err)
+	}
+	p.Failure = c.Speaker.Annotations[Failure]
+	if c.Controller == nil {
+		return fmt.Errorf("there is no Deployment of MetalLB's controller in the namespace %s", c.Speaker.Namespace)
+	}
+	if c.Fairlead != nil && p.Phase == Before {
+		return fmt.Errorf("the DaemonSet %s was not installed by 'fairlead migrate'; docs/loadbalancer.md has the steps by hand, "+
+			"and the way back. Do not apply an IPAddressPool before MetalLB's speakers have ended", Name)
+	}
+	if p.replicas = 1; c.Controller.Spec.Replicas != nil {
+		p.replicas = *c.Controller.Spec.Replicas
+	}
+	if text, ok := c.Speaker.Annotations[Replicas]; ok {
+		n, err := strconv.ParseInt(text, 10, 32)
+		if err != nil || n < 1 {
+			return fmt.Errorf("on the DaemonSet %s, the annotation %s is %q; want a number from 1 on", c.Speaker.Name, Replicas, text)
+		}
+		p.replicas = int32(n)
+	}
+	return nil
+}
+
+// decideStart refuses a MetalLB that serves other Services than fairlead lb would, or that does not run well.
+func (p *Plan) decideStart(c *Cluster) {
+	for _, container := range slices.Concat(c.Speaker.Spec.Template.Spec.Containers, c.Controller.Spec.Template.Spec.Containers) {
+		if slices.ContainsFunc(slices.Concat(container.Command, container.Args), isClassFlag) {
+			p.refuse("MetalLB has --lb-class, so it serves only Services of that class: fairlead lb serves the ones of class %s and "+
+				"the ones without a class, and the class of a Service cannot be changed", svc.LoadBalancerClass)
+			break
+		}
+	}
+	if p.Phase != Before {
+		return
+	}
+	if s := &c.Speaker.Status; s.NumberReady < s.DesiredNumberScheduled || s.NumberReady == 0 {
+		p.refuse("%d of %d of MetalLB's speakers are ready: repair the others first", s.NumberReady, s.DesiredNumberScheduled)
+	}
+	if p.replicas == 0 {
+		p.refuse("the Deployment %s/%s has no Pods: scale it up first", c.Controller.Namespace, c.Controller.Name)
+	}
+}
+
+// isClassFlag reports whether an argument restricts MetalLB to a class of Services.
+func isClassFlag(arg string) bool {
+	name, value, has := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+	return strings.HasPrefix(arg, "-") && name == "lb-class" && (!has || value != "")
 }
 
 func image(spec *corev1.PodSpec) string {
@@ -122,6 +195,7 @@ func (p *Plan) decideServices(c *Cluster, pools []*v1.IPAddressPool) {
 				classes = append(classes, name)
 			case slices.ContainsFunc(pools, func(pool *v1.IPAddressPool) bool { return holds(pool, a) }):
 				p.Addresses++
+				p.given = append(p.given, Address{Service: svc.NameOf(s), Addr: a})
 			default:
 				outside = append(outside, name)
 			}
@@ -151,6 +225,10 @@ func holds(p *v1.IPAddressPool, a netip.Addr) bool {
 		r, err := pool.Parse(text)
 		return err == nil && r.Contains(a)
 	})
+}
+
+func (p *Plan) refuse(format string, args ...any) {
+	p.Refused = append(p.Refused, fmt.Sprintf(format, args...))
 }
 
 func (p *Plan) differ(format string, args ...any) {

@@ -47,19 +47,41 @@ func TestDecide(t *testing.T) {
 		want    string
 		bad     bool
 	}{
-		{"what runs", pool() + l2(), nil, `"metalLB":"DaemonSet metallb-system/speaker, speaker:1"`, false},
+		{"what runs", pool() + l2(), nil, `"metalLB":"DaemonSet metallb-system/speaker, speaker:1; Deployment metallb-system/controller"`, false},
 		{"the way", pool() + l2(), nil, `"announce":"arp"`, false},
-		{"clients of ARP", pool() + l2(), nil, "only if they know its MAC address already", false},
+		{"clients of ARP", pool() + l2(), nil, "open connections end if it is another one than MetalLB's", false},
 		{"addresses", pool() + l2(), nil, `"addresses":2`, false},
 		{"outside", pool() + l2(), nil, "does not announce it: default/c (192.0.2.21)", false},
 		{"a class", pool() + l2(), nil, "cannot be changed: default/d (192.0.2.11)", false},
 		{"BGP", pool() + object("v1beta1", "BGPAdvertisement", "a", `{}`) + object("v1beta2", "BGPPeer", "a",
-			`{"myASN":65000,"peerASN":65001,"peerAddress":"192.0.2.1"}`), nil, "routers lose the routes", false},
+			`{"myASN":65000,"peerASN":65001,"peerAddress":"192.0.2.1"}`), nil, "routers lose the routes", true},
 		{"a refusal", pool() + object("v1beta1", "L2Advertisement", "a", `{"nodeSelectors":[{"matchLabels":{"a":"b"}}]}`), nil,
 			"L2Advertisement/a: spec.nodeSelectors", true},
 		{"an unknown field", object("v1beta1", "IPAddressPool", "a", `{"adresses":[]}`), nil, "adresses", true},
-		{"only objects", pool() + l2(), func(c *metallb.Cluster) { c.Speaker = nil }, "no speaker runs", false},
-		{"both", pool() + l2(), func(c *metallb.Cluster) { c.Fairlead = &appsv1.DaemonSet{} }, "do not apply an IPAddressPool", false},
+		{"only objects", pool() + l2(), func(c *metallb.Cluster) { c.Speaker, c.Controller = nil, nil }, "no speaker runs", true},
+		{"both", pool() + l2(), func(c *metallb.Cluster) { c.Fairlead = &appsv1.DaemonSet{} }, "Do not apply an IPAddressPool", true},
+		{"on the way", pool() + l2(), func(c *metallb.Cluster) {
+			c.Fairlead = &appsv1.DaemonSet{}
+			c.Speaker.Annotations = map[string]string{metallb.Annotation: "both", metallb.Replicas: "1"}
+			c.Speaker.Status.NumberReady = 0
+		}, `"phase":"both"`, false},
+		{"a mistake in the phase", pool() + l2(), func(c *metallb.Cluster) {
+			c.Speaker.Annotations = map[string]string{metallb.Annotation: "bot"}
+		}, "want none, or one of beside, both", true},
+		{"a mistake in the replicas", pool() + l2(), func(c *metallb.Cluster) {
+			c.Speaker.Annotations = map[string]string{metallb.Annotation: "both", metallb.Replicas: "0"}
+		}, "want a number from 1 on", true},
+		{"a class of MetalLB", pool() + l2(), func(c *metallb.Cluster) {
+			c.Speaker.Spec.Template.Spec.Containers[0].Args = []string{"--lb-class=metallb.io/x"}
+		}, "the class of a Service cannot be changed", true},
+		{"an empty class", pool() + l2(), func(c *metallb.Cluster) {
+			c.Speaker.Spec.Template.Spec.Containers[0].Args = []string{"--lb-class="}
+		}, `"addresses":2`, false},
+		{"a speaker is not ready", pool() + l2(), func(c *metallb.Cluster) { c.Speaker.Status.NumberReady = 2 }, "2 of 3 of MetalLB's", true},
+		{"no controller", pool() + l2(), func(c *metallb.Cluster) { c.Controller = nil }, "no Deployment of MetalLB's controller", true},
+		{"a controller without Pods", pool() + l2(), func(c *metallb.Cluster) {
+			c.Controller.Spec.Replicas = new(int32(0))
+		}, "scale it up first", true},
 		{"no MetalLB", "", func(c *metallb.Cluster) { c.Speaker = nil }, "{}", false},
 	} {
 		in := &metallb.Cluster{Objects: []byte(c.objects), Services: []*corev1.Service{
@@ -67,7 +89,8 @@ func TestDecide(t *testing.T) {
 		}}
 		in.Speaker = &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "metallb-system", Name: "speaker"}}
 		in.Speaker.Spec.Template.Spec.Containers = []corev1.Container{{Image: "speaker:1"}}
-		in.Speaker.Status.DesiredNumberScheduled = 3
+		in.Speaker.Status.DesiredNumberScheduled, in.Speaker.Status.NumberReady = 3, 3
+		in.Controller = &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "metallb-system", Name: "controller"}}
 		if c.change != nil {
 			c.change(in)
 		}

@@ -10,12 +10,15 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/apiclient"
 	"github.com/fairlead/fairlead/internal/cli/base"
+	lbv1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/migrate"
 	dnswalk "github.com/fairlead/fairlead/internal/migrate/coredns/walk"
 	"github.com/fairlead/fairlead/internal/migrate/metallb"
+	lbwalk "github.com/fairlead/fairlead/internal/migrate/metallb/walk"
 	"github.com/fairlead/fairlead/internal/migrate/nodecheck"
 	"github.com/fairlead/fairlead/internal/migrate/walk"
 )
@@ -35,21 +38,19 @@ type command struct {
 const (
 	proxyComponent = "proxy"
 	dnsComponent   = "dns"
-	lbComponent    = "lb" // plan only
+	lbComponent    = "lb"
 )
 
-// planned are the components that 'plan' knows, components the ones that are changed.
-func planned() []string    { return []string{proxyComponent, dnsComponent, lbComponent} }
-func components() []string { return []string{proxyComponent, dnsComponent} }
+func components() []string { return []string{proxyComponent, dnsComponent, lbComponent} }
 
 // NewMigrate returns 'fairlead migrate'.
 func NewMigrate(g *base.Global) *cobra.Command {
 	c := &command{Global: g}
 	cmd := &cobra.Command{
 		Use:   "migrate",
-		Short: "Change a Kubernetes cluster from kube-proxy and CoreDNS to fairlead, and back",
-		Long: `Change a Kubernetes cluster from kube-proxy to fairlead proxy, or from CoreDNS to fairlead
-dns, and back.
+		Short: "Change a Kubernetes cluster from kube-proxy, CoreDNS and MetalLB to fairlead, and back",
+		Long: `Change a Kubernetes cluster from kube-proxy to fairlead proxy, from CoreDNS to fairlead dns,
+or from MetalLB to fairlead lb, and back.
 
 With --component proxy, the default, nodes are changed one by one. The proxy gets the flags
 and the file that kube-proxy has. On each node both run beside each other until the new rules
@@ -61,12 +62,18 @@ its answers equal CoreDNS's, the Service kube-dns selects the Pods of both, then
 of fairlead dns, and CoreDNS is scaled to 0. The Service keeps its address. The phase is the annotation
 fairlead.dev/dns of CoreDNS's Deployment.
 
+With --component lb, fairlead lb gets the nodes and the pools of MetalLB, whose Services keep
+their addresses. MetalLB's speakers end when the nodes of fairlead lb announce every address.
+Pools that are announced by BGP are refused. The phase is the annotation fairlead.dev/lb of
+the DaemonSet of MetalLB's speakers.
+
 An interrupted command is continued by the next one, and 'apply' and 'rollback' lead on from
 every phase. Both stop at the first failure.`,
 		Example: `  fairlead migrate plan --kubeconfig ~/.kube/config
   fairlead migrate apply --nodes node1      # one node first
   fairlead migrate apply                    # all others
   fairlead migrate apply --component dns
+  fairlead migrate apply --component lb
   fairlead migrate verify
   fairlead migrate rollback`,
 		Args: base.NoArgs,
@@ -83,9 +90,6 @@ func (c *command) add(cmd *cobra.Command, of string) *cobra.Command {
 	c.client.Add(cmd)
 	cmd.Args = base.NoArgs
 	known := components()
-	if of == "" {
-		known = planned()
-	}
 	usage := base.OneOf(known)
 	if of == "" {
 		usage += " (default: all)"
@@ -96,9 +100,6 @@ func (c *command) add(cmd *cobra.Command, of string) *cobra.Command {
 	_ = cmd.RegisterFlagCompletionFunc("component", cobra.FixedCompletions(known, cobra.ShellCompDirectiveNoFileComp))
 	check := cmd.PreRunE
 	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
-		if c.component == lbComponent && of != "" {
-			return base.Usagef("--component lb is for 'fairlead migrate plan'; docs/loadbalancer.md has the steps from MetalLB and back")
-		}
 		if !slices.Contains(known, c.component) && (c.component != "" || of != "") {
 			return base.Usagef("--component is %q; want %s", c.component, base.Wanted(c.component, known))
 		}
@@ -127,9 +128,15 @@ func (c *command) addWalk(cmd *cobra.Command) *cobra.Command {
 type walks struct {
 	proxy *walk.Walk
 	dns   *dnswalk.Walk
-	lb    *metallb.Plan
+	lb    lbWalker
 	// unseen is why components that nobody named could not be looked at.
 	unseen []string
+}
+
+// lbWalker is a walker with a plan of load balancers.
+type lbWalker interface {
+	walker
+	Plan() *metallb.Plan
 }
 
 // look looks at the cluster.
@@ -147,9 +154,9 @@ func (c *command) look(ctx context.Context) (w walks, err error) {
 		w.proxy, err = walk.New(ctx, walk.Options{Client: client, Out: c.Out, Nodes: c.nodes, Image: c.image, Timeout: c.timeout})
 	}
 	if err == nil && (c.component == lbComponent || c.component == "") {
-		found, lookErr := metallb.Look(ctx, client)
+		lb, lookErr := c.lookAtLB(ctx, cfg, client)
 		if lookErr == nil {
-			w.lb = metallb.Decide(found)
+			w.lb = lb
 		}
 		err = c.unlooked(&w, lbComponent, lookErr)
 	}
@@ -161,6 +168,14 @@ func (c *command) look(ctx context.Context) (w walks, err error) {
 		err = c.unlooked(&w, dnsComponent, lookErr)
 	}
 	return w, err
+}
+
+func (c *command) lookAtLB(ctx context.Context, cfg *rest.Config, client kubernetes.Interface) (*lbwalk.Walk, error) {
+	lb, err := lbv1.NewClient(apiclient.Tuned(cfg, "fairlead-migrate/"+base.Version))
+	if err != nil {
+		return nil, err
+	}
+	return lbwalk.New(ctx, lbwalk.Options{Client: client, LB: lb, Out: c.Out, Image: c.image, Timeout: c.timeout})
 }
 
 // unlooked returns the error of a look at a component if it was asked for by name. Otherwise the plan of the others is shown with it.
@@ -186,8 +201,11 @@ func (c *command) run(do func(walker, context.Context) error) func(*cobra.Comman
 		if err != nil {
 			return err
 		}
-		if w.dns != nil {
+		switch {
+		case w.dns != nil:
 			return do(w.dns, cmd.Context())
+		case w.lb != nil:
+			return do(w.lb, cmd.Context())
 		}
 		return do(w.proxy, cmd.Context())
 	}
@@ -195,29 +213,34 @@ func (c *command) run(do func(walker, context.Context) error) func(*cobra.Comman
 
 func (c *command) apply() *cobra.Command {
 	return c.addWalk(&cobra.Command{
-		Use: "apply", Short: "Change nodes to fairlead proxy, one by one, or DNS to fairlead dns",
+		Use: "apply", Short: "Change nodes to fairlead proxy, one by one, DNS to fairlead dns, or load balancers to fairlead lb",
 		Example: `  fairlead migrate apply --nodes node1 --image registry.example.com/fairlead:0.1.0
-  fairlead migrate apply --component dns`,
+  fairlead migrate apply --component dns
+  fairlead migrate apply --component lb`,
 		RunE: c.run(walker.Apply),
 	})
 }
 
 func (c *command) rollback() *cobra.Command {
 	return c.addWalk(&cobra.Command{
-		Use: "rollback", Short: "Change nodes back to kube-proxy, one by one, or DNS back to CoreDNS",
+		Use: "rollback", Short: "Change nodes back to kube-proxy, one by one, DNS back to CoreDNS, or load balancers back to MetalLB",
 		Long: `Change nodes back to kube-proxy, one by one. With the last node, fairlead's objects are
 removed from the cluster and kube-proxy's DaemonSet is as it was before.
 
 With --component dns, CoreDNS gets as many Pods as before. When the Service selects them,
-fairlead's objects are removed.`,
-		Example: "  fairlead migrate rollback\n  fairlead migrate rollback --nodes node1\n  fairlead migrate rollback --component dns",
-		RunE:    c.run(walker.Rollback),
+fairlead's objects are removed.
+
+With --component lb, MetalLB's controller and speakers start again. When they have had the
+time to announce, fairlead lb ends, and its objects are removed.`,
+		Example: "  fairlead migrate rollback\n  fairlead migrate rollback --nodes node1\n  fairlead migrate rollback --component dns\n" +
+			"  fairlead migrate rollback --component lb",
+		RunE: c.run(walker.Rollback),
 	})
 }
 
 func (c *command) verify() *cobra.Command {
 	return c.addWalk(&cobra.Command{
-		Use: "verify", Short: "Check the rules of every node against the API, or the answers of DNS",
+		Use: "verify", Short: "Check the rules of every node against the API, the answers of DNS, or the announced addresses",
 		Long: `Check every node with a Pod that runs there once. With fairlead proxy it compares every
 frontend in the kernel with the API and asks the proxy's health; with kube-proxy it asks
 for its health, and when it wrote its rules.

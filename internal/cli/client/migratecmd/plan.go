@@ -42,8 +42,8 @@ func (w *walks) plans(component string) (p plans, refused int) {
 		count(dnsComponent, p.DNS.Refused)
 	}
 	if w.lb != nil {
-		p.LoadBalancers = w.lb
-		count(lbComponent, w.lb.Refused)
+		p.LoadBalancers = w.lb.Plan()
+		count(lbComponent, p.LoadBalancers.Refused)
 	}
 	return p, refused
 }
@@ -67,7 +67,7 @@ func (c *command) plan() *cobra.Command {
 		Use: "plan", Short: "Show what will behave differently, and what is refused",
 		Long: `Show what runs on the cluster, what will behave differently, and what keeps 'apply' from
 working. It changes nothing. It exits with 1 if the component is refused, the proxy if none
-is named. With --component lb it reads the objects of MetalLB; docs/loadbalancer.md has the steps of that change.`,
+is named.`,
 		Example: "  fairlead migrate plan --kubeconfig ~/.kube/config -o json\n  fairlead migrate plan --component dns",
 	}, "", func(w walks) error {
 		component := cmp.Or(c.component, proxyComponent)
@@ -107,7 +107,7 @@ func printPlans(out io.Writer, p plans) error {
 		if lb.MetalLB == "" {
 			fmt.Fprintln(&b, "MetalLB: none")
 		} else {
-			fmt.Fprintf(&b, "MetalLB: %s; addresses of Services that are taken over: %d\n", lb.MetalLB, lb.Addresses)
+			fmt.Fprintf(&b, "MetalLB: %s; phase %s; addresses of Services that are taken over: %d\n", lb.MetalLB, lb.Phase, lb.Addresses)
 		}
 		b.list("refused of load balancers", lb.Refused)
 		b.list("differs of load balancers", lb.Differs)
@@ -143,18 +143,25 @@ type dnsStatus struct {
 
 func (c *command) status() *cobra.Command {
 	return c.shows(&cobra.Command{
-		Use: "status", Short: "Show the phase of each node, or of DNS",
+		Use: "status", Short: "Show the phase of each node, of DNS, or of load balancers",
 		Long: `Show the phase of each node: kube-proxy (not changed), beside (both run), switched (only
 fairlead proxy runs, and kube-proxy's rules are not removed yet), fairlead (done), or
 returning (only kube-proxy runs, and fairlead's rules are not removed yet).
 
 With --component dns: coredns (not changed), beside (fairlead dns runs, the Service does not
 select it), both (it selects both), switched (it selects only fairlead dns, CoreDNS still
-runs), fairlead (done), or returning (it selects only CoreDNS, fairlead dns ends).`,
-		Example: "  fairlead migrate status -o json\n  fairlead migrate status --component dns",
+runs), fairlead (done), or returning (it selects only CoreDNS, fairlead dns ends).
+
+With --component lb: metallb (not changed), beside (fairlead lb runs without pools), both
+(both announce the addresses), fairlead (done), or returning (MetalLB runs again, fairlead
+lb ends).`,
+		Example: "  fairlead migrate status -o json\n  fairlead migrate status --component dns\n  fairlead migrate status --component lb",
 	}, proxyComponent, func(w walks) error {
-		if w.dns != nil {
+		switch {
+		case w.dns != nil:
 			return c.dnsStatus(w.dns.Plan())
+		case w.lb != nil:
+			return c.lbStatus(w.lb.Plan())
 		}
 		return c.proxyStatus(w.proxy.Plan().Nodes)
 	})
@@ -177,9 +184,30 @@ func (c *command) dnsStatus(p *coredns.Plan) error {
 	}
 	d, _, _ := p.Theirs()
 	s := dnsStatus{d.Name, p.Phase, p.Failure}
-	return c.output.Write(c.Out, s, func(out io.Writer) error {
+	return c.writeStatus(s, "DEPLOYMENT", s.Deployment, s.Phase.String(), s.Failure)
+}
+
+// lbStatus is what 'status --component lb' shows.
+type lbStatus struct {
+	DaemonSet string        `json:"daemonSet"`
+	Phase     metallb.Phase `json:"phase"`
+	Failure   string        `json:"failure,omitempty"`
+}
+
+func (c *command) lbStatus(p *metallb.Plan) error {
+	if err := p.Broken(); err != nil {
+		return err
+	}
+	d := p.Speaker()
+	s := lbStatus{d.Namespace + "/" + d.Name, p.Phase, p.Failure}
+	return c.writeStatus(s, "DAEMONSET", s.DaemonSet, s.Phase.String(), s.Failure)
+}
+
+// writeStatus writes the status of a component that has one phase.
+func (c *command) writeStatus(status any, kind, name, phase, failure string) error {
+	return c.output.Write(c.Out, status, func(out io.Writer) error {
 		tw := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-		fmt.Fprintf(tw, "DEPLOYMENT\tPHASE\tLAST FAILURE\n%s\t%s\t%s\n", s.Deployment, s.Phase, base.PlainLine(s.Failure))
+		fmt.Fprintf(tw, "%s\tPHASE\tLAST FAILURE\n%s\t%s\t%s\n", kind, name, phase, base.PlainLine(failure))
 		return tw.Flush()
 	})
 }

@@ -14,16 +14,25 @@ func TestPrintPlans(t *testing.T) {
 	var out strings.Builder
 	p := plans{LoadBalancers: &metallb.Plan{MetalLB: "DaemonSet a/b", Addresses: 1, Differs: []string{"a field"}}}
 	err := printPlans(&out, p)
-	const want = "MetalLB: DaemonSet a/b; addresses of Services that are taken over: 1\ndiffers of load balancers:\n  - a field\n"
+	const want = "MetalLB: DaemonSet a/b; phase metallb; addresses of Services that are taken over: 1\n" +
+		"differs of load balancers:\n  - a field\n"
 	if err != nil || out.String() != want {
 		t.Errorf("%v\n%s\nwant\n%s", err, out.String(), want)
 	}
 }
 
+// planned has only a plan.
+type planned struct {
+	walker
+	plan *metallb.Plan
+}
+
+func (p planned) Plan() *metallb.Plan { return p.plan }
+
 // What 'apply' does not change keeps 'plan' from success only if it is named.
 func TestPlanCountsItsComponent(t *testing.T) {
 	t.Parallel()
-	refused := walks{lb: &metallb.Plan{Refused: []string{"a field"}}}
+	refused := walks{lb: planned{plan: &metallb.Plan{Refused: []string{"a field"}}}}
 	for component, want := range map[string]int{proxyComponent: 0, dnsComponent: 0, lbComponent: 1} {
 		if p, got := refused.plans(component); got != want || p.LoadBalancers == nil {
 			t.Errorf("%s: %d reasons, want %d", component, got, want)
