@@ -23,7 +23,7 @@ import (
 
 // Options are the options of Install.
 type Options struct {
-	// V2 and V3 describe the built-in kinds, whose routes are those of Container. It must not change any more.
+	// V2 and V3 describe the built-in kinds. Container has their routes; it must not change any more.
 	V2        *common.Config
 	V3        *common.OpenAPIV3Config
 	Container *restful.Container
@@ -32,7 +32,7 @@ type Options struct {
 	Log         *slog.Logger
 }
 
-// documents builds the documents and keeps those that clients have asked for.
+// documents builds the documents, and keeps each that a client has asked for.
 type documents struct {
 	o       Options
 	program string // programID
@@ -72,5 +72,5 @@ func state(crd *apiextensionsv1.CustomResourceDefinition) string {
 	return fmt.Sprintf("%s,%d", crd.UID, crd.Generation)
 }
 
-// options are those with which the library describes custom resources.
+// options returns how the library describes custom resources.
 func options(v2 bool) builder.Options { return builder.Options{V2: v2, IncludeSelectableFields: true} }

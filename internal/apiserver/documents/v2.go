@@ -89,7 +89,7 @@ func (d *documents) describe(crd *apiextensionsv1.CustomResourceDefinition) *spe
 		}
 		one, err := builder.BuildOpenAPIV2(crd, version.Name, options(true))
 		if err == nil {
-			// As those of the built-in kinds: only without defaults do the two merge.
+			// The built-in kinds have no defaults either: with defaults the two do not merge.
 			one.Definitions = handler.PruneDefaults(one.Definitions)
 			one, err = builder.MergeSpecs(all, one)
 		}
