@@ -21,6 +21,7 @@ const module = "github.com/fairlead/fairlead/"
 var rooms = map[string]int{
 	"apiclient":               0,
 	"apiserver/clientlog":     0,
+	"apiserver/documents":     0,
 	"apiserver/listen":        0,
 	"apiserver/openapi":       0,
 	"backup":                  0,

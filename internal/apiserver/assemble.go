@@ -30,6 +30,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/backend"
 	"github.com/fairlead/fairlead/internal/apiserver/certs"
 	"github.com/fairlead/fairlead/internal/apiserver/custom"
+	"github.com/fairlead/fairlead/internal/apiserver/documents"
 	"github.com/fairlead/fairlead/internal/apiserver/members"
 	"github.com/fairlead/fairlead/internal/apiserver/rotation"
 	"github.com/fairlead/fairlead/internal/apiserver/serve"
@@ -131,6 +132,7 @@ func (a *assembly) configureDocuments() {
 	c.OpenAPIConfig.Info.Title = "fairlead"
 	c.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(custom.OpenAPIDefinitions, namer)
 	c.OpenAPIV3Config.Info.Title = "fairlead"
+	c.SkipOpenAPIInstallation = true // package documents serves them, also for the server of custom resources
 }
 
 // configureStorage sets where resources are kept, and what /readyz checks.
@@ -299,10 +301,11 @@ func flowPaths() []string { return []string{hubble.Service, hubble.Peers, hubble
 
 // prepare returns the server, ready to run.
 func (a *assembly) prepare() interface{ RunWithContext(context.Context) error } {
-	p := a.generic.PrepareRun()
-	a.custom.Describe(a.generic)
-	serve.RejectUnknownDocuments(a.generic)
-	return p
+	documents.Install(a.generic.Handler.NonGoRestfulMux, documents.Options{
+		V2: a.config.OpenAPIConfig, V3: a.config.OpenAPIV3Config, Container: a.generic.Handler.GoRestfulContainer,
+		Definitions: a.custom.Informers.Apiextensions().V1().CustomResourceDefinitions().Lister(), Log: a.log,
+	})
+	return a.generic.PrepareRun()
 }
 
 // loops returns what runs beside the server until its context ends.

@@ -40,24 +40,31 @@ func flagNames() map[string]base.Lister {
 // addCompletion sets how a shell completes the values of the flags of cmd and of the
 // commands below it.
 func addCompletion(cmd *cobra.Command) {
-	add := func(f *pflag.Flag) {
-		var complete cobra.CompletionFunc
-		if values, ok := flagValues()[f.Name]; ok {
-			complete = cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)
-		} else if values, ok := listValues()[f.Name]; ok {
-			complete = base.CompleteList(values)
-		} else if list, ok := flagNames()[f.Name]; ok {
-			complete = base.CompleteNames(list)
-		} else if strings.HasSuffix(f.Name, "-dir") {
-			complete = cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
-		}
-		if complete != nil {
-			_ = cmd.RegisterFlagCompletionFunc(f.Name, complete) // fails for a flag that has one already
-		}
+	complete := map[string]cobra.CompletionFunc{} // by the flag's name
+	for name, values := range flagValues() {
+		complete[name] = cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)
 	}
-	cmd.LocalFlags().VisitAll(add)
+	for name, values := range listValues() {
+		complete[name] = base.CompleteList(values)
+	}
+	for name, list := range flagNames() {
+		complete[name] = base.CompleteNames(list)
+	}
+	registerCompletion(cmd, complete)
+}
+
+func registerCompletion(cmd *cobra.Command, complete map[string]cobra.CompletionFunc) {
+	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		c := complete[f.Name]
+		if c == nil && strings.HasSuffix(f.Name, "-dir") {
+			c = cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
+		}
+		if c != nil {
+			_ = cmd.RegisterFlagCompletionFunc(f.Name, c) // fails for a flag that has one already
+		}
+	})
 	for _, c := range cmd.Commands() {
-		addCompletion(c)
+		registerCompletion(c, complete)
 	}
 }
 

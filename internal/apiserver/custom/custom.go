@@ -51,8 +51,6 @@ func New(
 	c.MergedResourceConfig = extensionsserver.DefaultAPIResourceConfigSource()
 	served := newServedVersions(c.AggregatedDiscoveryGroupManager)
 	c.AggregatedDiscoveryGroupManager = served
-	// The documents of the delegating server describe these kinds too.
-	c.SkipOpenAPIInstallation = true
 	extra := extensionsserver.ExtraConfig{
 		CRDRESTOptionsGetter: customBackEnd{back},
 		ServiceResolver:      services,
@@ -92,14 +90,6 @@ func (r *Server) Join(front *genericapiserver.GenericAPIServer) error {
 	}
 	r.served.list(front.DiscoveryGroupManager, builtIn)
 	return nil
-}
-
-// Describe has the library's controllers add the custom resources to the OpenAPI
-// documents of front, which its PrepareRun has made.
-func (r *Server) Describe(front *genericapiserver.GenericAPIServer) {
-	s := r.GenericAPIServer
-	s.StaticOpenAPISpec, s.OpenAPIVersionedService, s.OpenAPIV3VersionedService =
-		front.StaticOpenAPISpec, front.OpenAPIVersionedService, front.OpenAPIV3VersionedService
 }
 
 // OpenAPIDefinitions returns the schemas of the built-in kinds and of

@@ -53,39 +53,3 @@ func Groups(s *genericapiserver.GenericAPIServer) {
 		s.DiscoveryGroupManager, s.AggregatedDiscoveryGroupManager, s.PeerAggregatedDiscoveryManager)
 	container.Add(wrapped.GenerateWebService(genericapiserver.APIGroupPrefix, metav1.APIGroupList{}))
 }
-
-// RejectUnknownDocuments answers 404 for an OpenAPI document that does not exist,
-// where the library's handler answers 200 with an empty body. s is prepared.
-func RejectUnknownDocuments(s *genericapiserver.GenericAPIServer) {
-	const prefix = "/openapi/v3/"
-	mux := s.Handler.NonGoRestfulMux
-	mux.Unregister(prefix)
-	mux.HandlePrefix(prefix, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		rec := &answerRecorder{ResponseWriter: w}
-		s.OpenAPIV3VersionedService.HandleGroupVersion(rec, r)
-		if !rec.answered {
-			w.WriteHeader(http.StatusNotFound)
-		}
-	}))
-}
-
-// answerRecorder records whether anything has been answered.
-type answerRecorder struct {
-	http.ResponseWriter
-	answered bool
-}
-
-// WriteHeader sends the status code.
-func (r *answerRecorder) WriteHeader(code int) {
-	r.answered = true
-	r.ResponseWriter.WriteHeader(code)
-}
-
-// Write sends a part of the body.
-func (r *answerRecorder) Write(b []byte) (int, error) {
-	r.answered = true
-	return r.ResponseWriter.Write(b)
-}
-
-// Unwrap returns the writer below.
-func (r *answerRecorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }

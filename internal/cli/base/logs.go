@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"k8s.io/klog/v2"
 )
@@ -93,30 +94,30 @@ const disconnected = `(use of closed network connection|connection reset by peer
 // reason.
 var ordinaryErrors = []struct {
 	message string
-	// err is what its error must match; empty if it has none.
-	err *regexp.Regexp
+	// err is what its error must match; nil if it has none.
+	err func() *regexp.Regexp
 	// unset names an attribute that must be nil: it has the value of a panic.
 	unset string
 }{
 	// k8s.io/streaming, httpstream/wsstream/conn.go: a client that is done with exec, attach
 	// or port-forward over a WebSocket closes the connection.
-	{message: "Error on socket receive", err: regexp.MustCompile(disconnected)},
+	{message: "Error on socket receive", err: form(disconnected)},
 	// k8s.io/apimachinery, util/proxy/upgradeaware.go: the same with SPDY, and Ctrl-C of
 	// kubectl exec and port-forward.
-	{message: "Error proxying data from client to backend", err: regexp.MustCompile(disconnected)},
-	{message: "Error proxying data from backend to client", err: regexp.MustCompile(disconnected)},
-	{message: "Error proxying response from backend to client", err: regexp.MustCompile(disconnected)},
+	{message: "Error proxying data from client to backend", err: form(disconnected)},
+	{message: "Error proxying data from backend to client", err: form(disconnected)},
+	{message: "Error proxying response from backend to client", err: form(disconnected)},
 	// k8s.io/cri-streaming, portforward/: nothing listens on the port in the Pod, which the
 	// client is sent as the error of its stream; kubectl prints it.
-	{message: "Unhandled Error", err: regexp.MustCompile(`^error forwarding port \d+ to pod `)},
+	{message: "Unhandled Error", err: form(`^error forwarding port \d+ to pod `)},
 	// k8s.io/cri-streaming, remotecommand/exec.go and attach.go: the agent ends, and with it
 	// the exec, which the client is sent.
-	{message: "Unhandled Error", err: regexp.MustCompile(`^error (executing command in|attaching to) container: context canceled$`)},
+	{message: "Unhandled Error", err: form(`^error (executing command in|attaching to) container: context canceled$`)},
 	// k8s.io/client-go, tools/cache/reflector.go: a server or an agent ends, and with it its
 	// watches.
-	{message: "Failed to watch", err: regexp.MustCompile(`context canceled$`)},
+	{message: "Failed to watch", err: form(`context canceled$`)},
 	// k8s.io/apiextensions-apiserver, pkg/controller: a server ends while it establishes definitions, as in its first seconds.
-	{message: "Unhandled Error", err: regexp.MustCompile(`^[a-z0-9.-]+ failed with: (.*: )?context canceled$`)},
+	{message: "Unhandled Error", err: form(`^[a-z0-9.-]+ failed with: (.*: )?context canceled$`)},
 	// k8s.io/apiserver, storage/etcd3/watcher.go: each watch of the store, hundreds of them, while
 	// several servers choose a leader, which they log themselves.
 	{message: "watch chan error: etcdserver: no leader"},
@@ -126,18 +127,23 @@ var ordinaryErrors = []struct {
 	{message: "Timeout or abort while handling"},
 	{message: "Post-timeout activity", unset: "result"},
 	// k8s.io/apiserver, endpoints/handlers/finisher: the rest of an interrupted request.
-	{message: "Unhandled Error", err: regexp.MustCompile(
+	{message: "Unhandled Error", err: form(
 		`^FinishRequest: post-timeout activity .* panicked: false, err: (context canceled|<nil>), panic-reason: <nil>$`)},
 	// k8s.io/apiserver, endpoints/handlers/responsewriters: the client has disconnected before it
 	// read the answer, or before its request was complete.
-	{message: "Unhandled Error", err: regexp.MustCompile(`^apiserver was unable to write a .* response: .*` + disconnected)},
-	{message: "Unhandled Error", err: regexp.MustCompile(`^apiserver was unable to close cleanly the response writer: .*` + disconnected)},
-	{message: "Unhandled Error", err: regexp.MustCompile(`^apiserver received an error that is not an metav1\.Status: .*` + disconnected)},
+	{message: "Unhandled Error", err: form(`^apiserver was unable to write a .* response: .*` + disconnected)},
+	{message: "Unhandled Error", err: form(`^apiserver was unable to close cleanly the response writer: .*` + disconnected)},
+	{message: "Unhandled Error", err: form(`^apiserver received an error that is not an metav1\.Status: .*` + disconnected)},
+}
+
+// form returns a regular expression, which is compiled when it is first used: most programs never log such an error.
+func form(text string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(text) })
 }
 
 // ofStore is in errors of etcd's client, whose texts may end as errors of an HTTP client do:
 // "rpc error: code = Unavailable desc = error reading from server: EOF".
-var ofStore = regexp.MustCompile(`rpc error|etcdserver|Unavailable|etcdclient`)
+var ofStore = form(`rpc error|etcdserver|Unavailable|etcdclient`)
 
 // ordinary reports whether a record of the Kubernetes libraries is among
 // ordinaryErrors.
@@ -152,10 +158,10 @@ func ordinary(r slog.Record) bool {
 			continue
 		}
 		err, has := attrs["err"]
-		if has && ofStore.MatchString(fmt.Sprint(err)) {
+		if has && ofStore().MatchString(fmt.Sprint(err)) {
 			continue
 		}
-		if o.err == nil && (!has || err == nil) || o.err != nil && has && o.err.MatchString(fmt.Sprint(err)) {
+		if o.err == nil && (!has || err == nil) || o.err != nil && has && o.err().MatchString(fmt.Sprint(err)) {
 			return true
 		}
 	}

@@ -105,8 +105,10 @@ func Configure(cmd *cobra.Command, newRoot func() *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(c.Check(newRoot())...); err != nil {
-		return base.AsUsage(err)
+	if len(c.settings) > 0 { // else there is nothing to check, for which all commands would be made a second time
+		if err := errors.Join(c.Check(newRoot())...); err != nil {
+			return base.AsUsage(err)
+		}
 	}
 	if f := c.kubeProxy; f != nil {
 		if cmd.Name() != proxyCommand {
