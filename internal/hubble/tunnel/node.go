@@ -224,7 +224,7 @@ func (n *Node) serve(ctx context.Context, conn *served) {
 	mux := http.NewServeMux()
 	mux.Handle(hubble.Path, n.answer)
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: handshake, Protocols: unencryptedHTTP2(), HTTP2: silence()}
-	stop := context.AfterFunc(ctx, func() { _ = server.Close(); _ = conn.Close() })
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() }) // before the server, whose Close waits for Accept
 	defer stop()
 	_ = server.Serve(&once{conn: conn}) // it ends when conn does
 	<-conn.ended

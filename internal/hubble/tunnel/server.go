@@ -114,8 +114,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), handshake)
 	defer cancel()
-	token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	node, err := s.review(ctx, token)
+	token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer")
+	node, err := s.review(ctx, strings.TrimSpace(token))
 	if err != nil {
 		code := http.StatusUnauthorized
 		if errors.Is(err, errNoAnswer) {

@@ -185,7 +185,8 @@ func TestNodesAnswer(t *testing.T) {
 	if a := address(first, "node-1"); !strings.HasPrefix(a, "127.0.0.1:") {
 		t.Errorf("the address of node-1 is %q", a)
 	}
-	if _, err := first.flowsOf(t.Context(), "node-3"); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "not connected") {
+	_, err := first.flowsOf(t.Context(), "node-3")
+	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "not connected") {
 		t.Errorf("a node that is not connected: %v", err)
 	}
 	first.stop()
@@ -196,6 +197,25 @@ func TestNodesAnswer(t *testing.T) {
 	if address(first, "node-1") != "" {
 		t.Error("a relay that has ended has nodes")
 	}
+}
+
+// A node ends while the relay goes on, and the relay knows.
+func TestNodeEnds(t *testing.T) {
+	r := startRelay(t)
+	n := newNode(t, "node-1", tokenOf("node-1"))
+	n.set(r.where)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); n.keep(ctx) }()
+	r.has(t, "node-1")
+	cancel()
+	testbed.Receive(t, "the end of the node", ended)
+	testbed.Until(t, "the end of its connection", func() error {
+		if a := address(r, "node-1"); a != "" {
+			return errors.New(a)
+		}
+		return nil
+	})
 }
 
 // Connections do not last for ever: a node shows a new token.
