@@ -99,12 +99,12 @@ func (c *relayCommand) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer users.Close() //nolint:errcheck // the process ends
+	defer users.Close()
 	listener, err := net.Listen("tcp", c.nodes)
 	if err != nil {
 		return err
 	}
-	defer listener.Close() //nolint:errcheck // the process ends
+	defer listener.Close()
 	_, port, err := net.SplitHostPort(listener.Addr().String())
 	if err != nil {
 		return err

@@ -199,7 +199,7 @@ func (n *Node) dial(ctx context.Context, to published) (_ *served, err error) {
 		return nil, fmt.Errorf("cannot read the answer: %w", err)
 	}
 	if answer.StatusCode != http.StatusSwitchingProtocols {
-		text, _ := io.ReadAll(io.LimitReader(answer.Body, 512)) //nolint:errcheck // it explains the status
+		text, _ := io.ReadAll(io.LimitReader(answer.Body, 512))
 		return nil, fmt.Errorf("%s: %s", answer.Status, strings.TrimSpace(string(text)))
 	}
 	return &served{Conn: conn, in: in, ended: make(chan struct{})}, conn.SetDeadline(time.Time{})
@@ -210,7 +210,7 @@ func readToken(file string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer f.Close() //nolint:errcheck // it was only read
+	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxToken))
 	token := strings.TrimSpace(string(text))
 	if err == nil && (token == "" || strings.ContainsAny(token, " \r\n")) {
