@@ -142,6 +142,7 @@ var rooms = map[string]int{
 	"migrate/coredns/walk":    3,
 	"hubble/capture":          3,
 	"hubble/relay":            3,
+	"hubble/tunnel":           3,
 	"trace":                   4,
 	"dataplane/connecttime":   4,
 	"apiserver/accounts":      4,

@@ -98,10 +98,12 @@ func testManifestsAreTheChart(h *helm) {
 	h.run("lint", "--strict", "fairlead")
 	h.run(append([]string{"lint", "--strict", "fairlead"}, everything...)...)
 	all := h.render(everything...)
-	if drain := h.render("--set=drain.enabled=true")["drain.yaml"]; len(drain) > 0 {
-		all["drain.yaml"] = drain // without the proxy's flags, which a step of docs/kubernetes.md adds
+	// Without the proxy's flags, which steps of the documentation add.
+	beside := h.render("--set=drain.enabled=true", "--set=hubbleRelay.enabled=true")
+	for _, name := range []string{"drain.yaml", "hubble-relay.yaml"} {
+		all[name] = beside[name]
 	}
-	if len(all) != 6 {
+	if len(all) != 7 {
 		h.Fatalf("the chart has %d components", len(all))
 	}
 	for name, documents := range all {
@@ -159,6 +161,7 @@ func testValues(h *helm) {
 		"dns.podDisruptionBudget.enabled=yes": "at '/dns/podDisruptionBudget/enabled'",
 		"drain.wait=5":                        "at '/drain/wait'",
 		"drain.port=0":                        "at '/drain/port'",
+		"hubbleRelay.replicas=2":              "'replicas' not allowed",
 	}
 	all := slices.Clone(args)
 	for set := range wrong {
@@ -193,6 +196,19 @@ func testValues(h *helm) {
 	out = strings.Join(withDrain["proxy.yaml"], "")
 	if !strings.Contains(out, "- --drain-port=12345\n        - --drain-wait=3s\n") {
 		h.Errorf("the proxy has no --drain-port:\n%s", out)
+	}
+	withoutFile = append(withoutFile, "--set=hubbleRelay.enabled=true")
+	for _, of := range [][]string{{"--set=proxy.enabled=true", "--set=hubbleRelay.enabled=true"}, withoutFile} {
+		out = strings.Join(h.render(of...)["proxy.yaml"], "")
+		for _, want := range []string{
+			"- --hubble-relay-token-file=/var/run/secrets/fairlead/hubble-relay/token\n",
+			"- {name: hubble-relay, mountPath: /var/run/secrets/fairlead/hubble-relay, readOnly: true}\n",
+			"projected: {sources: [{serviceAccountToken: {audience: fairlead-hubble-relay, path: token}}]}\n",
+		} {
+			if !strings.Contains(out, want) {
+				h.Errorf("%q is not in\n%s", want, out)
+			}
+		}
 	}
 	if out, err := h.try("template", "fairlead", "fairlead", "--kube-version=1.35.0", "--set=drain.enabled=true"); err == nil {
 		h.Errorf("drain is rendered for Kubernetes 1.35, which serves no MutatingAdmissionPolicy of v1:\n%s", out)

@@ -56,6 +56,7 @@ func newDrains(t *testing.T) *drains {
 	}
 	patch, _, _ := strings.Cut(d.steps[1], "kubectl -n kube-system rollout") // for which no controller works
 	d.shell(d.steps[0], patch)
+	d.wantFlows()
 	for _, node := range []*testbed.Host{d.node, d.node2} {
 		d.register(node)
 		d.beat(node.Name())
@@ -71,7 +72,7 @@ func newDrains(t *testing.T) *drains {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.Spec.Template.Spec.Volumes = nil
+	p.Spec.Template.Spec.Volumes = slices.DeleteFunc(p.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool { return v.ConfigMap != nil })
 	for node, mode := range map[*testbed.Host]string{d.node: "nft", d.node2: "iptables"} {
 		args := slices.Clone(p.Spec.Template.Spec.Containers[0].Args)
 		for i := range args {
@@ -337,6 +338,7 @@ func TestDrain(t *testing.T) {
 		testbed.Until(t, "the Service on "+host.Name(), func() error { return get(host, d.service) })
 	}
 	d.checkReach(olds[0])
+	d.checkFlows(olds[0])
 	c := d.clients(d.node, d.node2)
 	var ends []time.Time
 	replacements, err := strconv.Atoi(os.Getenv("FAIRLEAD_TEST_REPLACEMENTS")) // for figures
@@ -571,7 +573,7 @@ func (d *drains) checkReach(s *server) {
 func (d *drains) asAccount(account, node string) kubernetes.Interface {
 	d.Helper()
 	config := rest.AnonymousClientConfig(d.api.Config)
-	config.BearerToken = d.token(account, node)
+	config.BearerToken = d.token(account, node, "")
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		d.Fatal(err)

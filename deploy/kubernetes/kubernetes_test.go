@@ -159,14 +159,15 @@ func (r *rig) run(node *testbed.Host, template corev1.PodTemplateSpec) *process.
 	r.Helper()
 	spec := template.Spec
 	file := filepath.Join(r.TempDir(), "kubeconfig")
-	if err := r.kubeconfig(file, r.token(spec.ServiceAccountName, node.Name())); err != nil {
+	if err := r.kubeconfig(file, r.token(spec.ServiceAccountName, node.Name(), "")); err != nil {
 		r.Fatal(err)
 	}
 	c := spec.Containers[0]
-	mounts := strings.NewReplacer(r.mount(spec)...)
+	mounts := strings.NewReplacer(r.mount(node.Name(), spec)...)
 	args := slices.Clone(c.Args)
 	for i := range args {
-		args[i] = mounts.Replace(strings.ReplaceAll(args[i], "$(NODE_NAME)", node.Name()))
+		args[i] = strings.ReplaceAll(strings.ReplaceAll(args[i], "$(NODE_NAME)", node.Name()), "$(POD_IP)", node.Addr4().String())
+		args[i] = mounts.Replace(args[i])
 	}
 	cmd := node.Command(context.Background(), process.Program("fairlead"), args...)
 	cmd.Env = []string{"KUBECONFIG=" + file, "HOME=" + r.TempDir(), "PATH=" + os.Getenv("PATH")}
@@ -181,12 +182,16 @@ func (r *rig) run(node *testbed.Host, template corev1.PodTemplateSpec) *process.
 	return p
 }
 
-// token returns a token of an account in kube-system that, as that of a Pod, names the node.
-func (r *rig) token(account, node string) string {
+// token returns a token of an account in kube-system that, as that of a Pod, names the node. Without an audience it is for the API
+// server.
+func (r *rig) token(account, node, audience string) string {
 	r.Helper()
 	bound := &authv1.TokenRequest{Spec: authv1.TokenRequestSpec{BoundObjectRef: &authv1.BoundObjectReference{
 		APIVersion: "v1", Kind: "Node", Name: node,
 	}}}
+	if audience != "" {
+		bound.Spec.Audiences = []string{audience}
+	}
 	token, err := r.client.CoreV1().ServiceAccounts("kube-system").CreateToken(r.Context(), account, bound, metav1.CreateOptions{})
 	if err != nil {
 		r.Fatal(err)
@@ -213,20 +218,27 @@ func (r *rig) probe(node *testbed.Host, p *process.Process, c *corev1.Container,
 	})
 }
 
-// mount writes the ConfigMaps that the first container mounts into directories, and returns pairs of the path in the
-// container and the directory.
-func (r *rig) mount(spec corev1.PodSpec) (paths []string) {
+// mount writes the ConfigMaps and tokens that the first container mounts on a node into directories, and returns pairs of the path in
+// the container and the directory.
+func (r *rig) mount(node string, spec corev1.PodSpec) (paths []string) {
 	r.Helper()
 	for _, v := range spec.Volumes {
-		if v.ConfigMap == nil {
+		files := map[string]string{}
+		switch {
+		case v.ConfigMap != nil:
+			config, err := r.client.CoreV1().ConfigMaps("kube-system").Get(r.Context(), v.ConfigMap.Name, metav1.GetOptions{})
+			if err != nil {
+				r.Fatal(err)
+			}
+			files = config.Data
+		case v.Projected != nil:
+			token := v.Projected.Sources[0].ServiceAccountToken
+			files[token.Path] = r.token(spec.ServiceAccountName, node, token.Audience)
+		default:
 			continue
 		}
-		config, err := r.client.CoreV1().ConfigMaps("kube-system").Get(r.Context(), v.ConfigMap.Name, metav1.GetOptions{})
-		if err != nil {
-			r.Fatal(err)
-		}
 		dir := r.TempDir()
-		for name, text := range config.Data {
+		for name, text := range files {
 			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 				r.Fatal(err)
 			}

@@ -119,7 +119,7 @@ commands, flags and their values.`,
 	root.PersistentFlags().StringVar(&g.LogFormat, "log-format", "text", "how to log: "+base.OneOf(base.LogFormats()))
 	root.AddCommand(
 		daemon.NewUp(g), with(daemon.NewServer(g), client.NewServerMembers(g), client.NewServerRemove(g)), daemon.NewAgent(g),
-		daemon.NewProxy(g, emptyRoot), daemon.NewDNS(g), daemon.NewControllers(g),
+		daemon.NewProxy(g, emptyRoot), daemon.NewDNS(g), daemon.NewControllers(g), daemon.NewHubbleRelay(g),
 		with(daemon.NewLB(g), lbview.NewStatus(g), lbview.NewExplain(g), lbview.NewConvert(g), lbview.NewRebalance(g)),
 		pods.NewRun(g), pods.NewScale(g), pods.NewRestart(g), pods.NewRm(g), pods.NewPs(g), pods.NewLogs(g),
 		pods.NewRegister(g), pods.NewDeregister(g), status.NewStatus(g), status.NewTop(g),

@@ -29,6 +29,8 @@ type Seen struct {
 	Steps    []Step `json:"steps,omitempty"`
 	// More is how many Steps were left out.
 	More int `json:"more,omitempty"`
+	// Undescribed is how many Steps with rules have no Text, since reading the others took too long.
+	Undescribed int `json:"undescribed,omitempty"`
 	// Facts are what the node has for the destination; nil if the user may not know, or nobody was asked.
 	Facts *explain.Facts `json:"facts,omitempty"`
 }
@@ -173,7 +175,11 @@ func (r *Report) decide(v *explain.Verdict) {
 	case drop >= 0 && s.Answer != Accepted:
 		r.dropped(&s.Steps[drop], v)
 	case s.Answer == Accepted:
-		r.Decision = explain.Line{Text: r.where() + " answered", Source: "answer to " + s.Source.String()}
+		text := r.where() + " answered"
+		if r.byProxy(v) {
+			text = fmt.Sprintf("the proxy of the node, which carries connections itself, answered at %s", r.Endpoint)
+		}
+		r.Decision = explain.Line{Text: text, Source: "answer to " + s.Source.String()}
 		if r.Endpoint.IsValid() {
 			r.Why = because(v)
 		}
@@ -206,6 +212,12 @@ func (r *Report) dropped(st *Step, v *explain.Verdict) {
 		text += ": " + st.Text
 	}
 	r.Decision = explain.Line{Text: text, Source: st.Space + ": " + st.Place()}
+}
+
+// byProxy reports whether the packet went to the proxy itself, in mode userspace, and not to an endpoint.
+func (r *Report) byProxy(v *explain.Verdict) bool {
+	return r.Seen.Mode == "userspace" && r.Service != "" && r.Endpoint.IsValid() &&
+		!slices.ContainsFunc(v.Endpoints, func(e explain.Endpoint) bool { return e.Address == r.Endpoint.String() })
 }
 
 // because are the lines of a verdict that say why: the decisions of the frontend, else of the Service.
@@ -263,6 +275,10 @@ func (r *Report) notes() {
 	s := r.Seen
 	if s.Untraced != "" {
 		r.Notes = append(r.Notes, "rules are not shown: "+s.Untraced)
+	}
+	if s.Undescribed > 0 {
+		r.Notes = append(r.Notes, fmt.Sprintf("%d rules are shown without their text: reading the others took more than a second",
+			s.Undescribed))
 	}
 	if s.Protocol == "UDP" && s.Answer == NoAnswer {
 		r.Notes = append(r.Notes, "a program that got the empty datagram need not answer it")

@@ -121,12 +121,27 @@ func TestHide(t *testing.T) {
 }
 
 func TestNotes(t *testing.T) {
-	s := &Seen{Protocol: "UDP", Mode: "userspace", ConnectTime: "on", Untraced: "x", Source: client, Destination: frontend, Answer: NoAnswer}
-	if r := Tell("a", "b", s, verdict()); len(r.Notes) != 4 {
+	s := &Seen{Protocol: "UDP", Mode: "userspace", ConnectTime: "on", Untraced: "x", Source: client, Destination: frontend, Answer: NoAnswer,
+		Undescribed: 3}
+	if r := Tell("a", "b", s, verdict()); len(r.Notes) != 5 {
 		t.Errorf("notes %q", r.Notes)
 	}
 	s = &Seen{Protocol: "TCP", Mode: "nft", ConnectTime: "the kernel has none", Source: client, Destination: frontend, Answer: NoAnswer}
 	if r := Tell("a", "b", s, verdict()); len(r.Notes) != 0 {
 		t.Errorf("notes %q", r.Notes)
+	}
+}
+
+// In mode userspace the proxy answers, whatever its own connection to an endpoint does.
+func TestProxyAnswers(t *testing.T) {
+	at := netip.MustParseAddrPort("127.0.0.1:40001")
+	for mode, want := range map[string]string{
+		"userspace": "the proxy of the node, which carries connections itself, answered at 127.0.0.1:40001",
+		"nft":       "endpoint 127.0.0.1:40001 answered",
+	} {
+		s := &Seen{Protocol: "TCP", Mode: mode, Source: client, Destination: frontend, Answer: Accepted, Steps: []Step{passed("input", at)}}
+		if r := Tell("a", "b", s, verdict()); r.Decision.Text != want {
+			t.Errorf("%s: %+v", mode, r.Decision)
+		}
 	}
 }

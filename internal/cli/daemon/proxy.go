@@ -56,6 +56,7 @@ docs/kubernetes.md.`,
 	}
 	p.client.Add(cmd)
 	p.flags.Add(cmd)
+	p.flags.AddRelay(cmd)
 	p.prestop.add(cmd.Flags())
 	p.networks.AddNetworks(cmd,
 		"ranges of ClusterIPs, in which packets to an address without a Service are dropped; used if the API has no ServiceCIDRs",

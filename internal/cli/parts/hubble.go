@@ -25,6 +25,7 @@ import (
 	"github.com/fairlead/fairlead/internal/hubble"
 	"github.com/fairlead/fairlead/internal/hubble/capture"
 	"github.com/fairlead/fairlead/internal/hubble/seen"
+	"github.com/fairlead/fairlead/internal/hubble/tunnel"
 	"github.com/fairlead/fairlead/internal/kernel/nflog"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/proxy"
@@ -34,7 +35,8 @@ import (
 // hubbleFlags have a node record flows and answer Hubble's API.
 type hubbleFlags struct {
 	listen string
-	path   string // of the socket; empty if the node records no flows
+	path   string // of the socket; empty for none
+	token  string // file with what is shown to the relay of a Kubernetes cluster; empty for none
 }
 
 func (f *hubbleFlags) add(flags *pflag.FlagSet) {
@@ -43,11 +45,21 @@ func (f *hubbleFlags) add(flags *pflag.FlagSet) {
 			"the API server answers it for all such nodes; empty for none")
 }
 
+// addRelay adds the flag of nodes without an agent.
+func (f *hubbleFlags) addRelay(flags *pflag.FlagSet) {
+	flags.StringVar(&f.token, "hubble-relay-token-file", "",
+		"record the flows of this node and answer the relay of deploy/kubernetes/hubble-relay.yaml; FILE has the token of this Pod "+
+			"for the audience "+tunnel.Audience+"; empty for no relay")
+}
+
 // maxSocketPath is the longest path of a Unix socket (sun_path, with its NUL).
 const maxSocketPath = 107
 
 func (f *hubbleFlags) check() error {
 	f.path = ""
+	if f.token != "" && !filepath.IsAbs(f.token) {
+		return base.Usagef("--hubble-relay-token-file is %q; want an absolute path", f.token)
+	}
 	if f.listen == "" {
 		return nil
 	}
@@ -64,7 +76,8 @@ func (f *hubbleFlags) check() error {
 // Flows are the flows of this node.
 type Flows struct {
 	log      *slog.Logger
-	path     string
+	path     string // of the socket; empty for none
+	token    string // file of the token for the relay; empty for none
 	peers    *capture.Peers
 	ring     *hubble.Ring
 	lost     *nflog.Log // nil if the mode logs none
@@ -75,14 +88,19 @@ type Flows struct {
 
 // open prepares to record flows. It returns nil if they are not wanted.
 func (f *hubbleFlags) open(log *slog.Logger, node string) *Flows {
-	if f.path == "" {
+	if f.path == "" && f.token == "" {
 		return nil
 	}
-	out := &Flows{log: log, path: f.path, peers: capture.NewPeers(node), ring: hubble.NewRing(hubble.RingSize), metrics: hubble.NewMetrics()}
+	out := &Flows{
+		log: log, path: f.path, token: f.token,
+		peers: capture.NewPeers(node), ring: hubble.NewRing(hubble.RingSize), metrics: hubble.NewMetrics(),
+	}
 	out.ring.Count(out.metrics)
 	out.l7 = capture.NewApplications(out.ring, out.peers)
 	out.observer = hubble.NewObserver(node, base.Version, out.ring)
-	out.observer.Address = "unix://" + f.path
+	if f.path != "" {
+		out.observer.Address = "unix://" + f.path
+	}
 	var err error
 	if out.lost, err = nflog.Open(drops.LogGroup); err != nil {
 		log.Warn("packets that reach no endpoint are not shown as flows", "err", err)
@@ -125,15 +143,15 @@ func (f *Flows) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	hubble.Handler(f.observer).ServeHTTP(w, r)
 }
 
-// Components record flows, count them among the metrics of p, and answer at the socket; none if f is nil. With all set all Pods of the
-// cluster are followed, otherwise the Pods of this node: others are known by EndpointSlices.
+// Components record flows, count them among the metrics of p, and answer at the socket and to the relay; none if f is nil. With all set
+// all Pods of the cluster are followed, otherwise the Pods of this node: others are known by EndpointSlices.
 func (f *Flows) Components(client kubernetes.Interface, p *proxy.Proxy, node string, all bool) ([]lifecycle.Component, error) {
 	if f == nil {
 		return nil, nil
 	}
-	listener, err := listenForRoot(f.path, f.log)
+	answers, err := f.answers(client)
 	if err != nil {
-		return nil, fmt.Errorf("--hubble-listen-address: %w", err)
+		return nil, err
 	}
 	p.Register(f.metrics)
 	pods := metav1.ListOptions{}
@@ -154,12 +172,29 @@ func (f *Flows) Components(client kubernetes.Interface, p *proxy.Proxy, node str
 		wg.Wait()
 		return nil
 	}
-	return []lifecycle.Component{
-		{Name: "Pods of flows", Run: follow},
-		{Name: "flows", Run: recorder.Run},
-		{Name: "flows of requests", Run: f.l7.Run},
-		{Name: "Hubble's API", Run: func(ctx context.Context) error { return f.serve(ctx, listener) }},
-	}, nil
+	return append(answers,
+		lifecycle.Component{Name: "Pods of flows", Run: follow},
+		lifecycle.Component{Name: "flows", Run: recorder.Run},
+		lifecycle.Component{Name: "flows of requests", Run: f.l7.Run},
+	), nil
+}
+
+// answers are the components that answer at the socket and to the relay.
+func (f *Flows) answers(client kubernetes.Interface) (out []lifecycle.Component, err error) {
+	if f.path != "" {
+		listener, err := listenForRoot(f.path, f.log)
+		if err != nil {
+			return nil, fmt.Errorf("--hubble-listen-address: %w", err)
+		}
+		out = append(out, lifecycle.Component{
+			Name: "Hubble's API", Run: func(ctx context.Context) error { return f.serve(ctx, listener) },
+		})
+	}
+	if f.token != "" {
+		node := tunnel.NewNode(client, metav1.NamespaceSystem, f.token, hubble.Handler(f.observer), f.log)
+		out = append(out, lifecycle.Component{Name: "answers to the relay of flows", Run: node.Run})
+	}
+	return out, nil
 }
 
 // serve answers gRPC until ctx ends.

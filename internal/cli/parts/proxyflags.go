@@ -78,6 +78,9 @@ func (f *ProxyFlags) Add(cmd *cobra.Command) {
 	f.hubble.add(flags)
 }
 
+// AddRelay adds the flag of a node whose flows a relay of a Kubernetes cluster asks for; agents answer the API server.
+func (f *ProxyFlags) AddRelay(cmd *cobra.Command) { f.hubble.addRelay(cmd.Flags()) }
+
 // Check rejects flags that are wrong on any machine, and completes the others. It
 // sends no request.
 func (f *ProxyFlags) Check(networks base.NetworkFlags) error {

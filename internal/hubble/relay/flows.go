@@ -120,7 +120,7 @@ func forNodes(q *observer.GetFlowsRequest) *observer.GetFlowsRequest {
 func (s *session) collect(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, flowsTimeout)
 	defer cancel()
-	nodes, err := s.relay.nodes(ctx)
+	nodes, err := s.relay.names(ctx)
 	if err != nil {
 		return err
 	}
@@ -250,7 +250,7 @@ func (s *session) follow(ctx context.Context) error {
 	defer cancel(nil)
 	known := map[string]bool{}
 	for {
-		nodes, err := s.relay.nodes(ctx)
+		nodes, err := s.relay.names(ctx)
 		if err != nil && len(known) == 0 {
 			return err
 		}

@@ -3,13 +3,10 @@ package relay
 import (
 	"context"
 	"maps"
-	"net"
 	"slices"
-	"strconv"
 	"time"
 
 	"google.golang.org/grpc/status"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/fairlead/fairlead/internal/hubble/api/peer"
 )
@@ -45,7 +42,7 @@ func (r *Relay) Notify(_ *peer.NotifyRequest, to peer.Peer_NotifyServer) error {
 	}
 }
 
-// addresses are where the agents of the nodes are, by the names of the nodes; empty for one without an agent.
+// addresses are where the nodes are asked, by their names.
 func (r *Relay) addresses(ctx context.Context) (map[string]string, error) {
 	list, err := r.list(ctx)
 	if err != nil {
@@ -53,19 +50,9 @@ func (r *Relay) addresses(ctx context.Context) (map[string]string, error) {
 	}
 	out := map[string]string{}
 	for i := range list {
-		out[list[i].Name] = addressOf(&list[i])
+		out[list[i].Name] = r.nodes.Address(&list[i])
 	}
 	return out, nil
-}
-
-func addressOf(n *corev1.Node) string {
-	port := n.Status.DaemonEndpoints.KubeletEndpoint.Port
-	for _, a := range n.Status.Addresses {
-		if a.Type == corev1.NodeInternalIP && port != 0 {
-			return net.JoinHostPort(a.Address, strconv.Itoa(int(port)))
-		}
-	}
-	return ""
 }
 
 // changes are what has changed of the addresses of nodes, by their names.

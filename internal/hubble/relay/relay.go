@@ -4,10 +4,10 @@ package relay
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,7 +18,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -50,6 +49,7 @@ type Relay struct {
 	peer.UnimplementedPeerServer
 
 	client  kubernetes.Interface
+	nodes   Nodes
 	release string
 	log     *slog.Logger
 
@@ -60,8 +60,16 @@ type Relay struct {
 	peers time.Duration // peersPeriod, unless a test wants another
 }
 
-// New returns a Relay that asks nodes with the rights of cfg, which may use nodes/proxy and read Pods. The caller decides who may
-// ask the Relay.
+// Nodes are how a Relay reaches the nodes of its cluster.
+type Nodes interface {
+	// Ask calls a method of a node, and returns its answer as hubble.Handler writes it. Its errors are statuses.
+	Ask(ctx context.Context, node, method string, request []byte) (io.ReadCloser, error)
+	// Address is where a node is asked, empty for none.
+	Address(node *corev1.Node) string
+}
+
+// New returns a Relay that asks the agents of nodes with the rights of cfg, which may use nodes/proxy, list nodes and read Pods. The
+// caller decides who may ask the Relay.
 func New(cfg *rest.Config, release string, log *slog.Logger) (*Relay, error) {
 	cfg = rest.CopyConfig(cfg)
 	cfg.QPS = -1 // one question asks every node; atOnce bounds them
@@ -69,12 +77,17 @@ func New(cfg *rest.Config, release string, log *slog.Logger) (*Relay, error) {
 	if err != nil {
 		return nil, err
 	}
+	return Over(agents{client}, client, release, log), nil
+}
+
+// Over returns a Relay that asks by nodes. Its client may list nodes and read Pods. The caller decides who may ask the Relay.
+func Over(nodes Nodes, client kubernetes.Interface, release string, log *slog.Logger) *Relay {
 	return &Relay{
-		client: client, release: release, log: log, retry: retryPeriod, peers: peersPeriod,
+		client: client, nodes: nodes, release: release, log: log, retry: retryPeriod, peers: peersPeriod,
 		questions: hubble.NewPlaces(maxQuestions, "questions for flows are being answered"),
 		follows:   hubble.NewPlaces(maxFollows, "clients follow the flows"),
 		others:    hubble.NewPlaces(maxQuestions, "questions for nodes and namespaces are being answered"),
-	}, nil
+	}
 }
 
 // list reads all nodes.
@@ -88,8 +101,8 @@ func (r *Relay) list(ctx context.Context) ([]corev1.Node, error) {
 	return list.Items, nil
 }
 
-// nodes are the names of all nodes, sorted.
-func (r *Relay) nodes(ctx context.Context) ([]string, error) {
+// names are the names of all nodes, sorted.
+func (r *Relay) names(ctx context.Context) ([]string, error) {
 	list, err := r.list(ctx)
 	if err != nil {
 		return nil, err
@@ -108,13 +121,9 @@ func (r *Relay) ask(ctx context.Context, node, method string, request proto.Mess
 	if err != nil {
 		return status.Error(codes.Internal, err.Error())
 	}
-	answer, err := r.client.CoreV1().RESTClient().Post().Resource("nodes").Name(node).SubResource("proxy").
-		Suffix(strings.Trim(hubble.Path, "/"), method).SetHeader("Content-Type", "application/octet-stream").Body(body).Stream(ctx)
-	switch {
-	case apierrors.IsNotFound(err):
-		return status.Errorf(codes.Unavailable, "node %s records no flows: start its agent with --hubble-listen-address", node)
-	case err != nil:
-		return status.Errorf(codes.Unavailable, "node %s does not answer: %v", node, err)
+	answer, err := r.nodes.Ask(ctx, node, method, body)
+	if err != nil {
+		return err
 	}
 	defer func() { _ = answer.Close() }()
 	limit := hubble.MaxAnswer
@@ -138,7 +147,7 @@ func askAll[M proto.Message](ctx context.Context, r *Relay, method string, reque
 		return nil, err
 	}
 	defer done()
-	nodes, err := r.nodes(ctx)
+	nodes, err := r.names(ctx)
 	if err != nil {
 		return nil, err
 	}

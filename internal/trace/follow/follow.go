@@ -52,6 +52,8 @@ const (
 	rejection = 300 * time.Millisecond
 	// step is the time between looks at the trace.
 	step = 20 * time.Millisecond
+	// describing is how long rules are read after that, to show them in words: one may have a set of thousands of addresses.
+	describing = time.Second
 )
 
 // in runs f in the namespace of a Space.
@@ -88,7 +90,7 @@ func Send(ctx context.Context, p *Packet) (*trace.Seen, error) {
 		return nil, errors.Join(err, w.close())
 	}
 	err = w.send(ctx, packet, out)
-	w.tell(out)
+	w.tell(out, time.Now().Add(describing))
 	return out, errors.Join(err, w.close())
 }
 
@@ -179,8 +181,9 @@ func (w *watched) dropped() bool {
 	return false
 }
 
-// tell writes down what was seen, with the hook that each report was in: that of the chain of the trace before it.
-func (w *watched) tell(out *trace.Seen) {
+// tell writes down what was seen, with the hook that each report was in: that of the chain of the trace before it. It reads no more
+// rules after end.
+func (w *watched) tell(out *trace.Seen, end time.Time) {
 	out.Untraced = w.why
 	hooks := make([]string, len(w.spaces))
 	for _, s := range w.order {
@@ -205,8 +208,12 @@ func (w *watched) tell(out *trace.Seen) {
 			st.Verdict += " " + s.step.Target
 		}
 		st.Ours = preflight.Ours(nftables.BaseChain{Table: s.step.Table, Name: s.step.Chain})
-		if s.step.Kind == nftrace.Rule {
+		switch {
+		case s.step.Kind != nftrace.Rule:
+		case time.Now().Before(end):
 			st.Text = t.Describe(s.step)
+		default:
+			out.Undescribed++
 		}
 		out.Steps = append(out.Steps, st)
 	}

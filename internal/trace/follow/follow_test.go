@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel/nftrace"
+	"github.com/fairlead/fairlead/internal/kernel/probe"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/trace"
@@ -287,6 +288,42 @@ func TestLeftovers(t *testing.T) {
 			t.Errorf("%v\n%s", err, tables())
 		}
 	})
+}
+
+// Rules for which there is no time left are shown without their text, and counted.
+func TestNoTimeToDescribe(t *testing.T) {
+	t.Parallel()
+	node, _, client := machines(t)
+	p := &Packet{Spaces: spaces(client, node), Protocol: svc.TCP, To: netip.MustParseAddrPort("10.96.0.1:24")}
+	var packet *probe.Probe
+	err := p.Spaces[0].in(func() (err error) {
+		packet, err = probe.Open(p.Protocol, p.To)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer packet.Close()
+	w := &watched{spaces: p.Spaces, traces: make([]*nftrace.Trace, len(p.Spaces))}
+	defer func() {
+		if err := w.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	late, all := &trace.Seen{}, &trace.Seen{}
+	if err := errors.Join(w.start(packet, p), w.send(t.Context(), packet, all)); err != nil {
+		t.Fatal(err)
+	}
+	w.tell(late, time.Now())
+	w.tell(all, time.Now().Add(testbed.Patience))
+	for i := range late.Steps {
+		if late.Steps[i].Text != "" || late.Steps[i].Handle != all.Steps[i].Handle {
+			t.Errorf("without time: %+v, and with it %+v", late.Steps[i], all.Steps[i])
+		}
+	}
+	if d := dropOf(late); late.Undescribed < 2 || all.Undescribed != 0 || dropOf(all).Text == "" || d.Handle == 0 {
+		t.Errorf("%d rules without time, %d with it: %+v, %+v", late.Undescribed, all.Undescribed, d, dropOf(all))
+	}
 }
 
 // A trace ends with its context.
