@@ -255,6 +255,25 @@ func (n *Node) Keepable(now time.Duration) bool {
 	return votes >= a.list.Majority()
 }
 
+// Spared reports whether the others can do without the Node's vote while it is away: the ones that have voted for so long that holders
+// have their promises are a majority. One that was just restarted may first promise an address to another than its holder.
+func (n *Node) Spared(now time.Duration) bool {
+	a := n.asker
+	if !a.list.Has(n.name) {
+		return true
+	}
+	votes := 0
+	for _, p := range a.peers {
+		if p.voter.Name != n.name && p.votes(now) && now-p.voting >= settling {
+			votes++
+		}
+	}
+	if n.HasWitness() {
+		votes++
+	}
+	return votes >= a.list.Majority()
+}
+
 // Alone reports whether the Node is the only voter.
 func (n *Node) Alone() bool { return len(n.asker.list.Voters) == 1 && n.asker.list.Has(n.name) }
 
