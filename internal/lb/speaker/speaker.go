@@ -136,6 +136,7 @@ func New(o Options) (*Speaker, error) {
 	s.routing = routing{
 		name: o.NodeName, known: s.known, forwards: s.forwards, log: o.Log, changed: s.status.poke,
 		began: time.Now(), since: map[netip.Addr]time.Time{}, unprogrammed: map[netip.Addr]struct{}{},
+		only: map[netip.Addr][]string{},
 	}
 	s.unused = newUnused(s.known, s.forwards, o.Log)
 	if o.Announce != v1.AnnounceNone {
