@@ -144,7 +144,8 @@ func (b *bed) poolsDecide() {
 	to := func(peers ...string) v1.PoolRoute { return v1.PoolRoute{Peers: peers} }
 	further := to("router")
 	further.AggregationLengthV4 = new(int32(28))
-	selected := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "rack", Operator: metav1.LabelSelectorOpExists}}}
+	selected := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
+		{Key: "rack", Operator: metav1.LabelSelectorOpExists}}}
 	for _, c := range []struct {
 		spec      v1.IPAddressPoolSpec
 		answered  bool // by n1

@@ -37,7 +37,8 @@ func TestRoutesOfPeers(t *testing.T) {
 		}}, map[string]string{"a": "198.51.100.0/24 50 [] 198.51.100.7/32 100 [2:2 1:1]",
 			"b": "198.51.100.0/24 50 [] 198.51.100.7/32 200 [1:1 2:2 3:3]"}},
 		"pools in one prefix": {map[netip.Addr][]Attributes{
-			vip: {{AggregationLength: 24, Peers: []string{"a"}}}, other: {{AggregationLength: 24, Peers: []string{"b"}, Communities: community("1:1")}},
+			vip:   {{AggregationLength: 24, Peers: []string{"a"}}},
+			other: {{AggregationLength: 24, Peers: []string{"b"}, Communities: community("1:1")}},
 		}, map[string]string{"a": "198.51.100.0/24 100 []", "b": "198.51.100.0/24 100 [1:1]"}},
 	} {
 		x := newTable()

@@ -92,7 +92,8 @@ func TestCoverage(t *testing.T) {
 func TestCoverageOfPools(t *testing.T) {
 	both := arpSpeaker("192.0.2.0/24")
 	both.Peers = []v1.PeerStatus{{Name: "a", State: v1.PeerEstablished}, {Name: "b", State: "Idle"}}
-	all := reporters{speakers: speakers(both, arpSpeaker("192.0.2.0/24")), labels: map[string]labels.Set{"n0": {"rack": "x"}, "n1": {"rack": "y"}}}
+	all := reporters{speakers: speakers(both, arpSpeaker("192.0.2.0/24")),
+		labels: map[string]labels.Set{"n0": {"rack": "x"}, "n1": {"rack": "y"}}}
 	rack := func(name string) *metav1.LabelSelector {
 		return &metav1.LabelSelector{MatchLabels: map[string]string{"rack": name}}
 	}
@@ -112,7 +113,8 @@ func TestCoverageOfPools(t *testing.T) {
 		{"both", "198.51.100.1", v1.IPAddressPoolSpec{Announce: []string{"bgp", "arp"}}, ""},
 		{"BGP of a node without a session", "192.0.2.1", v1.IPAddressPoolSpec{Announce: []string{"bgp"}, NodeSelector: rack("y")}, none},
 		{"ARP of that node", "192.0.2.1", v1.IPAddressPoolSpec{NodeSelector: rack("y")}, ""},
-		{"no such node", "192.0.2.1", v1.IPAddressPoolSpec{NodeSelector: rack("z")}, "selects no node with a speaker; the pool has nodeSelector rack=z"},
+		{"no such node", "192.0.2.1", v1.IPAddressPoolSpec{NodeSelector: rack("z")},
+			"selects no node with a speaker; the pool has nodeSelector rack=z"},
 		{"no such operator", "192.0.2.1", v1.IPAddressPoolSpec{NodeSelector: &metav1.LabelSelector{
 			MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "rack", Operator: "Like"}}}}, "selects no node with a speaker"},
 		{"a peer", "198.51.100.1", v1.IPAddressPoolSpec{BGP: to("a")}, ""},

@@ -89,13 +89,10 @@ func (s *simulation) end(m *machine, returns bool, ended func()) {
 	var poll func()
 	poll = func() {
 		mayEnd := func() bool {
-			switch {
-			case !returns:
-				return m.node.Replaceable(s.local(m))
-			case len(s.heldBy(m)) > 0:
-				return m.node.Keepable(s.local(m))
+			if returns {
+				return m.node.Keepable(s.local(m), len(s.heldBy(m)) > 0)
 			}
-			return m.node.Spared(s.local(m))
+			return m.node.Replaceable(s.local(m))
 		}
 		switch late := s.now - begin; {
 		case m.life != life || m.node == nil:

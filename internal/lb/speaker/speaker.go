@@ -275,13 +275,11 @@ func departs(n *corev1.Node) bool {
 // mayEnd reports whether the process may end now without an address that is left to none. One that is restarted leaves a majority
 // that votes, also if it has no address: else the holder of one would lose it when nodes are restarted one right after the other.
 func (s *Speaker) mayEnd(returns bool) bool {
-	switch {
-	case !returns || s.node.Alone():
-		return s.holdings.replaceable()
-	case s.holdings.count() > 0:
-		return s.node.Keepable(s.o.Now())
+	holds := s.holdings.count() > 0
+	if returns && !s.node.Alone() && (holds || s.holdings.replaceable()) {
+		return s.node.Keepable(s.o.Now(), holds)
 	}
-	return s.node.Spared(s.o.Now()) && s.holdings.replaceable()
+	return s.holdings.replaceable()
 }
 
 // release gives up all addresses. If the process is restarted, the voters keep for its successor the ones of the direct way, to

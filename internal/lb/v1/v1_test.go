@@ -102,7 +102,8 @@ func TestRulesOfDefinitions(t *testing.T) {
 		{"a peer twice", "Duplicate value", route(v1.PoolRoute{Peers: []string{"a", "a"}})},
 		{"a peer without a name", "peers[0]", route(v1.PoolRoute{Peers: []string{""}})},
 		{"community of a further route", "too high", route(v1.PoolRoute{}, v1.PoolRoute{Communities: []string{"65536:1"}})},
-		{"length of a further route", "advertisements[0].aggregationLengthV6", route(v1.PoolRoute{}, v1.PoolRoute{AggregationLengthV6: new(int32(0))})},
+		{"length of a further route", "advertisements[0].aggregationLengthV6",
+			route(v1.PoolRoute{}, v1.PoolRoute{AggregationLengthV6: new(int32(0))})},
 		{"many further routes", "must have at most 8 items", route(v1.PoolRoute{}, make([]v1.PoolRoute, 9)...)},
 		{"a way", `supported values: "arp", "bgp"`, pool(func(s *v1.IPAddressPoolSpec) { s.Announce = []string{"ndp"} })},
 		{"a selector of nodes", "Unsupported value", pool(func(s *v1.IPAddressPoolSpec) {
