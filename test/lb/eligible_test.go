@@ -12,6 +12,7 @@ import (
 
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/bird"
 )
 
 // silence waits until nothing is heard of an address when it is asked for.
@@ -37,6 +38,18 @@ func TestLastNodeFallsSilent(t *testing.T) {
 	b.owner(a, only)
 	b.owner(deleted, only)
 
+	// What the API server does not hear of goes on, and takes part again only when it is heard of.
+	only.heard(corev1.ConditionUnknown)
+	only.kill9()
+	only.start()
+	b.ineligible(only, "the API server does not hear of the node")
+	b.silence(a)
+	only.heard(corev1.ConditionTrue)
+	b.owner(a, only)
+	only.heard(corev1.ConditionUnknown)
+	b.owner(b.service("unheard")[0], only)
+	only.heard(corev1.ConditionTrue)
+
 	only.label(corev1.LabelNodeExcludeBalancers, true)
 	b.silence(a)
 	b.must(b.client.CoreV1().Services("default").Delete(t.Context(), "deleted", metav1.DeleteOptions{}))
@@ -58,6 +71,27 @@ func TestLastNodeFallsSilent(t *testing.T) {
 	b.owner(b.service("later")[0], only)
 }
 
+// heard sets whether the API server hears of the node, as its controller shows that.
+func (n *node) heard(ready corev1.ConditionStatus) {
+	n.bed.Helper()
+	patch := fmt.Sprintf(`{"status":{"conditions":[{"type":"Ready","status":%q}]}}`, ready)
+	_, err := n.bed.client.CoreV1().Nodes().Patch(n.bed.Context(), n.name, types.StrategicMergePatchType, []byte(patch),
+		metav1.PatchOptions{}, "status")
+	n.bed.must(err)
+}
+
+// ineligible waits until a node's speaker reports that it may not announce, and why.
+func (b *bed) ineligible(n *node, why string) {
+	b.Helper()
+	testbed.Until(b, n.name+" not to be eligible", func() error {
+		s, err := b.lb.Speakers.Get(b.Context(), n.name, metav1.GetOptions{})
+		if err == nil && s.Status.Reason != why {
+			err = fmt.Errorf("eligible %t: %q", s.Status.Eligible, s.Status.Reason)
+		}
+		return err
+	})
+}
+
 // taint makes a taint the only one of the node's object, as 'kubectl cordon' leaves it.
 func (n *node) taint(key string, effect corev1.TaintEffect) {
 	n.bed.Helper()
@@ -66,7 +100,7 @@ func (n *node) taint(key string, effect corev1.TaintEffect) {
 	n.bed.must(err)
 }
 
-// A node that announces by BGP alone gets no address that is answered for by ARP.
+// A node that announces by BGP alone gets no address that is answered for by ARP. A pool decides about ways, nodes and peers.
 func TestMixedAnnouncers(t *testing.T) {
 	inParallel(t)
 	b := newBed(t, 1)
@@ -74,6 +108,7 @@ func TestMixedAnnouncers(t *testing.T) {
 	routed.args.Announce = v1.AnnounceBGP
 	routed.start()
 	b.voters(3)
+	b.poolsDecide()
 	for i := range 6 {
 		b.owner(b.service(fmt.Sprint("web", i))[0], b.nodes[0])
 	}
@@ -81,6 +116,65 @@ func TestMixedAnnouncers(t *testing.T) {
 	b.must(err)
 	if !s.Status.Eligible {
 		t.Errorf("the node that announces by BGP is not eligible: %s", s.Status.Reason)
+	}
+}
+
+// poolsDecide changes how a pool is announced by a node that answers ARP, and has a session with a router, and one that only has the
+// session.
+func (b *bed) poolsDecide() {
+	b.Helper()
+	n1, n2 := b.nodes[0], b.nodes[1]
+	var neighbors []string
+	for _, n := range b.nodes {
+		neighbors = append(neighbors, fmt.Sprintf("neighbor %s as %d;", n.host.Addr4(), nodeAS))
+	}
+	router := bird.Start(b.TB, b.net.Host("router"), neighbors...)
+	_, err := b.lb.Peers.Create(b.Context(), &v1.BGPPeer{ObjectMeta: metav1.ObjectMeta{Name: "router"},
+		Spec: v1.BGPPeerSpec{Address: router.Addr4().String(), LocalASN: nodeAS, PeerASN: bird.AS}}, metav1.CreateOptions{})
+	b.must(err)
+	a := netip.MustParseAddr("192.168.77.217")
+	const one, wide = "192.168.77.217/32", "192.168.77.208/28"
+	_, err = b.lb.Pools.Create(b.Context(), &v1.IPAddressPool{
+		ObjectMeta: metav1.ObjectMeta{Name: "picky"}, Spec: v1.IPAddressPoolSpec{Addresses: []string{wide}, AutoAssign: new(false)},
+	}, metav1.CreateOptions{})
+	b.must(err)
+	b.service("picky", func(s *corev1.Service) { s.Spec.LoadBalancerIP = a.String() })
+	n2.label("rack", true)
+	at1, at2 := n1.host.Addr4(), n2.host.Addr4()
+	to := func(peers ...string) v1.PoolRoute { return v1.PoolRoute{Peers: peers} }
+	further := to("router")
+	further.AggregationLengthV4 = new(int32(28))
+	selected := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
+		{Key: "rack", Operator: metav1.LabelSelectorOpExists}}}
+	for _, c := range []struct {
+		spec      v1.IPAddressPoolSpec
+		answered  bool // by n1
+		one, wide []netip.Addr
+	}{
+		{v1.IPAddressPoolSpec{}, true, []netip.Addr{at1, at2}, nil},
+		{v1.IPAddressPoolSpec{Announce: []string{v1.AnnounceARP}}, true, nil, nil},
+		{v1.IPAddressPoolSpec{Announce: []string{v1.AnnounceBGP}}, false, []netip.Addr{at1, at2}, nil},
+		{v1.IPAddressPoolSpec{NodeSelector: selected}, false, []netip.Addr{at2}, nil},
+		{v1.IPAddressPoolSpec{BGP: &v1.PoolBGP{PoolRoute: to("elsewhere")}}, true, nil, nil},
+		{v1.IPAddressPoolSpec{BGP: &v1.PoolBGP{PoolRoute: to("elsewhere"), Advertisements: []v1.PoolRoute{further}}}, true,
+			nil, []netip.Addr{at1, at2}},
+		{v1.IPAddressPoolSpec{BGP: &v1.PoolBGP{Advertisements: []v1.PoolRoute{further}}, NodeSelector: selected}, false,
+			[]netip.Addr{at2}, []netip.Addr{at2}},
+	} {
+		testbed.Until(b, "the pool to be changed", func() error {
+			p, err := b.lb.Pools.Get(b.Context(), "picky", metav1.GetOptions{})
+			b.must(err)
+			p.Spec.Announce, p.Spec.NodeSelector, p.Spec.BGP = c.spec.Announce, c.spec.NodeSelector, c.spec.BGP
+			_, err = b.lb.Pools.Update(b.Context(), p, metav1.UpdateOptions{})
+			return err
+		})
+		router.Routes(one, c.one...)
+		router.Routes(wide, c.wide...)
+		if c.answered {
+			b.owner(a, n1)
+		} else {
+			b.silence(a)
+		}
 	}
 }
 

@@ -33,15 +33,15 @@ func forwarded(s *corev1.Service) {
 	s.Annotations = map[string]string{svc.ForwardingAnnotation: svc.ForwardingDirect}
 }
 
-// checkForwarded fails the test unless all Pods answer in the end, or only one, and all of them see the client.
-func (c *cluster) checkForwarded(vip netip.Addr, sticky bool, pods int) {
+// checkForwarded fails the test unless all Pods answer the machine in the end, or only one, and all of them see it.
+func (c *cluster) checkForwarded(from *testbed.Host, vip netip.Addr, sticky bool, pods int) {
 	c.Helper()
 	testbed.Until(c, fmt.Sprintf("answers of %d Pods, sticky %v", pods, sticky), func() error {
 		by := map[string]bool{}
 		for range 40 {
-			a := c.ask(c.wire.Host(), vip)
+			a := c.ask(from, vip)
 			by[a.Name] = true
-			if a.Client.Addr() != c.wire.Host().Addr4() {
+			if a.Client.Addr() != from.Addr4() {
 				return fmt.Errorf("%s sees %s", a.Name, a.Client)
 			}
 		}
@@ -232,11 +232,11 @@ func TestPoliciesOfLoadBalancers(t *testing.T) {
 		pods := []*testbed.Host{a1, a2, b1}
 		for name, change := range map[string][]func(*corev1.Service){"forwarded": {forwarded}, "forwarded-local": {forwarded, local}} {
 			vip := c.serve(name, pods, change...)
-			c.checkForwarded(vip, false, len(pods))
+			c.checkForwarded(client, vip, false, len(pods))
 			c.change(name, sticky)
-			c.checkForwarded(vip, true, len(pods))
+			c.checkForwarded(client, vip, true, len(pods))
 			c.change(name, func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityNone })
-			c.checkForwarded(vip, false, len(pods))
+			c.checkForwarded(client, vip, false, len(pods))
 			from := c.owner(vip, c.nodes...)
 			open, err := client.Dial(c.Context(), svc.TCP, netip.AddrPortFrom(vip, 80))
 			c.must(err)

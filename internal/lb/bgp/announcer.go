@@ -130,8 +130,9 @@ func (a *Announcer) SetPeers(peers []Peer) {
 	}
 }
 
-// Announce announces an address, or changes the attributes of one that is.
-func (a *Announcer) Announce(address netip.Addr, attributes Attributes) {
+// Announce announces an address with a route for each of some attributes, or changes those of one that is announced. A peer for which
+// several of them make the same prefix gets one route, with the communities of all and the highest local preference.
+func (a *Announcer) Announce(address netip.Addr, attributes ...Attributes) {
 	a.changed(a.table.announce(address.Unmap(), attributes))
 }
 

@@ -26,6 +26,8 @@ type Attributes struct {
 	// AggregationLength is the length of the prefix that is announced while any address
 	// in it is. Zero, or the length of the address, is a route for each address.
 	AggregationLength int
+	// Peers are the names of the peers that get the route; empty is all.
+	Peers []string
 }
 
 // prefix returns the route by which an address with attributes t is announced.
@@ -35,6 +37,29 @@ func (t Attributes) prefix(a netip.Addr) netip.Prefix {
 		bits = t.AggregationLength
 	}
 	return netip.PrefixFrom(a, bits).Masked()
+}
+
+// isFor reports whether a peer gets the route.
+func (t Attributes) isFor(peer string) bool {
+	return len(t.Peers) == 0 || slices.Contains(t.Peers, peer)
+}
+
+// with returns the attributes of a route that is announced with t and o: the communities of both, and the higher preference.
+func (t Attributes) with(o Attributes) Attributes {
+	out := Attributes{AggregationLength: t.AggregationLength, Communities: slices.Concat(t.Communities, o.Communities)}
+	slices.SortFunc(out.Communities, func(a, b Community) int { return strings.Compare(a.String(), b.String()) })
+	out.Communities = slices.Compact(out.Communities)
+	if t.LocalPreference != nil || o.LocalPreference != nil {
+		out.LocalPreference = new(max(t.localPreference(), o.localPreference()))
+	}
+	return out
+}
+
+// identity is equal for attributes that are equal for every router.
+func (t Attributes) identity() string {
+	peers := slices.Clone(t.Peers)
+	slices.Sort(peers)
+	return fmt.Sprint(t.AggregationLength, t.key(), slices.Compact(peers))
 }
 
 // key is equal for attributes that a router sees as equal.

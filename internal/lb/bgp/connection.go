@@ -171,11 +171,13 @@ func (c *connection) announce(prefixes []netip.Prefix) error {
 	unreachable := map[wire.Family]int{}
 	for _, p := range prefixes {
 		f := familyOf(p)
-		a, key, ok := c.session.announcer.table.get(p)
+		a, key, ok := c.session.announcer.table.get(p, c.session.peer.Name)
 		old, sent := c.sent[p]
 		switch {
 		case !c.terms.reachable(f):
-			unreachable[f]++
+			if ok {
+				unreachable[f]++
+			}
 		case ok && (!sent || old != key):
 			k := change{f, key}
 			routes[k], attributes[k] = append(routes[k], p), a

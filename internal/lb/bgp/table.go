@@ -10,86 +10,107 @@ import (
 // table is what is announced: the addresses, and the routes that they make.
 type table struct {
 	mu        sync.Mutex
-	addresses map[netip.Addr]Attributes
-	routes    map[netip.Prefix]*route
+	addresses map[netip.Addr][]Attributes
+	routes    map[netip.Prefix]route
 	wide      map[netip.Prefix]struct{} // routes of more than one address
 }
 
-// route is a prefix that has addresses.
-type route struct {
-	attributes Attributes // of the address that was announced last
-	key        string     // of attributes
+// route is what the addresses of a prefix want of it, each of it once.
+type route []shared
+
+// shared are attributes that some addresses of a route have.
+type shared struct {
+	attributes Attributes
+	identity   string // of attributes
 	addresses  int
 }
 
 func newTable() *table {
-	return &table{addresses: map[netip.Addr]Attributes{}, routes: map[netip.Prefix]*route{}, wide: map[netip.Prefix]struct{}{}}
+	return &table{addresses: map[netip.Addr][]Attributes{}, routes: map[netip.Prefix]route{}, wide: map[netip.Prefix]struct{}{}}
 }
 
-// announce adds or changes an address and returns the prefixes whose routes differ
+// announce adds an address with a route for each of some attributes, or changes it, and returns the prefixes whose routes differ
 // from before.
-func (t *table) announce(a netip.Addr, attributes Attributes) []netip.Prefix {
+func (t *table) announce(a netip.Addr, all []Attributes) []netip.Prefix {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var changed []netip.Prefix
-	p := attributes.prefix(a)
-	old, known := t.addresses[a]
-	if known && old.prefix(a) != p {
-		changed = t.release(old.prefix(a), changed)
-		known = false
-	}
-	t.addresses[a] = attributes
-	r, key := t.routes[p], attributes.key()
-	switch {
-	case r == nil:
-		r = &route{}
-		t.routes[p] = r
-		if !p.IsSingleIP() {
-			t.wide[p] = struct{}{}
+	before := t.addresses[a]
+	t.addresses[a] = distinct(all)
+	return t.replace(a, before, t.addresses[a])
+}
+
+// withdraw removes an address and returns the prefixes whose routes differ from before.
+func (t *table) withdraw(a netip.Addr) []netip.Prefix {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	before := t.addresses[a]
+	delete(t.addresses, a)
+	return t.replace(a, before, nil)
+}
+
+// distinct returns each of some attributes once.
+func distinct(all []Attributes) (out []Attributes) {
+	for _, x := range all {
+		if !slices.ContainsFunc(out, func(y Attributes) bool { return x.identity() == y.identity() }) {
+			out = append(out, x)
 		}
-		changed = append(changed, p)
-	case r.key != key:
-		changed = append(changed, p)
 	}
-	r.attributes, r.key = attributes, key
-	if !known {
-		r.addresses++
+	return out
+}
+
+// replace replaces what an address wants, and returns the prefixes whose routes differ from before. The caller holds mu.
+func (t *table) replace(a netip.Addr, before, after []Attributes) (changed []netip.Prefix) {
+	count := func(x Attributes, by int) {
+		p, id := x.prefix(a), x.identity()
+		r := t.routes[p]
+		i := slices.IndexFunc(r, func(s shared) bool { return s.identity == id })
+		if i < 0 {
+			i = len(r)
+			r = append(r, shared{attributes: x, identity: id})
+			changed = append(changed, p)
+		}
+		if r[i].addresses += by; r[i].addresses == 0 {
+			r = slices.Delete(r, i, i+1)
+			changed = append(changed, p)
+		}
+		t.put(p, r)
+	}
+	for _, x := range after { // first, so that what stays is never gone
+		count(x, 1)
+	}
+	for _, x := range before {
+		count(x, -1)
 	}
 	return changed
 }
 
-// withdraw removes an address and returns the prefixes whose routes are gone.
-func (t *table) withdraw(a netip.Addr) []netip.Prefix {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	attributes, ok := t.addresses[a]
-	if !ok {
-		return nil
+// put replaces a route. The caller holds mu.
+func (t *table) put(p netip.Prefix, r route) {
+	if len(r) == 0 {
+		delete(t.routes, p)
+		delete(t.wide, p)
+		return
 	}
-	delete(t.addresses, a)
-	return t.release(attributes.prefix(a), nil)
+	t.routes[p] = r
+	if !p.IsSingleIP() {
+		t.wide[p] = struct{}{}
+	}
 }
 
-// release takes one address out of p's route and adds p to gone if it was the last.
-func (t *table) release(p netip.Prefix, gone []netip.Prefix) []netip.Prefix {
-	r := t.routes[p]
-	if r.addresses--; r.addresses > 0 {
-		return gone
-	}
-	delete(t.routes, p)
-	delete(t.wide, p)
-	return append(gone, p)
-}
-
-// get returns the attributes of a route, and their key.
-func (t *table) get(p netip.Prefix) (attributes Attributes, key string, ok bool) {
+// get returns the attributes of a peer's route to a prefix, and their key. ok is false if it has none.
+func (t *table) get(p netip.Prefix, peer string) (attributes Attributes, key string, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	r, ok := t.routes[p]
-	if !ok {
-		return Attributes{}, "", false
+	for _, s := range t.routes[p] {
+		switch {
+		case !s.attributes.isFor(peer):
+		case !ok:
+			attributes, ok = s.attributes, true
+		default:
+			attributes = attributes.with(s.attributes)
+		}
 	}
-	return r.attributes, r.key, true
+	return attributes, attributes.key(), ok
 }
 
 // networks returns the routes of more than one address.
@@ -103,9 +124,5 @@ func (t *table) networks() []netip.Prefix {
 func (t *table) prefixes() []netip.Prefix {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	out := make([]netip.Prefix, 0, len(t.routes))
-	for p := range t.routes {
-		out = append(out, p)
-	}
-	return out
+	return slices.Collect(maps.Keys(t.routes))
 }

@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/lb/pool"
@@ -43,19 +44,36 @@ type coverage struct {
 	excluded []string
 	// undecided is why no node may answer ARP or NDP, with the remedy; empty if nothing is known to keep them from it.
 	undecided string
+	// without is what a pool's spec leaves out, as a part of a message.
+	without string
+	// all are what it was made of, parts the coverage of pools that not every node announces in every way, by name.
+	all   reporters
+	parts map[string]*part
 }
 
-// newCoverage computes what speakers can announce. silent reports whether a node
-// does not report or has no Node object.
-func newCoverage(speakers map[string]*v1.Speaker, silent func(node string) bool) *coverage {
-	c := &coverage{interfaces: map[string]struct{}{}}
-	for name, s := range speakers {
+// part is the coverage of a pool.
+type part struct {
+	*coverage
+	of *v1.IPAddressPool
+}
+
+// reporters are the speakers, with the labels of their nodes. silent has the ones whose node does not report or has no Node object.
+type reporters struct {
+	speakers map[string]*v1.Speaker
+	labels   map[string]labels.Set
+	silent   map[string]bool
+}
+
+// newCoverage computes what speakers can announce.
+func newCoverage(all reporters, undecided string) *coverage {
+	c := &coverage{interfaces: map[string]struct{}{}, undecided: undecided, all: all}
+	for name, s := range all.speakers {
 		if len(s.Status.Endpoints) == 0 {
 			continue // it has not written its status yet
 		}
 		c.speakers++
 		switch {
-		case silent(name):
+		case all.silent[name]:
 			c.excluded = append(c.excluded, "node "+name+" does not report")
 			continue
 		case !s.Status.Eligible:
@@ -76,6 +94,72 @@ func newCoverage(speakers map[string]*v1.Speaker, silent func(node string) bool)
 	slices.Sort(c.excluded)
 	c.networks = merge(c.networks)
 	return c
+}
+
+// of returns what the speakers can announce of the addresses of a pool, nil for those of none: its spec may leave out nodes, ways and
+// peers.
+func (c *coverage) of(p *v1.IPAddressPool) *coverage {
+	if p == nil {
+		return c
+	}
+	s := &p.Spec
+	peers, every := s.RoutesTo()
+	if s.NodeSelector == nil && s.Takes(v1.AnnounceARP) && s.Takes(v1.AnnounceBGP) && every {
+		return c
+	}
+	if have := c.parts[p.Name]; have != nil && have.of == p {
+		return have.coverage
+	}
+	selects := labels.Everything()
+	if s.NodeSelector != nil {
+		var err error
+		if selects, err = metav1.LabelSelectorAsSelector(s.NodeSelector); err != nil {
+			selects = labels.Nothing()
+		}
+	}
+	some := reporters{speakers: map[string]*v1.Speaker{}, labels: c.all.labels, silent: c.all.silent}
+	for name, o := range c.all.speakers {
+		if !selects.Matches(c.all.labels[name]) {
+			continue
+		}
+		status := o.Status
+		status.Peers = slices.DeleteFunc(slices.Clone(status.Peers), func(p v1.PeerStatus) bool {
+			return !s.Takes(v1.AnnounceBGP) || !every && !slices.Contains(peers, p.Name)
+		})
+		if !s.Takes(v1.AnnounceARP) {
+			status.Interfaces, status.Networks = nil, nil
+		}
+		some.speakers[name] = &v1.Speaker{Status: status}
+	}
+	undecided := c.undecided
+	if !s.Takes(v1.AnnounceARP) {
+		undecided = ""
+	}
+	out := newCoverage(some, undecided)
+	out.without = left(s, peers, every)
+	if out.speakers == 0 && c.speakers > 0 {
+		out.speakers, out.excluded = 1, []string{"the pool's nodeSelector selects no node with a speaker"}
+	}
+	if c.parts == nil {
+		c.parts = map[string]*part{}
+	}
+	c.parts[p.Name] = &part{coverage: out, of: p}
+	return out
+}
+
+// left describes what a pool's spec leaves out.
+func left(s *v1.IPAddressPoolSpec, peers []string, every bool) string {
+	var out []string
+	if s.NodeSelector != nil {
+		out = append(out, "nodeSelector "+metav1.FormatLabelSelector(s.NodeSelector))
+	}
+	if len(s.Announce) > 0 {
+		out = append(out, "announce "+strings.Join(s.Announce, ", "))
+	}
+	if !every {
+		out = append(out, "the peers "+events.Abbreviate(peers))
+	}
+	return strings.Join(out, " and ")
 }
 
 // undecided returns why the voters of a list cannot decide who answers for an address, with the remedy; empty if they can as
@@ -148,7 +232,7 @@ func (c *coverage) why(what string, interfaces []string) string {
 	case len(interfaces) > 0:
 		text = append(text, "no eligible node has an interface called "+events.Abbreviate(interfaces))
 	case len(c.networks) == 0:
-		text = append(text, "no eligible node has a BGP session")
+		text = append(text, "no eligible node has a BGP session, or a network for ARP and NDP")
 	default:
 		var networks []string
 		for _, n := range c.networks[:min(len(c.networks), events.MaxListed+1)] {
@@ -159,6 +243,9 @@ func (c *coverage) why(what string, interfaces []string) string {
 	if len(c.excluded) > 0 {
 		text = append(text, events.Abbreviate(c.excluded))
 	}
+	if c.without != "" {
+		text = append(text, "the pool has "+c.without)
+	}
 	return "no node can announce " + what + ": " + strings.Join(text, "; ")
 }
 
@@ -167,7 +254,9 @@ func coverageChanged(a, b *v1.Speaker) bool {
 	return a.Status.Announce != b.Status.Announce ||
 		a.Status.Eligible != b.Status.Eligible || a.Status.Reason != b.Status.Reason || a.Status.AnyNetwork != b.Status.AnyNetwork ||
 		!slices.Equal(a.Status.Networks, b.Status.Networks) || !slices.Equal(a.Status.Interfaces, b.Status.Interfaces) ||
-		!slices.EqualFunc(a.Status.Peers, b.Status.Peers, func(x, y v1.PeerStatus) bool { return x.State == y.State })
+		!slices.EqualFunc(a.Status.Peers, b.Status.Peers, func(x, y v1.PeerStatus) bool {
+			return x.Name == y.Name && x.State == y.State
+		})
 }
 
 // keepCoverage recomputes what the speakers can announce when they change, and has the Services synced whose addresses
@@ -188,8 +277,8 @@ func (t *term) keepCoverage(ctx context.Context, delay time.Duration) {
 		before := t.coverage
 		t.coverage = t.nodes.coverage(t.list)
 		for addr := range t.claims {
-			interfaces := t.interfacesOf(addr)
-			if before.lacks(addr, interfaces) != t.coverage.lacks(addr, interfaces) {
+			p := t.poolOf(addr)
+			if before.lacks(addr, p) != t.coverage.lacks(addr, p) {
 				for _, name := range t.alloc.Holders(addr) {
 					t.queue(name)
 				}
@@ -200,10 +289,10 @@ func (t *term) keepCoverage(ctx context.Context, delay time.Duration) {
 	}
 }
 
-// interfacesOf returns the interfaces that the pool of an address names. The caller holds mu.
-func (st *state) interfacesOf(addr netip.Addr) []string {
+// poolOf returns the pool of an address, nil if it is of none. The caller holds mu.
+func (st *state) poolOf(addr netip.Addr) *v1.IPAddressPool {
 	if p := st.pools[st.alloc.PoolOf(addr)]; p != nil {
-		return p.object.Spec.Interfaces
+		return p.object
 	}
 	return nil
 }
@@ -211,16 +300,24 @@ func (st *state) interfacesOf(addr netip.Addr) []string {
 // announceProblems returns what is wrong with addresses that no node can announce. The caller holds mu.
 func (st *state) announceProblems(addrs []netip.Addr) (out []*pool.Problem) {
 	for _, a := range addrs {
-		if interfaces := st.interfacesOf(a); st.coverage.lacks(a, interfaces) {
-			out = append(out, &pool.Problem{Kind: notAnnounceable, Message: st.coverage.why(a.String(), interfaces)})
+		if p := st.poolOf(a); st.coverage.lacks(a, p) {
+			out = append(out, &pool.Problem{Kind: notAnnounceable, Message: st.coverage.of(p).why(a.String(), interfacesOf(p))})
 		}
 	}
 	return out
 }
 
-// lacks reports whether no node can announce an address, given the interfaces that its pool names.
-func (c *coverage) lacks(addr netip.Addr, interfaces []string) bool {
-	_, found := c.gap(pool.Range{First: addr, Last: addr}, interfaces)
+// interfacesOf returns the interfaces that a pool names, which may be nil.
+func interfacesOf(p *v1.IPAddressPool) []string {
+	if p == nil {
+		return nil
+	}
+	return p.Spec.Interfaces
+}
+
+// lacks reports whether no node can announce an address of a pool, nil for one of none.
+func (c *coverage) lacks(addr netip.Addr, p *v1.IPAddressPool) bool {
+	_, found := c.of(p).gap(pool.Range{First: addr, Last: addr}, interfacesOf(p))
 	return found
 }
 
@@ -229,14 +326,15 @@ func (c *coverage) condition(p *usablePool) (status metav1.ConditionStatus, reas
 	if c.speakers == 0 {
 		return metav1.ConditionUnknown, "NoSpeakers", "no speaker runs: route the addresses to the nodes by other means"
 	}
+	of := c.of(p.object)
 	var gaps []string
 	for _, r := range p.Ranges {
-		if gap, found := c.gap(r, p.object.Spec.Interfaces); found {
+		if gap, found := of.gap(r, p.object.Spec.Interfaces); found {
 			gaps = append(gaps, gap.String())
 		}
 	}
 	if len(gaps) == 0 {
 		return metav1.ConditionTrue, "Announceable", ""
 	}
-	return metav1.ConditionFalse, NotAnnounceable, c.why(events.Abbreviate(gaps), p.object.Spec.Interfaces)
+	return metav1.ConditionFalse, NotAnnounceable, of.why(events.Abbreviate(gaps), p.object.Spec.Interfaces)
 }

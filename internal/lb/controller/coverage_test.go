@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/fairlead/fairlead/internal/lb/pool"
 	"github.com/fairlead/fairlead/internal/lb/quorum"
@@ -75,15 +76,66 @@ func TestCoverage(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cover := newCoverage(c.speakers, func(string) bool { return false })
+		cover := newCoverage(reporters{speakers: c.speakers}, "")
 		gap, found := cover.gap(r, c.interfaces)
 		if found != (c.gap != "") || found && gap.String() != c.gap {
 			t.Errorf("%s: %v %v, want %q", c.what, gap, found, c.gap)
 		}
 	}
-	silent := newCoverage(speakers(arpSpeaker("192.0.2.0/24")), func(string) bool { return true })
+	silent := newCoverage(reporters{speakers: speakers(arpSpeaker("192.0.2.0/24")), silent: map[string]bool{"n0": true}}, "")
 	if _, found := silent.gap(pool.FromPrefix(netip.MustParsePrefix("192.0.2.1/32")), nil); !found {
 		t.Error("a node that nothing is heard of counts")
+	}
+}
+
+// A pool counts only what its spec leaves of nodes, ways and peers, and the reason names that.
+func TestCoverageOfPools(t *testing.T) {
+	both := arpSpeaker("192.0.2.0/24")
+	both.Peers = []v1.PeerStatus{{Name: "a", State: v1.PeerEstablished}, {Name: "b", State: "Idle"}}
+	all := reporters{speakers: speakers(both, arpSpeaker("192.0.2.0/24")),
+		labels: map[string]labels.Set{"n0": {"rack": "x"}, "n1": {"rack": "y"}}}
+	rack := func(name string) *metav1.LabelSelector {
+		return &metav1.LabelSelector{MatchLabels: map[string]string{"rack": name}}
+	}
+	to := func(peers ...string) *v1.PoolBGP { return &v1.PoolBGP{PoolRoute: v1.PoolRoute{Peers: peers}} }
+	further := to("b")
+	further.Advertisements = []v1.PoolRoute{{Peers: []string{"a"}}}
+	const none = "no eligible node has a BGP session"
+	for _, c := range []struct {
+		what, addr string
+		spec       v1.IPAddressPoolSpec
+		want       string // a part of the reason, empty if it can be announced
+	}{
+		{"no limit", "198.51.100.1", v1.IPAddressPoolSpec{}, ""},
+		{"ARP", "192.0.2.1", v1.IPAddressPoolSpec{Announce: []string{"arp"}}, ""},
+		{"ARP, another network", "198.51.100.1", v1.IPAddressPoolSpec{Announce: []string{"arp"}}, "the pool has announce arp"},
+		{"BGP", "198.51.100.1", v1.IPAddressPoolSpec{Announce: []string{"bgp"}}, ""},
+		{"both", "198.51.100.1", v1.IPAddressPoolSpec{Announce: []string{"bgp", "arp"}}, ""},
+		{"BGP of a node without a session", "192.0.2.1", v1.IPAddressPoolSpec{Announce: []string{"bgp"}, NodeSelector: rack("y")}, none},
+		{"ARP of that node", "192.0.2.1", v1.IPAddressPoolSpec{NodeSelector: rack("y")}, ""},
+		{"no such node", "192.0.2.1", v1.IPAddressPoolSpec{NodeSelector: rack("z")},
+			"selects no node with a speaker; the pool has nodeSelector rack=z"},
+		{"no such operator", "192.0.2.1", v1.IPAddressPoolSpec{NodeSelector: &metav1.LabelSelector{
+			MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "rack", Operator: "Like"}}}}, "selects no node with a speaker"},
+		{"a peer", "198.51.100.1", v1.IPAddressPoolSpec{BGP: to("a")}, ""},
+		{"a peer without a session", "198.51.100.1", v1.IPAddressPoolSpec{BGP: to("b")}, "the peers b"},
+		{"a peer of a further route", "198.51.100.1", v1.IPAddressPoolSpec{BGP: further}, ""},
+	} {
+		p := &v1.IPAddressPool{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: c.spec}
+		cover := newCoverage(all, "")
+		for range 2 { // as it is remembered
+			lacks := cover.lacks(netip.MustParseAddr(c.addr), p)
+			if why := cover.of(p).why(c.addr, nil); lacks != (c.want != "") || lacks && !strings.Contains(why, c.want) {
+				t.Errorf("%s: cannot be announced: %t, %s", c.what, lacks, why)
+			}
+		}
+	}
+	// Who decides about ARP does not matter for BGP.
+	for way, want := range map[string]bool{"arp": true, "bgp": false} {
+		p := &v1.IPAddressPool{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: v1.IPAddressPoolSpec{Announce: []string{way}}}
+		if got := newCoverage(all, "nobody decides").lacks(netip.MustParseAddr("192.0.2.1"), p); got != want {
+			t.Errorf("%s while no one decides: cannot be announced: %t", way, got)
+		}
 	}
 }
 
@@ -117,8 +169,7 @@ func TestUndecided(t *testing.T) {
 		{"with a session", list(false, "n0", "n1", "n2"), "n1 n2", v1.SpeakerStatus{Eligible: true, Peers: session}, ""},
 	} {
 		silent := func(name string) bool { return slices.Contains(strings.Fields(c.silent), name) }
-		cover := newCoverage(speakers(c.speaker), silent)
-		cover.undecided = undecided(c.list, silent)
+		cover := newCoverage(reporters{speakers: speakers(c.speaker), silent: map[string]bool{"n0": silent("n0")}}, undecided(c.list, silent))
 		_, found := cover.gap(r, nil)
 		if found != (c.want != "") || found && !strings.Contains(cover.why("192.0.2.1", nil), c.want) {
 			t.Errorf("%s: found %t: %s", c.what, found, cover.why("192.0.2.1", nil))

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/fairlead/fairlead/internal/lb/pool"
 	"github.com/fairlead/fairlead/internal/lb/quorum"
@@ -34,12 +35,13 @@ type nodeFacts struct {
 	pods         []pool.Range
 	outOfService bool // it has the taint of this name
 	silent       bool // no kubelet or agent reports its state
+	labels       labels.Set
 }
 
 func newNodes() nodes { return nodes{records: map[string]*node{}, addrs: map[netip.Addr][]string{}} }
 
 func readNode(o *corev1.Node) nodeFacts {
-	n := nodeFacts{exists: true, pods: prefixes(o.Spec.PodCIDRs)}
+	n := nodeFacts{exists: true, pods: prefixes(o.Spec.PodCIDRs), labels: o.Labels}
 	n.addrs, n.others = addresses(o)
 	n.outOfService = slices.ContainsFunc(o.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService })
 	n.silent = slices.ContainsFunc(o.Status.Conditions, func(c corev1.NodeCondition) bool {
@@ -149,13 +151,11 @@ func (n *nodes) whose(a netip.Addr) string { return "an address of Node " + n.ad
 
 // coverage returns what the speakers can announce while list is that of the voters.
 func (n *nodes) coverage(list quorum.List) *coverage {
-	speakers := map[string]*v1.Speaker{}
+	all := reporters{speakers: map[string]*v1.Speaker{}, labels: map[string]labels.Set{}, silent: map[string]bool{}}
 	for name, r := range n.records {
 		if r.speaker != nil {
-			speakers[name] = r.speaker
+			all.speakers[name], all.labels[name], all.silent[name] = r.speaker, r.labels, r.silent || !r.exists
 		}
 	}
-	c := newCoverage(speakers, func(name string) bool { r := n.records[name]; return r.silent || !r.exists })
-	c.undecided = undecided(list, func(name string) bool { r := n.records[name]; return r != nil && r.silent })
-	return c
+	return newCoverage(all, undecided(list, func(name string) bool { r := n.records[name]; return r != nil && r.silent }))
 }

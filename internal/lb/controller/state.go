@@ -288,7 +288,7 @@ func (st *state) changeNode(name string, now nodeFacts) {
 	if was.exists != now.exists || was.outOfService != now.outOfService || was.silent != now.silent {
 		st.voters.Set()
 	}
-	if was.exists != now.exists || was.silent != now.silent {
+	if was.exists != now.exists || was.silent != now.silent || !labels.Equals(was.labels, now.labels) {
 		st.covers.Set()
 	}
 	if !st.live {

@@ -260,8 +260,8 @@ const (
 // addRoute adds the attributes of an advertisement to a pool. Several are one route only if no more than their
 // communities differ.
 func (c *converter) addRoute(p *object[poolSpec], spec *v1.IPAddressPoolSpec, a *object[bgpSpec], aliases map[string]string) {
-	add := v1.PoolBGP{AggregationLengthV4: length(a.Spec.AggregationLength, wholeV4),
-		AggregationLengthV6: length(a.Spec.AggregationLengthV6, wholeV6)}
+	add := v1.PoolBGP{PoolRoute: v1.PoolRoute{AggregationLengthV4: length(a.Spec.AggregationLength, wholeV4),
+		AggregationLengthV6: length(a.Spec.AggregationLengthV6, wholeV6)}}
 	if a.Spec.LocalPref != 0 {
 		add.LocalPreference = new(int64(a.Spec.LocalPref))
 	}

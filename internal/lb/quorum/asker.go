@@ -63,6 +63,8 @@ type peer struct {
 	// answers is true if its last reply was a promise. What it promised before it ended or was
 	// restarted counts until then, but it promises nothing new and sees nothing.
 	answers bool
+	// voting is since when it votes without a break.
+	voting  time.Duration
 	sent    [16]request
 	view    uint64
 	members []Member
@@ -255,6 +257,7 @@ func (a *asker) reply(now time.Duration, p *peer, m *Message) {
 		return // not ours, or older than the last 16
 	}
 	p.heardAt = now
+	voted := p.votes(now)
 	switch {
 	case m.ListVersion < a.list.Version:
 		if !p.behind {
@@ -279,6 +282,9 @@ func (a *asker) reply(now time.Duration, p *peer, m *Message) {
 	}
 	if now >= p.until { // its notices did not arrive
 		a.wake(now)
+	}
+	if !voted {
+		p.voting = now
 	}
 	p.until = max(p.until, sent.at+Counted)
 	if m.Nonce > p.heard {
@@ -371,8 +377,12 @@ func (a *asker) wake(now time.Duration) {
 		k.again, k.tries = min(k.again, at+time.Duration(a.random()%uint64(wakeWithin))), 0
 	}
 	for addr := range a.refused { // by a message that may be older than the news
-		if k := a.keys[addr]; k != nil {
-			k.tries = 0
+		k := a.keys[addr]
+		if k == nil {
+			continue
+		}
+		if k.tries = 0; a.holds(now, k) {
+			k.since = min(k.since, now-Promise) // it is asked for again at once
 		}
 	}
 }

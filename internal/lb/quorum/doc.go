@@ -70,6 +70,9 @@ const (
 	// MaxAway is for how long at most voters keep the addresses of a speaker that has
 	// promised to return.
 	MaxAway = 10 * time.Second
+	// settling is how long after a voter has begun to vote what others hold is promised by it as well: a speaker that waited for an
+	// address, and got this vote, gives up in that time.
+	settling = Promise / 2
 	// returnWithin is how long a speaker that has returned goes on to ask for what was kept for it: its own voter promises
 	// nothing for Promise, and of two voters it is needed.
 	returnWithin = 2 * Promise

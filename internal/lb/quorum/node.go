@@ -239,13 +239,20 @@ func (n *Node) Replaceable(now time.Duration) bool {
 	return ok && votes >= a.list.Majority() && slices.ContainsFunc(members, func(m Member) bool { return m.Name != n.name })
 }
 
-// Keepable reports whether the Node can end and return with what it holds: the other voters that have promised it are so many
-// that, while they keep it, no other Node can get a majority, and that others need not this one's vote.
-func (n *Node) Keepable(now time.Duration) bool {
+// Keepable reports whether the Node can end and return, and no address moves. If it holds some, the other voters that have
+// promised them are so many that, while they keep them, no other Node can get a majority, and that others need not this one's vote.
+func (n *Node) Keepable(now time.Duration, holds bool) bool {
 	a := n.asker
+	if !holds && !a.list.Has(n.name) {
+		return true
+	}
 	votes := 0
 	for _, p := range a.peers {
-		if p.voter.Name != n.name && p.votes(now) && p.confirmed == a.version {
+		ready := now-p.voting >= settling // one that was just restarted may first promise an address to another than its holder
+		if holds {
+			ready = p.confirmed == a.version
+		}
+		if p.voter.Name != n.name && p.votes(now) && ready {
 			votes++
 		}
 	}

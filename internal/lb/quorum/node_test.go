@@ -155,6 +155,36 @@ func TestEndAfterRestart(t *testing.T) {
 	}
 }
 
+// One address of three or five speakers stays where it is while all are restarted, each as soon as the one before is up: one
+// without an address also waits until the others can do without its vote.
+func TestRestartsOneRightAfterTheOther(t *testing.T) {
+	for _, machines := range []int{3, 5} {
+		for seed := range uint64(30) {
+			s := newSimulation(t, seed, machines, 1)
+			s.run(6 * time.Second)
+			ended := 0
+			var next func(i int)
+			next = func(i int) {
+				if i == 2*machines {
+					return
+				}
+				m := s.machines[i%machines]
+				s.end(m, true, func() {
+					ended++
+					s.start(m)
+					s.after(time.Duration(s.rng.Int64N(int64(200*time.Millisecond))), func() { next(i + 1) })
+				})
+			}
+			next(0)
+			moves := s.moves
+			s.run(s.now + time.Duration(machines)*5*time.Second)
+			if s.moves != moves || s.broken != "" || ended != 2*machines {
+				t.Errorf("seed %d, %d speakers: %d moves in %d restarts; %s", seed, machines, s.moves-moves, ended, s.broken)
+			}
+		}
+	}
+}
+
 // A speaker that waits for addresses which others keep asks for each a few times in a minute, and still takes over at once.
 func TestWaitingIsQuiet(t *testing.T) {
 	for seed := range uint64(5) {

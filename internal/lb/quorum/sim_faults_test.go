@@ -88,11 +88,17 @@ func (s *simulation) end(m *machine, returns bool, ended func()) {
 	begin, life := s.now, m.life
 	var poll func()
 	poll = func() {
+		mayEnd := func() bool {
+			if returns {
+				return m.node.Keepable(s.local(m), len(s.heldBy(m)) > 0)
+			}
+			return m.node.Replaceable(s.local(m))
+		}
 		switch late := s.now - begin; {
 		case m.life != life || m.node == nil:
 			return
 		case m.paused:
-		case !m.ending && (late > 2*time.Second || !returns && m.node.Replaceable(s.local(m)) || returns && m.node.Keepable(s.local(m))):
+		case !m.ending && (late > 2*time.Second || mayEnd()):
 			begin = s.now
 			s.do(m, func() {
 				m.ending = true

@@ -101,13 +101,20 @@ func (r *Routes) Run(ctx context.Context) {
 	})
 }
 
-// Announce announces an address with the attributes of its pool, nil if it is of none.
+// Announce announces an address with the routes of its pool, nil if it is of none.
 func (r *Routes) Announce(address netip.Addr, of *v1.IPAddressPool) {
-	attributes, err := attributesOf(of, address)
-	if err != nil {
-		r.o.Log.Warn("a pool's BGP attributes cannot be used; announcing without them", "pool", of.Name, "err", err)
+	if of == nil {
+		of = &v1.IPAddressPool{}
 	}
-	r.announcer.Announce(address, attributes)
+	var all []bgp.Attributes
+	for _, route := range of.Spec.Routes() {
+		attributes, err := attributesOf(&route, address)
+		if err != nil {
+			r.o.Log.Warn("a pool's BGP attributes cannot be used; announcing without them", "pool", of.Name, "err", err)
+		}
+		all = append(all, attributes)
+	}
+	r.announcer.Announce(address, all...)
 }
 
 // Withdraw ends the announcement of an address.
@@ -358,14 +365,10 @@ func (r *Routes) Status() []v1.PeerStatus {
 	return out
 }
 
-// attributesOf returns the attributes of an address of a pool. With an error it returns
+// attributesOf returns the attributes of a route to an address. With an error it returns
 // the valid attributes.
-func attributesOf(p *v1.IPAddressPool, address netip.Addr) (bgp.Attributes, error) {
-	var out bgp.Attributes
-	if p == nil || p.Spec.BGP == nil {
-		return out, nil
-	}
-	b := p.Spec.BGP
+func attributesOf(b *v1.PoolRoute, address netip.Addr) (bgp.Attributes, error) {
+	out := bgp.Attributes{Peers: b.Peers}
 	if b.LocalPreference != nil {
 		out.LocalPreference = new(uint32(*b.LocalPreference))
 	}

@@ -128,7 +128,10 @@ func TestRoutesFollowPeers(t *testing.T) {
 
 	vip := netip.MustParseAddr("198.51.100.7")
 	r.Announce(vip, &v1.IPAddressPool{Spec: v1.IPAddressPoolSpec{BGP: &v1.PoolBGP{
-		Communities: []string{"64513:7", "nonsense"}, AggregationLengthV4: new(int32(24))}}})
+		PoolRoute: v1.PoolRoute{Communities: []string{"64513:7", "nonsense"}, AggregationLengthV4: new(int32(24))},
+		// The peer of this name does not get the route of another one.
+		Advertisements: []v1.PoolRoute{{Peers: []string{"elsewhere"}}},
+	}}})
 	node := func(rack string) *corev1.Node {
 		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1", Labels: map[string]string{"rack": rack}},
 			Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}}}}

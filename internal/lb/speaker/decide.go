@@ -18,7 +18,7 @@ import (
 // learn handles changes of the API's objects, the interfaces and the proxy's health.
 func (s *Speaker) learn() {
 	node, list := s.known.own()
-	excluded := s.excluded(node)
+	excluded := s.barred(node)
 	attrs, reason := "", excluded
 	if excluded == "" {
 		attrs, reason = s.interfaces()
@@ -103,6 +103,26 @@ func (s *Speaker) excluded(node *corev1.Node) (reason string) {
 	return ""
 }
 
+// barred returns why the node may not announce now, empty if it may: it is excluded, or has not returned yet. Only the loop uses it.
+func (s *Speaker) barred(node *corev1.Node) (reason string) {
+	reason = s.excluded(node)
+	if reason == "" && s.idle() && unheard(node) {
+		reason = "the API server does not hear of the node"
+	}
+	return reason
+}
+
+// idle reports whether the speaker announces nothing, as on a node that returns.
+func (s *Speaker) idle() bool { return s.holdings.count() == 0 && s.routing.oldest(nil).IsZero() }
+
+// unheard reports whether the API server does not hear of a Node: one that returns takes part only when it does again, since until
+// then it is not known whether others reach it. One that announces goes on.
+func unheard(n *corev1.Node) bool {
+	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionUnknown
+	})
+}
+
 // interfaces returns the interfaces that the speaker reports to the others, empty with a reason if it cannot announce.
 func (s *Speaker) interfaces() (attrs, reason string) {
 	links := s.announcer.Links()
@@ -135,7 +155,7 @@ func (s *Speaker) decideMembers(before []quorum.Member) {
 	s.links.bound(len(s.members))
 	all := s.known.take(true)
 	node, _ := s.known.own()
-	s.routing.set(node, s.excluded(node), all)
+	s.routing.set(node, s.barred(node), all)
 	s.unused.set(all, s.routing.networks(), s.announcer.Links())
 	if s.o.Announce != v1.AnnounceARP {
 		return

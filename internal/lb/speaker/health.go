@@ -28,30 +28,48 @@ func (h *health) get() (bool, string) {
 	return h.ok, h.reason
 }
 
-// healthPeriod is how often the proxy is asked, and how long it may take to answer.
-const healthPeriod = time.Second
+const (
+	// healthPeriod is how often the proxy is asked, and how long it may take to answer.
+	healthPeriod = time.Second
+	// confirmAfter is how soon a proxy that was healthy is asked again, before it counts as unhealthy: one that repairs its rules
+	// says so for some hundredths of a second, and a node that withdraws its addresses for that breaks connections.
+	confirmAfter = healthPeriod / 2
+)
 
 // run asks until ctx ends.
 func (h *health) run(ctx context.Context, ask func(context.Context) (bool, string), changed func()) {
-	tick := time.NewTicker(healthPeriod)
-	defer tick.Stop()
-	for {
+	doubt := false // the last answer was that a healthy proxy is unhealthy
+	for ctx.Err() == nil {
 		limited, cancel := context.WithTimeout(ctx, healthPeriod)
 		ok, reason := ask(limited)
 		cancel()
-		h.mu.Lock()
-		different := !h.asked || h.ok != ok
-		h.ok, h.reason, h.asked = ok, reason, true
-		h.mu.Unlock()
-		if different {
+		if doubt = h.healthy() && !ok && !doubt; !doubt && h.set(ok, reason) {
 			changed()
+		}
+		wait := healthPeriod
+		if doubt {
+			wait = confirmAfter
 		}
 		select {
 		case <-ctx.Done():
-			return
-		case <-tick.C:
+		case <-time.After(wait):
 		}
 	}
+}
+
+func (h *health) healthy() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.asked && h.ok
+}
+
+// set records an answer, and reports whether it differs from the one before.
+func (h *health) set(ok bool, reason string) (different bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	different = !h.asked || h.ok != ok
+	h.ok, h.reason, h.asked = ok, reason, true
+	return different
 }
 
 var healthClient = &http.Client{Transport: &http.Transport{

@@ -4,7 +4,6 @@ import (
 	"context"
 	"maps"
 	"net/netip"
-	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -14,6 +13,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
@@ -33,20 +33,21 @@ type Known struct {
 	front Front
 	wake  loop.Signal // is set after a change
 
-	// needSlices is closed when there is a Service of policy Local: without one
-	// the nodes of endpoints do not matter.
-	needSlices chan struct{}
-	needed     sync.Once
+	// endpoints are needed once there is a Service of policy Local: without one the nodes of endpoints do not matter.
+	// otherNodes are needed once a pool selects nodes.
+	endpoints, otherNodes onDemand
 
 	mu       sync.Mutex
 	claims   map[netip.Addr]claimed
 	services map[svc.Name]*announced
 	slices   map[svc.Name]sliceNodes
 	pools    map[string]poolWay
+	labels   map[string]labels.Set // of Nodes, by name: of this one at least
 	self     *corev1.Node
 	list     quorum.List
 	spread   string // claim.RebalanceAnnotation of the list
 	unlisted int    // kinds that have not been listed yet
+	pooled   bool   // the pools have been listed: nothing of a pool is announced before
 	// all is true if every address may have changed; dirty are the addresses that have.
 	all   bool
 	dirty map[netip.Addr]struct{}
@@ -77,12 +78,6 @@ type sliceNodes struct {
 	nodes   []string
 }
 
-// poolWay is how a pool's addresses are announced.
-type poolWay struct {
-	interfaces []string
-	object     *v1.IPAddressPool
-}
-
 // address is everything that decides who may announce an address.
 type address struct {
 	addr     netip.Addr
@@ -91,16 +86,16 @@ type address struct {
 	ports    []svc.PortName
 	ways     poolWay
 	fresh    bool // no node had it before, as far as is known
-	// local is true if only nodes may announce it: the nodes with an endpoint of every
-	// Service of policy Local.
-	local bool
-	nodes []string
+	// restricted is true if only nodes may announce it: the nodes with an endpoint of every Service of policy Local, of those that
+	// its pool selects.
+	restricted bool
+	nodes      []string
 }
 
 // NewKnown returns a Known that follows nothing yet. It reports Services, claims and the node to front.
 func NewKnown(node string, front Front) *Known {
 	return &Known{
-		node: node, front: front, wake: loop.NewSignal(), needSlices: make(chan struct{}),
+		node: node, front: front, wake: loop.NewSignal(), endpoints: newOnDemand(), otherNodes: newOnDemand(), labels: map[string]labels.Set{},
 		claims: map[netip.Addr]claimed{}, services: map[svc.Name]*announced{},
 		slices: map[svc.Name]sliceNodes{}, pools: map[string]poolWay{}, dirty: map[netip.Addr]struct{}{},
 		bySvc: map[svc.Name]map[svc.Name]struct{}{},
@@ -141,7 +136,7 @@ func (k *Known) FollowServed(ctx context.Context, running *sync.WaitGroup, clien
 
 // follow follows every kind until ctx ends.
 func (k *Known) follow(ctx context.Context, running *sync.WaitGroup, client kubernetes.Interface, lb *v1.Client) {
-	pools := sink(k, k.setPool, k.dropPool)
+	pools := sink(k, k.setPool, k.dropPool, func() { k.pooled, k.all = true, true })
 	voters := sink(k, func(m *corev1.ConfigMap) {
 		k.spread = m.Annotations[claim.RebalanceAnnotation]
 		if l, err := claim.ReadVoters(m); err == nil && l.Current.Version > k.list.Version {
@@ -150,14 +145,10 @@ func (k *Known) follow(ctx context.Context, running *sync.WaitGroup, client kube
 	}, func(svc.Name) {})
 	k.FollowServed(ctx, running, client)
 	ctx = reflector.Quiet(ctx)
-	running.Go(func() {
-		select {
-		case <-ctx.Done():
-		case <-k.needSlices:
-			from := reflector.From(client.DiscoveryV1().EndpointSlices(""), metav1.ListOptions{})
-			reflector.Run(ctx, "lb-speaker/endpointslices", from, sink(k, k.setSlice, k.dropSlice))
-		}
-	})
+	onceNeeded(ctx, running, &k.endpoints, "endpointslices",
+		reflector.From(client.DiscoveryV1().EndpointSlices(""), metav1.ListOptions{}), sinkOf(k, k.setSlice, k.dropSlice))
+	onceNeeded(ctx, running, &k.otherNodes, "nodes",
+		reflector.From(client.CoreV1().Nodes(), metav1.ListOptions{}), sinkOf(k, k.setLabels, k.dropLabels))
 	run(ctx, running, "pools", reflector.From(lb.Pools, metav1.ListOptions{}), pools)
 	run(ctx, running, "voters", reflector.From(client.CoreV1().ConfigMaps(svc.SystemNamespace), named(svc.VotersConfigMap)), voters)
 }
@@ -166,13 +157,33 @@ func run[T any](ctx context.Context, running *sync.WaitGroup, name string, from 
 	running.Go(func() { reflector.Run(ctx, "lb-speaker/"+name, from, to) })
 }
 
-// sink returns a Sink that calls set and drop with the lock held.
-func sink[T metav1.Object](k *Known, set func(T), drop func(svc.Name)) reflector.Sink[T] {
-	have := map[svc.Name]struct{}{}
+func onceNeeded[T any](ctx context.Context, running *sync.WaitGroup, kind *onDemand, name string, from reflector.Source,
+	to reflector.Sink[T],
+) {
+	running.Go(func() {
+		select {
+		case <-ctx.Done():
+		case <-kind.needed:
+			reflector.Run(ctx, "lb-speaker/"+name, from, to)
+		}
+	})
+}
+
+// sink is sinkOf for a kind that is followed from the start.
+func sink[T metav1.Object](k *Known, set func(T), drop func(svc.Name), listed ...func()) reflector.Sink[T] {
 	k.mu.Lock()
 	k.unlisted++
 	k.mu.Unlock()
+	return sinkOf(k, set, drop, listed...)
+}
+
+// sinkOf returns a Sink that calls set and drop, and listed after all that was listed first, with the lock held.
+func sinkOf[T metav1.Object](k *Known, set func(T), drop func(svc.Name), listed ...func()) reflector.Sink[T] {
+	have := map[svc.Name]struct{}{}
 	first := sync.OnceFunc(func() {
+		for _, f := range listed {
+			f()
+		}
 		if k.unlisted--; k.unlisted == 0 {
 			k.front.Listed()
 		}
@@ -237,7 +248,9 @@ func (k *Known) dropClaim(n svc.Name) {
 
 // setNode records this Node, nil if it is deleted. The caller holds mu.
 func (k *Known) setNode(o *corev1.Node) {
-	k.self = o
+	if k.self = o; o != nil {
+		k.setLabels(o)
+	}
 	k.front.SetNode(o)
 }
 
@@ -256,7 +269,7 @@ func (k *Known) setService(o *corev1.Service) {
 	k.front.SetService(o)
 	a := &announced{uid: o.UID, local: claim.IsLocal(o)}
 	if a.local {
-		k.needed.Do(func() { close(k.needSlices) })
+		k.need(&k.endpoints)
 	}
 	for _, in := range o.Status.LoadBalancer.Ingress {
 		if addr, err := netip.ParseAddr(in.IP); err == nil && (in.IPMode == nil ||
@@ -314,22 +327,6 @@ func (k *Known) dropSlice(n svc.Name) {
 		}
 	}
 	k.touch(s.service)
-}
-
-// setPool records how the addresses of a pool are announced. The caller holds mu.
-func (k *Known) setPool(o *v1.IPAddressPool) {
-	old, had := k.pools[o.Name]
-	if had && slices.Equal(old.interfaces, o.Spec.Interfaces) && reflect.DeepEqual(old.object.Spec.BGP, o.Spec.BGP) {
-		return
-	}
-	k.pools[o.Name] = poolWay{interfaces: o.Spec.Interfaces, object: o}
-	k.all = true
-}
-
-// dropPool records that a pool is deleted. The caller holds mu.
-func (k *Known) dropPool(n svc.Name) {
-	delete(k.pools, n.Name)
-	k.all = true
 }
 
 // setList records the list of voters, unless it is older than the last one.
@@ -390,23 +387,40 @@ func (k *Known) get(addr netip.Addr) address {
 			Kind: "Service", APIVersion: "v1", Namespace: n.Namespace, Name: n.Name, UID: s.uid,
 		})
 		a.ports = append(a.ports, s.ports...)
-		if !s.local {
-			continue
+		if s.local {
+			a.restrict(k.nodesOf(n))
 		}
-		nodes := map[string]struct{}{}
-		for slice := range k.bySvc[n] {
-			for _, node := range k.slices[slice].nodes {
-				nodes[node] = struct{}{}
-			}
-		}
-		if a.local {
-			a.nodes = slices.DeleteFunc(a.nodes, func(n string) bool { _, has := nodes[n]; return !has })
-		} else {
-			a.nodes = slices.Sorted(maps.Keys(nodes))
-		}
-		a.local = true
+	}
+	if a.ways.selects != nil {
+		a.restrict(a.ways.nodes)
+	}
+	if c.Pool != "" && !k.pooled {
+		a.restrict(nil)
 	}
 	return a
+}
+
+// restrict leaves only nodes that are listed, which is sorted.
+func (a *address) restrict(to []string) {
+	if !a.restricted {
+		a.restricted, a.nodes = true, to
+		return
+	}
+	a.nodes = slices.DeleteFunc(slices.Clone(a.nodes), func(n string) bool { _, has := slices.BinarySearch(to, n); return !has })
+}
+
+// permits reports whether a node may announce the address, by its endpoints and its labels.
+func (a *address) permits(node string) bool { return !a.restricted || slices.Contains(a.nodes, node) }
+
+// nodesOf returns the nodes with a ready endpoint of a Service, sorted. The caller holds mu.
+func (k *Known) nodesOf(n svc.Name) []string {
+	nodes := map[string]struct{}{}
+	for slice := range k.bySvc[n] {
+		for _, node := range k.slices[slice].nodes {
+			nodes[node] = struct{}{}
+		}
+	}
+	return slices.Sorted(maps.Keys(nodes))
 }
 
 // one returns everything about an address.

@@ -79,7 +79,7 @@ func (l *links) bound(members int) {
 
 // mayAnnounce reports whether a member's node can and may announce an address.
 func (l *links) mayAnnounce(a *address, m *quorum.Member) bool {
-	if a.local && !slices.Contains(a.nodes, m.Name) {
+	if !a.ways.takes(v1.AnnounceARP) || !a.permits(m.Name) {
 		return false
 	}
 	return slices.ContainsFunc(l.of(m), func(i memberLink) bool {

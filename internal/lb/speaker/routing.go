@@ -31,7 +31,8 @@ type routing struct {
 	// wait for the proxy.
 	since        map[netip.Addr]time.Time
 	unprogrammed map[netip.Addr]struct{}
-	peers        []v1.PeerStatus // as they were last reported
+	only         map[netip.Addr][]string // the peers that get the routes, for addresses that not all get
+	peers        []v1.PeerStatus         // as they were last reported
 }
 
 // beginAnyway is after how long the sessions begin although the node may not announce
@@ -72,18 +73,24 @@ func (r *routing) set(node *corev1.Node, reason string, changed []address) {
 }
 
 func (r *routing) setOne(a *address) {
-	wanted := r.may && len(a.services) > 0 && (!a.local || slices.Contains(a.nodes, r.name))
+	wanted := r.may && len(a.services) > 0 && a.ways.takes(v1.AnnounceBGP) && a.permits(r.name)
 	delete(r.unprogrammed, a.addr)
 	switch _, announced := r.since[a.addr]; {
 	case !wanted && announced:
 		r.routes.Withdraw(a.addr)
 		delete(r.since, a.addr)
+		delete(r.only, a.addr)
 		r.log.Info("withdrawing a route", "address", a.addr)
 		r.changed()
 	case wanted && !announced && !r.forwards.has(a):
 		r.unprogrammed[a.addr] = struct{}{}
 	case wanted:
-		r.routes.Announce(a.addr, a.ways.object) // with the attributes that its pool has now
+		r.routes.Announce(a.addr, a.ways.object) // as its pool has it now
+		if peers, all := a.ways.peers(); all {
+			delete(r.only, a.addr)
+		} else {
+			r.only[a.addr] = peers
+		}
 		if !announced {
 			r.since[a.addr] = time.Now()
 			r.log.Info("announcing a route", "address", a.addr, "service", claim.Join(a.services))
@@ -101,19 +108,31 @@ func (r *routing) networks() []netip.Prefix {
 	return r.routes.Networks()
 }
 
-// statusOf adds what is announced by BGP to a status. Nothing is announced before there is a session.
-func (r *routing) statusOf(status *v1.SpeakerStatus) {
-	status.Peers = r.peers
-	var first time.Time // when the oldest session began
+// oldest returns when the oldest of the sessions began over which routes go to peers that are listed, or to all if none is. It is
+// zero if there is none.
+func (r *routing) oldest(only []string) (first time.Time) {
 	for _, p := range r.peers {
-		if p.State == v1.PeerEstablished && (first.IsZero() || p.Since.Time.Before(first)) {
+		if p.State == v1.PeerEstablished && (first.IsZero() || p.Since.Time.Before(first)) && (len(only) == 0 || slices.Contains(only, p.Name)) {
 			first = p.Since.Time
 		}
 	}
-	if first.IsZero() {
+	return first
+}
+
+// statusOf adds what is announced by BGP to a status. Nothing is announced before there is a session.
+func (r *routing) statusOf(status *v1.SpeakerStatus) {
+	status.Peers = r.peers
+	toAll := r.oldest(nil)
+	if toAll.IsZero() {
 		return
 	}
 	for a, since := range r.since {
+		first := toAll
+		if only := r.only[a]; len(only) > 0 {
+			if first = r.oldest(only); first.IsZero() {
+				continue
+			}
+		}
 		if since.Before(first) {
 			since = first
 		}
@@ -144,5 +163,6 @@ func (r *routing) close(ctx context.Context, returns bool) {
 		r.routes.Close(ctx)
 	}
 	clear(r.since)
+	clear(r.only)
 	r.peers = nil
 }

@@ -11,7 +11,7 @@ import (
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 )
 
-// An address is announced by BGP since the oldest session, not earlier, and not at all without one.
+// An address is announced by BGP since the oldest session with a peer that gets it, not earlier, and not at all without one.
 func TestAnnouncedSinceTheFirstSession(t *testing.T) {
 	a, begin := netip.MustParseAddr("198.51.100.7"), time.Now()
 	at := func(seconds int) metav1.MicroTime {
@@ -20,14 +20,17 @@ func TestAnnouncedSinceTheFirstSession(t *testing.T) {
 	for _, c := range []struct {
 		peers []v1.PeerStatus
 		want  int // seconds, 0 for not at all
+		only  []string
 	}{
-		{nil, 0},
-		{[]v1.PeerStatus{{Name: "a", State: "Idle", Since: at(1)}}, 0},
-		{[]v1.PeerStatus{{Name: "a", State: "Established", Since: at(9)}, {Name: "b", State: "Established", Since: at(5)}}, 5},
-		{[]v1.PeerStatus{{Name: "a", State: "Idle", Since: at(1)}, {Name: "b", State: "Established", Since: at(7)}}, 7},
-		{[]v1.PeerStatus{{Name: "a", State: "Established", Since: at(1)}}, 3},
+		{nil, 0, nil},
+		{[]v1.PeerStatus{{Name: "a", State: "Idle", Since: at(1)}}, 0, nil},
+		{[]v1.PeerStatus{{Name: "a", State: "Established", Since: at(9)}, {Name: "b", State: "Established", Since: at(5)}}, 5, nil},
+		{[]v1.PeerStatus{{Name: "a", State: "Idle", Since: at(1)}, {Name: "b", State: "Established", Since: at(7)}}, 7, nil},
+		{[]v1.PeerStatus{{Name: "a", State: "Established", Since: at(1)}}, 3, nil},
+		{[]v1.PeerStatus{{Name: "a", State: "Established", Since: at(9)}, {Name: "b", State: "Established", Since: at(5)}}, 9, []string{"a"}},
+		{[]v1.PeerStatus{{Name: "a", State: "Idle", Since: at(9)}, {Name: "b", State: "Established", Since: at(5)}}, 0, []string{"a", "c"}},
 	} {
-		r := routing{peers: c.peers, since: map[netip.Addr]time.Time{a: at(3).Time}}
+		r := routing{peers: c.peers, since: map[netip.Addr]time.Time{a: at(3).Time}, only: map[netip.Addr][]string{a: c.only}}
 		var s v1.SpeakerStatus
 		r.statusOf(&s)
 		switch {

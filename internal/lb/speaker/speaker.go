@@ -136,6 +136,7 @@ func New(o Options) (*Speaker, error) {
 	s.routing = routing{
 		name: o.NodeName, known: s.known, forwards: s.forwards, log: o.Log, changed: s.status.poke,
 		began: time.Now(), since: map[netip.Addr]time.Time{}, unprogrammed: map[netip.Addr]struct{}{},
+		only: map[netip.Addr][]string{},
 	}
 	s.unused = newUnused(s.known, s.forwards, o.Log)
 	if o.Announce != v1.AnnounceNone {
@@ -271,10 +272,12 @@ func departs(n *corev1.Node) bool {
 	})
 }
 
-// mayEnd reports whether the process may end now without an address that is left to none.
+// mayEnd reports whether the process may end now without an address that is left to none. One that is restarted leaves a majority
+// that votes, also if it has no address: else the holder of one would lose it when nodes are restarted one right after the other.
 func (s *Speaker) mayEnd(returns bool) bool {
-	if returns && s.holdings.count() > 0 && !s.node.Alone() {
-		return s.node.Keepable(s.o.Now())
+	holds := s.holdings.count() > 0
+	if returns && !s.node.Alone() && (holds || s.holdings.replaceable()) {
+		return s.node.Keepable(s.o.Now(), holds)
 	}
 	return s.holdings.replaceable()
 }

@@ -44,14 +44,23 @@ func (p *IPAddressPool) DeepCopy() *IPAddressPool {
 	s.Addresses, s.Namespaces, s.Interfaces = slices.Clone(s.Addresses), slices.Clone(s.Namespaces), slices.Clone(s.Interfaces)
 	s.AutoAssign = copyOf(s.AutoAssign)
 	s.NamespaceSelector, s.ServiceSelector = s.NamespaceSelector.DeepCopy(), s.ServiceSelector.DeepCopy()
+	s.Announce, s.NodeSelector = slices.Clone(s.Announce), s.NodeSelector.DeepCopy()
 	if s.BGP = copyOf(s.BGP); s.BGP != nil {
-		s.BGP.Communities = slices.Clone(s.BGP.Communities)
-		s.BGP.LocalPreference = copyOf(s.BGP.LocalPreference)
-		s.BGP.AggregationLengthV4, s.BGP.AggregationLengthV6 = copyOf(s.BGP.AggregationLengthV4), copyOf(s.BGP.AggregationLengthV6)
+		s.BGP.copyShared()
+		s.BGP.Advertisements = slices.Clone(s.BGP.Advertisements)
+		for i := range s.BGP.Advertisements {
+			s.BGP.Advertisements[i].copyShared()
+		}
 	}
 	out.Status.IPv4, out.Status.IPv6 = copyOf(out.Status.IPv4), copyOf(out.Status.IPv6)
 	out.Status.Conditions = slices.Clone(out.Status.Conditions)
 	return &out
+}
+
+// copyShared replaces what r shares with the route that it is a copy of.
+func (r *PoolRoute) copyShared() {
+	r.Peers, r.Communities, r.LocalPreference = slices.Clone(r.Peers), slices.Clone(r.Communities), copyOf(r.LocalPreference)
+	r.AggregationLengthV4, r.AggregationLengthV6 = copyOf(r.AggregationLengthV4), copyOf(r.AggregationLengthV6)
 }
 
 // DeepCopy returns a copy of p.

@@ -1,6 +1,10 @@
 package v1
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
 
 // IPAddressPool is a set of addresses that Services of type LoadBalancer get.
 type IPAddressPool struct {
@@ -45,12 +49,27 @@ type IPAddressPoolSpec struct {
 	// pool's addresses. Without them the interfaces whose network has the
 	// address answer.
 	Interfaces []string `json:"interfaces,omitempty"`
+	// Announce are the ways in which the pool's addresses are announced, of AnnounceARP and AnnounceBGP. Empty is both, where a
+	// node can.
+	Announce []string `json:"announce,omitempty"`
+	// NodeSelector restricts which nodes announce the pool's addresses, by the labels of the Nodes.
+	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
 	// BGP is how the pool's addresses are announced by BGP.
 	BGP *PoolBGP `json:"bgp,omitempty"`
 }
 
-// PoolBGP are the attributes of a pool's routes.
+// PoolBGP are the routes to a pool's addresses.
 type PoolBGP struct {
+	PoolRoute `json:",inline"`
+	// Advertisements are further routes beside that one. If several make the same prefix for a peer, it gets one route with the
+	// communities of all and the highest local preference.
+	Advertisements []PoolRoute `json:"advertisements,omitempty"`
+}
+
+// PoolRoute is how a pool's addresses are announced to some BGP peers.
+type PoolRoute struct {
+	// Peers are the names of the peers that get the routes: of BGPPeers, and of peers of the command line. Empty is all.
+	Peers []string `json:"peers,omitempty"`
 	// Communities are standard ("64512:100"), large ("64512:1:2") or well-known
 	// ("no-export", "no-advertise", "no-export-subconfed", "blackhole") ones.
 	Communities []string `json:"communities,omitempty"`
@@ -101,6 +120,31 @@ const (
 	// Unknown while no speaker runs.
 	PoolAnnounceable = "Announceable"
 )
+
+// Takes reports whether the pool's addresses are announced in a way, AnnounceARP or AnnounceBGP.
+func (s *IPAddressPoolSpec) Takes(way string) bool {
+	return len(s.Announce) == 0 || slices.Contains(s.Announce, way)
+}
+
+// Routes returns the routes of the pool's addresses, at least one.
+func (s *IPAddressPoolSpec) Routes() []PoolRoute {
+	if s.BGP == nil {
+		return []PoolRoute{{}}
+	}
+	return append([]PoolRoute{s.BGP.PoolRoute}, s.BGP.Advertisements...)
+}
+
+// RoutesTo returns the names of the peers that get routes to the pool's addresses, sorted; all is true if every peer does.
+func (s *IPAddressPoolSpec) RoutesTo() (peers []string, all bool) {
+	for _, r := range s.Routes() {
+		if len(r.Peers) == 0 {
+			return nil, true
+		}
+		peers = append(peers, r.Peers...)
+	}
+	slices.Sort(peers)
+	return slices.Compact(peers), false
+}
 
 // IsAutoAssign returns AutoAssign with its default.
 func (s *IPAddressPoolSpec) IsAutoAssign() bool { return s.AutoAssign == nil || *s.AutoAssign }

@@ -60,6 +60,9 @@ func TestRulesOfDefinitions(t *testing.T) {
 		return err
 	}
 	addresses := func(list ...string) error { return pool(func(s *v1.IPAddressPoolSpec) { s.Addresses = list }) }
+	route := func(first v1.PoolRoute, further ...v1.PoolRoute) error {
+		return pool(func(s *v1.IPAddressPoolSpec) { s.BGP = &v1.PoolBGP{PoolRoute: first, Advertisements: further} })
+	}
 	peer := func(change func(*v1.BGPPeerSpec)) error {
 		p := &v1.BGPPeer{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: v1.BGPPeerSpec{Address: "192.0.2.1", LocalASN: 64512, PeerASN: 64513}}
 		change(&p.Spec)
@@ -90,11 +93,22 @@ func TestRulesOfDefinitions(t *testing.T) {
 			s.ServiceSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Like"}}}
 		})},
 		{"communities", "", pool(func(s *v1.IPAddressPoolSpec) {
-			s.BGP = &v1.PoolBGP{Communities: []string{"65535:65535", "4294967295:1:2", "no-export"}, LocalPreference: new(int64(4294967295))}
+			s.BGP = &v1.PoolBGP{PoolRoute: v1.PoolRoute{
+				Communities: []string{"65535:65535", "4294967295:1:2", "no-export"}, LocalPreference: new(int64(4294967295))}}
 		})},
-		{"community", "too high", pool(func(s *v1.IPAddressPoolSpec) { s.BGP = &v1.PoolBGP{Communities: []string{"65536:1"}} })},
-		{"local preference", "localPreference", pool(func(s *v1.IPAddressPoolSpec) { s.BGP = &v1.PoolBGP{LocalPreference: new(int64(-1))} })},
-		{"aggregation", "aggregationLengthV4", pool(func(s *v1.IPAddressPoolSpec) { s.BGP = &v1.PoolBGP{AggregationLengthV4: new(int32(33))} })},
+		{"community", "too high", route(v1.PoolRoute{Communities: []string{"65536:1"}})},
+		{"local preference", "localPreference", route(v1.PoolRoute{LocalPreference: new(int64(-1))})},
+		{"aggregation", "aggregationLengthV4", route(v1.PoolRoute{AggregationLengthV4: new(int32(33))})},
+		{"a peer twice", "Duplicate value", route(v1.PoolRoute{Peers: []string{"a", "a"}})},
+		{"a peer without a name", "peers[0]", route(v1.PoolRoute{Peers: []string{""}})},
+		{"community of a further route", "too high", route(v1.PoolRoute{}, v1.PoolRoute{Communities: []string{"65536:1"}})},
+		{"length of a further route", "advertisements[0].aggregationLengthV6",
+			route(v1.PoolRoute{}, v1.PoolRoute{AggregationLengthV6: new(int32(0))})},
+		{"many further routes", "must have at most 8 items", route(v1.PoolRoute{}, make([]v1.PoolRoute, 9)...)},
+		{"a way", `supported values: "arp", "bgp"`, pool(func(s *v1.IPAddressPoolSpec) { s.Announce = []string{"ndp"} })},
+		{"a selector of nodes", "Unsupported value", pool(func(s *v1.IPAddressPoolSpec) {
+			s.NodeSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Like"}}}
+		})},
 
 		{"peer", "", peer(func(s *v1.BGPPeerSpec) {
 			s.HoldTime, s.KeepaliveTime = &metav1.Duration{Duration: 3 * time.Second}, &metav1.Duration{Duration: time.Second}
@@ -155,8 +169,13 @@ func TestObjectsComeBackWhole(t *testing.T) {
 		ServiceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
 			{Key: "a", Operator: "In", Values: []string{"b"}}}},
 		Interfaces: []string{"eth0"},
-		BGP: &v1.PoolBGP{Communities: []string{"no-export"}, LocalPreference: new(int64(1)),
-			AggregationLengthV4: new(int32(24)), AggregationLengthV6: new(int32(64))},
+		Announce:   []string{"bgp"}, NodeSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"c": "d"}},
+		BGP: &v1.PoolBGP{
+			PoolRoute: v1.PoolRoute{Peers: []string{"a"}, Communities: []string{"no-export"}, LocalPreference: new(int64(1)),
+				AggregationLengthV4: new(int32(24)), AggregationLengthV6: new(int32(64))},
+			Advertisements: []v1.PoolRoute{{Peers: []string{"b"}, Communities: []string{"1:2"}, LocalPreference: new(int64(2)),
+				AggregationLengthV4: new(int32(25)), AggregationLengthV6: new(int32(65))}},
+		},
 	}}
 	made, err := client.Pools.Create(ctx, p, metav1.CreateOptions{})
 	if err != nil {
