@@ -171,6 +171,7 @@ func (noFilter) SetBound([]netip.Addr, []filter.Bound) error { return nil }
 func (noFilter) Close() error                                { return nil }
 func (noFilter) Redirects() bool                             { return false }
 func (noFilter) Firsts() bool                                { return false }
+func (noFilter) Settle()                                     {}
 
 type noRules struct{}
 

@@ -37,7 +37,7 @@ type Backend struct {
 var _ generic.RESTOptionsGetter = (*Backend)(nil)
 
 // New stores resources in kept, below prefix; tracker learns how many objects each has. After the end of over no storage is made:
-// each waits 20 s for a connection to etcd, those of a custom resource one after the other.
+// each waits 20 s for a connection to etcd, one after the other for the versions of a custom resource.
 func New(
 	over context.Context, kept *store.Store, prefix string, tracker flowcontrolrequest.StorageObjectCountTracker,
 ) *Backend {

@@ -11,8 +11,8 @@ import (
 // a minute, which all of them take while the store does not answer.
 const drainGrace = 10 * time.Second
 
-// endGrace is how long a server may take to end after its context. The client of etcd waits 20 s for a connection, whatever the context of the
-// request that needs one.
+// endGrace is how long a server may take to end after its context. The client of etcd waits 20 s for a connection, whatever the context
+// of the request that needs one.
 const endGrace = drainGrace + 25*time.Second
 
 // Drain ends the requests that a server which stops cannot finish in time.

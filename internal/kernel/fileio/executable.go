@@ -61,7 +61,7 @@ func CopyExecutable(path, to, sum string, limit int64) (err error) {
 	return err
 }
 
-// failing keeps the error of its writer apart from those of a reader.
+// failing keeps the error of its writer apart from a reader's errors.
 type failing struct {
 	w   io.Writer
 	err error

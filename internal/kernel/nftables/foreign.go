@@ -138,7 +138,7 @@ func chainOf(f Family, rule []byte) BaseChain {
 	return BaseChain{Table{f, name(unix.NFTA_RULE_TABLE)}, name(unix.NFTA_RULE_CHAIN)}
 }
 
-// baseChains adds those of a family to out.
+// baseChains adds the base chains of a family to out.
 func (c *Conn) baseChains(f Family, skip func(at BaseChain) bool, out *Ruleset) error {
 	var chains map[uint32][]BaseChain
 	err := c.dump(unix.NFT_MSG_GETCHAIN, Table{Family: f}, func() { chains = map[uint32][]BaseChain{} }, func(*netlink.Encoder) {},

@@ -1,6 +1,6 @@
 // Package nftrace follows one packet through the nf_tables of a network namespace. It has a table of its own, whose first chains
 // choose the packet (meta nftrace), and whose first and last chains of each hook show where the packet was, from where to where,
-// whatever changed it in between. Rules of every program are reported, those of iptables-legacy are not.
+// whatever changed it in between. Rules of every program are reported, except rules of iptables-legacy.
 package nftrace
 
 import (
