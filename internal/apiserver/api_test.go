@@ -25,6 +25,9 @@ import (
 // waitTimeout bounds every wait of these tests.
 const waitTimeout = 30 * time.Second
 
+// testTimeout bounds one test of TestAPI, which may make hundreds of requests, beside other packages.
+const testTimeout = 3 * time.Minute
+
 // api is one server shared by the subtests of TestAPI, each in a namespace of
 // its own.
 type api struct {
@@ -50,7 +53,7 @@ func TestAPI(t *testing.T) {
 		"preconditions": testPreconditions, "default class": testDefaultClass,
 	} {
 		t.Run(name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(context.Background(), 2*waitTimeout)
+			ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 			defer cancel()
 			a := api{t, ctx, cfg, client, "test-" + strings.ReplaceAll(name, " ", "-")}
 			_, err := client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: a.ns}}, metav1.CreateOptions{})

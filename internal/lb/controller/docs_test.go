@@ -94,8 +94,8 @@ func TestObjectsOfTheDocument(t *testing.T) {
 	stop()
 	blocks := regexp.MustCompile("(?s)<!-- applied by internal/lb/controller/docs_test.go "+
 		"-->\n```yaml\n(.*?)```").FindAllStringSubmatch(document(t), -1)
-	if len(blocks) != 2 {
-		t.Fatalf("%d marked blocks, want 2", len(blocks))
+	if len(blocks) != 3 {
+		t.Fatalf("%d marked blocks, want 3", len(blocks))
 	}
 	manifest, err := os.ReadFile("../../../deploy/kubernetes/lb.yaml")
 	r.must(err)
