@@ -60,7 +60,7 @@ func metallbPrograms() string {
 // balanced is the address of the Service with MetalLB.
 const balanced = "192.168.77.200"
 
-// metallb changes the cluster from MetalLB to fairlead lb and back with the commands of docs/kubernetes.md, and then with those of
+// metallb changes the cluster from MetalLB to fairlead lb and back with the commands of docs/kubernetes.md, and then with the commands of
 // docs/loadbalancer.md. MetalLB's objects and the address of the Service are real; its programs do not run here. The Service keeps its
 // address, and MetalLB's objects are the same afterwards.
 func (m *migration) metallb() {

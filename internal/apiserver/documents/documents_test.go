@@ -142,7 +142,7 @@ func TestBuiltWhenAskedFor(t *testing.T) {
 	if n := r.built.Load(); n != 1 {
 		t.Errorf("%d documents are built, want 1", n)
 	}
-	// Building changes schemas; those of the config are read meanwhile, by requests that apply objects.
+	// Building changes schemas. Requests that apply objects read the schemas of the config at the same time.
 	if shared := r.v3.Definitions[util.GetCanonicalTypeName(thing{})].Schema.Extensions; len(shared) != 1 {
 		t.Errorf("the schema of the config has the extensions %v, want what it had", shared)
 	}
@@ -201,7 +201,7 @@ func TestFollowsDefinitions(t *testing.T) {
 	}
 }
 
-// A client may keep only documents, and only those that it named by their hash.
+// A client may only keep a document that it named by its hash.
 func TestWhatClientsKeep(t *testing.T) {
 	r := newRig(t)
 	at := r.index()["apis/one.io/v1"]

@@ -272,7 +272,7 @@ func (s *Server) Published() error {
 	return nil
 }
 
-// Publish keeps the ConfigMap of a namespace, which exists, as it is to be until ctx ends.
+// Publish writes where the relay is to the ConfigMap of a namespace, which must exist, and repairs it until ctx ends.
 func (s *Server) Publish(ctx context.Context, namespace, address string) error {
 	told := ""
 	for {

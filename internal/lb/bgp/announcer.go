@@ -130,7 +130,7 @@ func (a *Announcer) SetPeers(peers []Peer) {
 	}
 }
 
-// Announce announces an address with a route for each of some attributes, or changes those of one that is announced. A peer for which
+// Announce announces an address with a route for each of some attributes, or changes the routes of an announced one. A peer for which
 // several of them make the same prefix gets one route, with the communities of all and the highest local preference.
 func (a *Announcer) Announce(address netip.Addr, attributes ...Attributes) {
 	a.changed(a.table.announce(address.Unmap(), attributes))

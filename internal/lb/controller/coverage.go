@@ -96,8 +96,8 @@ func newCoverage(all reporters, undecided string) *coverage {
 	return c
 }
 
-// of returns what the speakers can announce of the addresses of a pool, nil for those of none: its spec may leave out nodes, ways and
-// peers.
+// of returns what the speakers can announce of the addresses of a pool, nil for addresses of no pool: its spec may leave out nodes,
+// ways and peers.
 func (c *coverage) of(p *v1.IPAddressPool) *coverage {
 	if p == nil {
 		return c

@@ -170,7 +170,7 @@ func field(b []byte, to *[]Field) error {
 	return err
 }
 
-// pair reads a name and a value: those of config.core.v3.HeaderValue, also of bytes, or of QueryParameter.
+// pair reads the name and the value of a config.core.v3.HeaderValue, also of bytes, or of a QueryParameter.
 func pair(b []byte) (name, text string, err error) {
 	err = each(b, func(n protowire.Number, v value) error {
 		switch {

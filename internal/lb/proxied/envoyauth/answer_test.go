@@ -71,7 +71,7 @@ func TestRead(t *testing.T) {
 		want   string
 	}{
 		"permitted":             {&authv3.CheckResponse{Status: &status.Status{}}, "true 0"},
-		"permitted by ok alone": {&authv3.CheckResponse{HttpResponse: ok.GetHttpResponse()}, "true 0"},
+		"permitted only by ok":  {&authv3.CheckResponse{HttpResponse: ok.GetHttpResponse()}, "true 0"},
 		"denied":                {&authv3.CheckResponse{Status: &status.Status{Code: 7}, HttpResponse: denial}, "false 418"},
 		"denied with status 0":  {&authv3.CheckResponse{Status: &status.Status{}, HttpResponse: denial}, "false 418"},
 		"denied without status": {&authv3.CheckResponse{HttpResponse: denial}, "false 418"},

@@ -75,7 +75,7 @@ func (d *callDecider) Check(_ context.Context, q *authv3.CheckRequest) (*authv3.
 		return r, nil
 	case "no content":
 		return denied(typev3.StatusCode_NoContent, ""), nil
-	case "status alone":
+	case "only a status":
 		return &authv3.CheckResponse{Status: &status.Status{Code: 7}}, nil
 	case "error":
 		return &authv3.CheckResponse{HttpResponse: &authv3.CheckResponse_ErrorResponse{
@@ -133,7 +133,7 @@ func TestExternalAuthByCalls(t *testing.T) {
 		for verdict, want := range map[string]string{
 			"alice": passed, "query": strings.Replace(passed, "q=1", "q=2+%26", 1),
 			"plain": `200 web.example.com /x?q=1 user=["root"] group=["wheel"] auth=["plain"] line=["mine"] evil=[] body=1`,
-			"login": "302 302 Found", "denied": "401 who are you?", "forgotten status": "403 403 Forbidden", "status alone": "403 403 Forbidden",
+			"login": "302 302 Found", "denied": "401 who are you?", "forgotten status": "403 403 Forbidden", "only a status": "403 403 Forbidden",
 			"no content": "403 403 Forbidden", "error": "503 503 Service Unavailable", "nothing": "503 503 Service Unavailable",
 			"long": "503 503 Service Unavailable", "": "503 503 Service Unavailable",
 		} {
