@@ -10,11 +10,13 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"strings"
 	"syscall"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
 	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/raft/v3"
 	"go.uber.org/zap/zapcore"
 
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
@@ -27,14 +29,29 @@ const etcdStopTimeout = 2 * time.Second
 // etcdFailures takes the place of the ends that etcd makes of itself, a panic or
 // the exit of the process: the goroutine ends, and the first error is handed over.
 type etcdFailures struct {
-	dir string
-	ch  chan error // of capacity 1
+	dir   string
+	ch    chan error // of capacity 1
+	alone bool       // without peers
+}
+
+// unscanned begins raft's message when an election is due while etcd applies its first entries and has already
+// compacted some of them (raft v3.7 hup and etcd v3.7 applyAll, which does not wait for raft to advance). Raft looks
+// there for changes of the members that are not applied, and would take it for a damaged log.
+const unscanned = "error scanning unapplied entries"
+
+// harmless reports whether etcd goes on after a message of level panic: without peers no change of the members
+// has to be waited for.
+func (f etcdFailures) harmless(message string) bool {
+	return f.alone && strings.HasPrefix(message, unscanned) && strings.HasSuffix(message, raft.ErrCompacted.Error())
 }
 
 var _ zapcore.CheckWriteHook = etcdFailures{}
 
-// OnWrite is called after a message of level panic or fatal; it does not return.
+// OnWrite is called after a message of level panic or fatal; it returns only from a harmless one.
 func (f etcdFailures) OnWrite(e *zapcore.CheckedEntry, fields []zapcore.Field) {
+	if f.harmless(e.Message) {
+		return
+	}
 	err := errors.New(e.Message)
 	for _, x := range fields {
 		if cause, ok := x.Interface.(error); ok {

@@ -128,7 +128,7 @@ func etcdConfig(dir, socket string, o Options, f etcdFailures) *embed.Config {
 	c.SnapshotCount, c.SnapshotCatchUpEntries = snapshotCount, 100
 	c.UnsafeNoFsync, c.ForceNewCluster = o.UnsafeNoFsync, o.forceNewCluster
 	c.EnableGRPCGateway = false
-	core := zapToSlog{log: o.Log.With("component", "etcd"), slow: &slowDisk{dir: dir, log: o.Log}}
+	core := zapToSlog{log: o.Log.With("component", "etcd"), slow: &slowDisk{dir: dir, log: o.Log}, failures: f}
 	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(
 		zap.New(core, zap.WithFatalHook(f), zap.WithPanicHook(f)))
 	return c
@@ -222,9 +222,10 @@ func (o External) dial(ctx context.Context, network, addr string) (net.Conn, err
 // zapToSlog passes etcd's messages to the server's log. Warnings become debug
 // messages: most are about etcd's own command line. Those of a slow disk go to slow.
 type zapToSlog struct {
-	log    *slog.Logger
-	slow   *slowDisk
-	fields []zapcore.Field
+	log      *slog.Logger
+	slow     *slowDisk
+	failures etcdFailures
+	fields   []zapcore.Field
 }
 
 func (z zapToSlog) Enabled(l zapcore.Level) bool {
@@ -232,7 +233,7 @@ func (z zapToSlog) Enabled(l zapcore.Level) bool {
 }
 
 func (z zapToSlog) With(f []zapcore.Field) zapcore.Core {
-	return zapToSlog{z.log, z.slow, append(z.fields[:len(z.fields):len(z.fields)], f...)}
+	return zapToSlog{z.log, z.slow, z.failures, append(z.fields[:len(z.fields):len(z.fields)], f...)}
 }
 
 func (z zapToSlog) Check(e zapcore.Entry, c *zapcore.CheckedEntry) *zapcore.CheckedEntry {
@@ -255,9 +256,10 @@ func (z zapToSlog) Write(e zapcore.Entry, f []zapcore.Field) error {
 		attrs = append(attrs, k, v)
 	}
 	level := slogLevel(e.Level)
-	switch e.Message {
-	case "setting up serving from embedded etcd failed.", // the end of every stop
-		"failed to update storage version": // the first second of a new store
+	switch {
+	case e.Message == "setting up serving from embedded etcd failed.", // the end of every stop
+		e.Message == "failed to update storage version", // the first second of a new store
+		z.failures.harmless(e.Message):
 		level = slog.LevelDebug
 	}
 	z.log.Log(context.Background(), level, e.Message, attrs...)
