@@ -26,7 +26,7 @@ var native = binary.LittleEndian
 // of an earlier process translated.
 var pinned = []string{
 	programMapFronts, programMapSlots, programMapOwn, programMapMembers, programMapNodes, programMapClients, programMapAsks,
-	programMapPeers, programMapSends, programMapSockets,
+	programMapPeers, programMapSends, programMapSockets, programMapStreams,
 }
 
 // hooks are the programs by the name of their link.
@@ -101,7 +101,7 @@ func Open(cfg Config) (*Programs, error) {
 	p.maps = programMaps{
 		Asks: m[programMapAsks], Clients: m[programMapClients], Fronts: m[programMapFronts], Nodes: m[programMapNodes],
 		Own: m[programMapOwn], Members: m[programMapMembers], Peers: m[programMapPeers], Sends: m[programMapSends], Slots: m[programMapSlots],
-		Sockets: m[programMapSockets],
+		Sockets: m[programMapSockets], Streams: m[programMapStreams],
 	}
 	if p.home, err = os.Open(ownNamespace); err != nil {
 		p.col.Close()

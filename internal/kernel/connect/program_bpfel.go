@@ -108,6 +108,7 @@ const (
 	programMapSends         = "sends"
 	programMapSlots         = "slots"
 	programMapSockets       = "sockets"
+	programMapStreams       = "streams"
 	programProgConnect4     = "connect4"
 	programProgConnect6     = "connect6"
 	programProgGetpeername4 = "getpeername4"
@@ -188,6 +189,7 @@ type programMapSpecs struct {
 	Sends   *ebpf.MapSpec `ebpf:"sends"`
 	Slots   *ebpf.MapSpec `ebpf:"slots"`
 	Sockets *ebpf.MapSpec `ebpf:"sockets"`
+	Streams *ebpf.MapSpec `ebpf:"streams"`
 }
 
 // programVariableSpecs contains global variables before they are loaded into the kernel.
@@ -228,6 +230,7 @@ type programMaps struct {
 	Sends   *ebpf.Map `ebpf:"sends"`
 	Slots   *ebpf.Map `ebpf:"slots"`
 	Sockets *ebpf.Map `ebpf:"sockets"`
+	Streams *ebpf.Map `ebpf:"streams"`
 }
 
 func (m *programMaps) Close() error {
@@ -242,6 +245,7 @@ func (m *programMaps) Close() error {
 		m.Sends,
 		m.Slots,
 		m.Sockets,
+		m.Streams,
 	)
 }
 

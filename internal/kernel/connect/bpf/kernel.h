@@ -60,6 +60,7 @@ static long (*const bpf_map_delete_elem)(void *map, const void *key) = (void *)3
 static __u32 (*const bpf_get_prandom_u32)(void) = (void *)7;
 static __u64 (*const bpf_get_current_pid_tgid)(void) = (void *)14;
 static __u64 (*const bpf_get_socket_cookie)(void *ctx) = (void *)46;
+static __u64 (*const bpf_get_current_cgroup_id)(void) = (void *)80;
 static void *(*const bpf_sk_storage_get)(void *map, void *sk, void *value, __u64 flags) = (void *)107;
 static long (*const bpf_sk_storage_delete)(void *map, void *sk) = (void *)108;
 static __u64 (*const bpf_get_netns_cookie)(void *ctx) = (void *)122;
