@@ -3,6 +3,7 @@ package gateway
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -48,6 +49,13 @@ type Stream struct {
 
 // Key names the route.
 func (s *Stream) Key() StreamKey { return StreamKey{s.Kind, svc.NameOf(s.Object)} }
+
+// SameSpec reports whether two are the same but for status and metadata. Read by another definition of its kind, an object of the same
+// generation has other fields.
+func (s *Stream) SameSpec(o *Stream) bool {
+	return s.Object.GetUID() == o.Object.GetUID() && s.Object.GetGeneration() == o.Object.GetGeneration() &&
+		reflect.DeepEqual(s.Parents, o.Parents) && slices.Equal(s.Hostnames, o.Hostnames) && reflect.DeepEqual(s.Backends, o.Backends)
+}
 
 // StreamOfTLS returns what a TLSRoute asks for. The definitions of the kinds allow one rule.
 func StreamOfTLS(r *gwv1.TLSRoute) *Stream {

@@ -37,8 +37,7 @@ func setStream[T any](w *Watch, key gateway.StreamKey, r *T, read func(*T) *gate
 	if r != nil {
 		next = read(r)
 	}
-	same := have != nil && next != nil && have.Object.GetUID() == next.Object.GetUID() &&
-		have.Object.GetGeneration() == next.Object.GetGeneration()
+	same := have != nil && next != nil && have.SameSpec(next)
 	for _, s := range []*gateway.Stream{have, next} {
 		if s != nil && !same {
 			for _, g := range parents.Gateways(w.objects.Sets, key.Namespace, s.Parents) {
@@ -56,11 +55,12 @@ func setStream[T any](w *Watch, key gateway.StreamKey, r *T, read func(*T) *gate
 // The caller holds mu.
 func (w *Watch) setListenerSet(n svc.Name, s *gwv1.ListenerSet) bool {
 	have := w.objects.Sets[n]
-	if !w.o.Statuses && sameSpec(have, s) {
+	same := sameSpec(have, s, specOfSet)
+	if !w.o.Statuses && same {
 		return false
 	}
 	for _, o := range []*gwv1.ListenerSet{have, s} {
-		if o != nil && !sameSpec(have, s) {
+		if o != nil && !same {
 			w.dirty[parents.OfSet(o)] = true
 		}
 	}
