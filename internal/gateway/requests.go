@@ -72,12 +72,8 @@ func (r requests) protocol() BackendProtocol {
 	return HTTP1
 }
 
-// sameSpec reports whether two of a kind are the same but for status and metadata. Read by another definition of its kind, an object of
-// the same generation has other fields.
+// sameSpec is for two of a kind. Read by another definition of its kind, an object of the same generation has other fields.
 func (r requests) sameSpec(o requests) bool {
-	if r == o {
-		return true
-	}
 	a, b := r.object(), o.object()
 	if a.GetUID() != b.GetUID() || a.GetGeneration() != b.GetGeneration() {
 		return false

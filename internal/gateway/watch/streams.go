@@ -2,6 +2,8 @@ package watch
 
 import (
 	"context"
+	"reflect"
+	"slices"
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,7 +39,7 @@ func setStream[T any](w *Watch, key gateway.StreamKey, r *T, read func(*T) *gate
 	if r != nil {
 		next = read(r)
 	}
-	same := have != nil && next != nil && have.SameSpec(next)
+	same := have != nil && next != nil && sameStream(have, next)
 	for _, s := range []*gateway.Stream{have, next} {
 		if s != nil && !same {
 			for _, g := range parents.Gateways(w.objects.Sets, key.Namespace, s.Parents) {
@@ -65,4 +67,10 @@ func (w *Watch) setListenerSet(n svc.Name, s *gwv1.ListenerSet) bool {
 		}
 	}
 	return set(w.objects.Sets, n, s)
+}
+
+// sameStream is sameSpec for two routes of connections or of datagrams.
+func sameStream(a, b *gateway.Stream) bool {
+	return a.Object.GetUID() == b.Object.GetUID() && a.Object.GetGeneration() == b.Object.GetGeneration() &&
+		reflect.DeepEqual(a.Parents, b.Parents) && slices.Equal(a.Hostnames, b.Hostnames) && reflect.DeepEqual(a.Backends, b.Backends)
 }
