@@ -70,7 +70,7 @@ func TestNFSByConnectTime(t *testing.T) {
 			}
 		})
 	}
-	run(server, "exportfs", "-i", "-o", "rw,fsid=0,no_root_squash,insecure", "*:"+exported)
+	run(server, "exportfs", "-i", "-o", "rw,fsid=0,no_root_squash,insecure", "*:"+exported) //nolint:misspell // the program
 	mountd := server.Command(t.Context(), "rpc.mountd", "--foreground", "--no-nfs-version", "3", "--no-udp")
 	if err := mountd.Start(); err != nil {
 		t.Fatal(err)
