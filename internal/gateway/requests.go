@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"reflect"
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -72,16 +71,10 @@ func (r requests) protocol() BackendProtocol {
 	return HTTP1
 }
 
-// sameSpec is for two of a kind. Read by another definition of its kind, an object of the same generation has other fields.
+// sameSpec reports whether two are the same but for status and metadata.
 func (r requests) sameSpec(o requests) bool {
 	a, b := r.object(), o.object()
-	if a.GetUID() != b.GetUID() || a.GetGeneration() != b.GetGeneration() {
-		return false
-	}
-	if r.grpc != nil {
-		return reflect.DeepEqual(&r.grpc.Spec, &o.grpc.Spec)
-	}
-	return reflect.DeepEqual(&r.http.Spec, &o.http.Spec)
+	return a.GetUID() == b.GetUID() && a.GetGeneration() == b.GetGeneration()
 }
 
 func (r requests) grant() gwv1.ReferenceGrantFrom { return grantFrom(r.kind(), r.name().Namespace) }

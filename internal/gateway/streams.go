@@ -1,10 +1,10 @@
 package gateway
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
@@ -28,7 +28,10 @@ type StreamKey struct {
 
 // compare orders keys by kind, namespace and name.
 func (k StreamKey) compare(o StreamKey) int {
-	return cmp.Or(cmp.Compare(k.Kind, o.Kind), k.Name.Compare(o.Name))
+	if c := strings.Compare(string(k.Kind), string(o.Kind)); c != 0 {
+		return c
+	}
+	return k.Name.Compare(o.Name)
 }
 
 // Stream is a TLSRoute, a TCPRoute or a UDPRoute: whole connections, or the datagrams of a client, go to one backend.
@@ -48,25 +51,29 @@ func (s *Stream) Key() StreamKey { return StreamKey{s.Kind, svc.NameOf(s.Object)
 
 // StreamOfTLS returns what a TLSRoute asks for. The definitions of the kinds allow one rule.
 func StreamOfTLS(r *gwv1.TLSRoute) *Stream {
-	return &Stream{KindTLSRoute, r, r.Spec.ParentRefs, r.Spec.Hostnames, onlyRule(r.Spec.Rules).BackendRefs, r.Status.Parents}
+	s := &Stream{Kind: KindTLSRoute, Object: r, Parents: r.Spec.ParentRefs, Hostnames: r.Spec.Hostnames, Status: r.Status.Parents}
+	if len(r.Spec.Rules) > 0 {
+		s.Backends = r.Spec.Rules[0].BackendRefs
+	}
+	return s
 }
 
 // StreamOfTCP returns what a TCPRoute asks for.
 func StreamOfTCP(r *gwv1.TCPRoute) *Stream {
-	return &Stream{KindTCPRoute, r, r.Spec.ParentRefs, nil, onlyRule(r.Spec.Rules).BackendRefs, r.Status.Parents}
+	s := &Stream{Kind: KindTCPRoute, Object: r, Parents: r.Spec.ParentRefs, Status: r.Status.Parents}
+	if len(r.Spec.Rules) > 0 {
+		s.Backends = r.Spec.Rules[0].BackendRefs
+	}
+	return s
 }
 
 // StreamOfUDP returns what a UDPRoute asks for.
 func StreamOfUDP(r *gwv1.UDPRoute) *Stream {
-	return &Stream{KindUDPRoute, r, r.Spec.ParentRefs, nil, onlyRule(r.Spec.Rules).BackendRefs, r.Status.Parents}
-}
-
-// onlyRule is the only rule, or one without backends.
-func onlyRule[R any](rules []R) (r R) {
-	if len(rules) > 0 {
-		return rules[0]
+	s := &Stream{Kind: KindUDPRoute, Object: r, Parents: r.Spec.ParentRefs, Status: r.Status.Parents}
+	if len(r.Spec.Rules) > 0 {
+		s.Backends = r.Spec.Rules[0].BackendRefs
 	}
-	return r
+	return s
 }
 
 // addStreams adds the routes of connections and of datagrams that name the Gateway.

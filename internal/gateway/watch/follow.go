@@ -29,7 +29,7 @@ func (w *Watch) FollowGateways(ctx context.Context, running *sync.WaitGroup) {
 	})
 	all := reflector.From(w.o.Gateway.Gateways(""), metav1.ListOptions{})
 	start(ctx, w, running, "gateways", all, func(n svc.Name, g *gwv1.Gateway) bool {
-		if !w.o.Statuses && sameSpec(w.gateways[n], g, specOfGateway) {
+		if !w.o.Statuses && sameSpec(w.gateways[n], g) {
 			return false
 		}
 		return set(w.gateways, n, g)
@@ -45,7 +45,7 @@ func (w *Watch) FollowIngresses(ctx context.Context, running *sync.WaitGroup) {
 		func(n svc.Name, c *networkingv1.IngressClass) bool { return set(w.ingressClasses, n.Name, c) })
 	start(ctx, w, running, "ingresses", reflector.From(networking.Ingresses(""), metav1.ListOptions{}),
 		func(n svc.Name, in *networkingv1.Ingress) bool {
-			if have := w.ingresses[n]; !w.o.Statuses && sameSpec(have, in, specOfIngress) && maps.Equal(have.Annotations, in.Annotations) {
+			if have := w.ingresses[n]; !w.o.Statuses && sameSpec(have, in) && maps.Equal(have.Annotations, in.Annotations) {
 				return false
 			}
 			return set(w.ingresses, n, in)

@@ -41,7 +41,6 @@ type objectServer struct {
 	// forbidden is the resource that nobody may read, and refused is how often it was asked for.
 	forbidden string
 	refused   int
-	oldest    int // what watches from an earlier version have missed is too old
 }
 
 // forbid has a resource refused from now on, "" for none. Its watches end.
@@ -127,16 +126,8 @@ func (s *objectServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	if s.forgot(version) {
-		w.WriteHeader(http.StatusGone)
-		_ = json.NewEncoder(w).Encode(apierrors.NewResourceExpired("too old").Status())
-		return
-	}
 	for {
 		events, now, more := s.since(resource, version)
-		if s.forgot(version) {
-			return
-		}
 		for _, e := range events {
 			_ = json.NewEncoder(w).Encode(e)
 		}
@@ -151,13 +142,6 @@ func (s *objectServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-}
-
-// forgot reports whether a watch from a version has missed events.
-func (s *objectServer) forgot(version int) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return version < s.oldest
 }
 
 const (

@@ -2,8 +2,6 @@ package watch
 
 import (
 	"context"
-	"reflect"
-	"slices"
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -39,7 +37,8 @@ func setStream[T any](w *Watch, key gateway.StreamKey, r *T, read func(*T) *gate
 	if r != nil {
 		next = read(r)
 	}
-	same := have != nil && next != nil && sameStream(have, next)
+	same := have != nil && next != nil && have.Object.GetUID() == next.Object.GetUID() &&
+		have.Object.GetGeneration() == next.Object.GetGeneration()
 	for _, s := range []*gateway.Stream{have, next} {
 		if s != nil && !same {
 			for _, g := range parents.Gateways(w.objects.Sets, key.Namespace, s.Parents) {
@@ -57,20 +56,13 @@ func setStream[T any](w *Watch, key gateway.StreamKey, r *T, read func(*T) *gate
 // The caller holds mu.
 func (w *Watch) setListenerSet(n svc.Name, s *gwv1.ListenerSet) bool {
 	have := w.objects.Sets[n]
-	same := sameSpec(have, s, specOfSet)
-	if !w.o.Statuses && same {
+	if !w.o.Statuses && sameSpec(have, s) {
 		return false
 	}
 	for _, o := range []*gwv1.ListenerSet{have, s} {
-		if o != nil && !same {
+		if o != nil && !sameSpec(have, s) {
 			w.dirty[parents.OfSet(o)] = true
 		}
 	}
 	return set(w.objects.Sets, n, s)
-}
-
-// sameStream is sameSpec for two routes of connections or of datagrams.
-func sameStream(a, b *gateway.Stream) bool {
-	return a.Object.GetUID() == b.Object.GetUID() && a.Object.GetGeneration() == b.Object.GetGeneration() &&
-		reflect.DeepEqual(a.Parents, b.Parents) && slices.Equal(a.Hostnames, b.Hostnames) && reflect.DeepEqual(a.Backends, b.Backends)
 }
