@@ -99,7 +99,7 @@ func (g *gate) pass(ctx context.Context) error {
 
 // start starts the etcd and waits until it is ready.
 func (m *embedded) start(ctx context.Context) error {
-	failures := etcdFailures{dir: m.dir, ch: make(chan error, 1), alone: m.peering == nil}
+	failures := etcdFailures{dir: m.dir, ch: make(chan error, 1), single: m.peering == nil}
 	streams, endStreams := context.WithCancel(context.WithoutCancel(ctx))
 	config := etcdConfig(m.dir, m.socket, m.opts, failures)
 	var e *embed.Etcd

@@ -29,9 +29,9 @@ const etcdStopTimeout = 2 * time.Second
 // etcdFailures takes the place of the ends that etcd makes of itself, a panic or
 // the exit of the process: the goroutine ends, and the first error is handed over.
 type etcdFailures struct {
-	dir   string
-	ch    chan error // of capacity 1
-	alone bool       // without peers
+	dir    string
+	ch     chan error // of capacity 1
+	single bool       // without peers
 }
 
 // unscanned begins raft's message when an election is due while etcd applies its first entries and has already
@@ -42,7 +42,7 @@ const unscanned = "error scanning unapplied entries"
 // harmless reports whether etcd goes on after a message of level panic: without peers no change of the members
 // has to be waited for.
 func (f etcdFailures) harmless(message string) bool {
-	return f.alone && strings.HasPrefix(message, unscanned) && strings.HasSuffix(message, raft.ErrCompacted.Error())
+	return f.single && strings.HasPrefix(message, unscanned) && strings.HasSuffix(message, raft.ErrCompacted.Error())
 }
 
 var _ zapcore.CheckWriteHook = etcdFailures{}

@@ -14,8 +14,8 @@ import (
 // several servers and not the only one, which becomes the leader.
 func TestElectionWhileFirstEntriesAreApplied(t *testing.T) {
 	const member, entries, election = 1, 108, 5
-	for _, alone := range []bool{true, false} {
-		failures := etcdFailures{dir: t.TempDir(), ch: make(chan error, 1), alone: alone}
+	for _, single := range []bool{true, false} {
+		failures := etcdFailures{dir: t.TempDir(), ch: make(chan error, 1), single: single}
 		config := etcdConfig(failures.dir, "", Options{Log: slog.New(slog.DiscardHandler)}, failures)
 		if err := config.ZapLoggerBuilder(config); err != nil {
 			t.Fatal(err)
@@ -47,7 +47,7 @@ func TestElectionWhileFirstEntriesAreApplied(t *testing.T) {
 			}
 			first := n.Ready()
 			if got := len(first.CommittedEntries); got != entries {
-				t.Errorf("%d entries are to be applied, want %d", got, entries)
+				t.Errorf("%d entries to apply, want %d", got, entries)
 			}
 			if err := s.Compact(8); err != nil {
 				t.Error(err)
@@ -66,16 +66,16 @@ func TestElectionWhileFirstEntriesAreApplied(t *testing.T) {
 			elected <- n.BasicStatus().RaftState
 		}()
 		state, ok := <-elected
-		if ok != alone || alone && state != raft.StateLeader {
-			t.Errorf("alone %v: it has gone on: %v, as %v", alone, ok, state)
+		if ok != single || single && state != raft.StateLeader {
+			t.Errorf("the only server %v: it has gone on: %v, as %v", single, ok, state)
 		}
 		select {
 		case err := <-failures.ch:
-			if alone {
+			if single {
 				t.Error(err)
 			}
 		default:
-			if !alone {
+			if !single {
 				t.Error("no failure is reported")
 			}
 		}

@@ -17,7 +17,7 @@ import (
 func TestReserveFollowsFastWrites(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	failures := etcdFailures{dir: dir, ch: make(chan error, 1), alone: true}
+	failures := etcdFailures{dir: dir, ch: make(chan error, 1)}
 	socket := filepath.Join(t.TempDir(), "s")
 	e, err := failures.start(etcdConfig(dir, socket, Options{Quota: DefaultQuota, Log: slog.New(slog.DiscardHandler)}, failures))
 	if err != nil {

@@ -7,8 +7,11 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // accepting has programs attached, with a Service of TCP at front whose endpoint accepts connections.
@@ -19,16 +22,7 @@ func accepting(t *testing.T) *Programs {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_ = c.Close()
-		}
-	}()
+	testbed.Serve(t, l, func(net.Conn) {})
 	if err := p.PutSlots(2, []netip.AddrPort{l.Addr().(*net.TCPAddr).AddrPort()}); err != nil {
 		t.Fatal(err)
 	}
@@ -46,6 +40,13 @@ func stream(t *testing.T, between func()) int {
 		t.Fatal(err)
 	}
 	between()
+	reach(t, fd)
+	return fd
+}
+
+// reach connects a socket to front, which it then shows as its peer.
+func reach(t *testing.T, fd int) {
+	t.Helper()
 	if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: front.Addr().As4(), Port: int(front.Port())}); err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +54,6 @@ func stream(t *testing.T, between func()) int {
 	if is, ok := peer.(*unix.SockaddrInet4); err != nil || !ok || is.Addr != front.Addr().As4() || is.Port != int(front.Port()) {
 		t.Errorf("getpeername says %+v, %v, want %s", peer, err, front)
 	}
-	return fd
 }
 
 // streams is the number of sockets in the map, and whether fd has storage of its own.
@@ -97,9 +97,10 @@ func TestStreamsLeaveNothing(t *testing.T) {
 }
 
 // Where there is no room in the map, and in the root of the control groups, where the kernel's own sockets are, the socket
-// itself remembers.
+// itself remembers, and nothing of an earlier connection stays in the map.
 func TestStreamsInStorage(t *testing.T) {
 	p := accepting(t)
+	again := stream(t, func() {})
 	root := func() {
 		dir := filepath.Dir(p.cfg.Cgroup)
 		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0); err != nil {
@@ -107,10 +108,20 @@ func TestStreamsInStorage(t *testing.T) {
 		}
 	}
 	fd := stream(t, root)
-	if n, stored := streams(t, p, fd); n != 0 || !stored {
+	if n, stored := streams(t, p, fd); n != 1 || !stored { // the first socket
 		t.Errorf("in the root group: %d streams are remembered, and storage %v; want only storage", n, stored)
 	}
 	_ = unix.Close(fd)
+	// connect(2): AF_UNSPEC ends the association.
+	if _, _, errno := unix.RawSyscall(unix.SYS_CONNECT, uintptr(again), uintptr(unsafe.Pointer(&unix.RawSockaddrInet4{})),
+		unix.SizeofSockaddrInet4); errno != 0 {
+		t.Fatal(errno)
+	}
+	reach(t, again)
+	if n, stored := streams(t, p, again); n != 0 || !stored {
+		t.Errorf("connected again: %d streams are remembered, and storage %v; want only storage", n, stored)
+	}
+	_ = unix.Close(again)
 
 	if err := os.WriteFile(filepath.Join(p.cfg.Cgroup, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0); err != nil {
 		t.Fatal(err)

@@ -412,16 +412,20 @@ INLINE void forget(struct bpf_sock_addr *ctx, __u8 protocol)
 		bpf_map_delete_elem(&streams, &cookie);
 }
 
-/* The root of the control groups, where the kernel's own threads are. */
+/* The root of the control groups, where the kernel's own threads are (Linux 5.5 and later give it this number). */
 enum { ROOT_GROUP = 1 };
 
 /* remember_stream keeps the frontend of a socket of TCP for getpeername, and reports whether there was room. The kernel's own
  * sockets, such as NFS's, are released without a program. */
 INLINE int remember_stream(struct bpf_sock_addr *ctx, const struct front_key *k)
 {
-	if (k->protocol != TCP || bpf_get_current_cgroup_id() == ROOT_GROUP)
+	if (k->protocol != TCP)
 		return 0;
 	__u64 cookie = bpf_get_socket_cookie(ctx);
+	if (bpf_get_current_cgroup_id() == ROOT_GROUP) {
+		bpf_map_delete_elem(&streams, &cookie); /* of an earlier connection of the socket */
+		return 0;
+	}
 	return !bpf_map_update_elem(&streams, &cookie, k, 0);
 }
 
