@@ -42,7 +42,7 @@ const (
 )
 
 // reloadPeriod is how long connections of this process may go on with a client certificate that was replaced.
-const reloadPeriod = 30 * time.Second
+const reloadPeriod = 10 * time.Second
 
 // Main runs the command line args (without the program's name) and returns its
 // exit code: 0 done, 1 failed, 2 wrong usage, 3 a server that was removed. SIGINT and SIGTERM end it cleanly;

@@ -44,6 +44,8 @@ const (
 	startTimeout = 15 * time.Second
 	// maxPause is the longest time between two looks at the clock, which may be set.
 	maxPause = time.Hour
+	// closing is a bound of the time from a look for new certificate files to the end of the connections with the old one.
+	closing = time.Second
 )
 
 // ReloadWithin lets the clients of this process look often enough for new
@@ -71,8 +73,9 @@ type Node struct {
 	use       func(*rest.Config)
 	changed   loop.Signal
 
-	mu sync.Mutex
-	ca []byte // the trusted authorities, the signing one first
+	mu      sync.Mutex
+	ca      []byte    // the trusted authorities, the signing one first
+	settled time.Time // when the last connection with the certificate before this one is closed, zero without one
 }
 
 // Use has the clients made from later results of Config, and that of renewals, set up by
@@ -177,18 +180,49 @@ func (n *Node) renew(ctx context.Context) (pause time.Duration) {
 	}
 	life := leaf.NotAfter.Sub(leaf.NotBefore)
 	if wait := time.Until(leaf.NotAfter.Add(-life / 3)); wait > 0 && n.ofSigner(leaf) {
-		return min(wait, maxPause)
+		return min(wait, n.settle(), maxPause)
 	}
 	pause = min(max(life/20, time.Second), maxPause)
 	err = n.issue(ctx, n.Config())
 	if err == nil {
-		n.setChanged()
+		n.replaced()
 		return time.Second // look at the new one: another server may have signed it, which trusts both and is behind
 	}
 	if ctx.Err() == nil {
 		n.log.Error("cannot renew the node's certificate; retrying", "err", err, "expires", leaf.NotAfter, "after", pause)
 	}
 	return pause
+}
+
+// replaced notes that connections go on with the certificate before this one until clients look for a new one.
+func (n *Node) replaced() {
+	n.mu.Lock()
+	n.settled = time.Now().Add(transport.CertCallbackRefreshDuration + closing)
+	n.mu.Unlock()
+	n.setChanged()
+}
+
+// settle returns the time until Replacing changes, and tells Changed when it has.
+func (n *Node) settle() time.Duration {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.settled.IsZero() {
+		return maxPause
+	}
+	if wait := time.Until(n.settled); wait > 0 {
+		return wait
+	}
+	n.settled = time.Time{}
+	n.setChanged()
+	return maxPause
+}
+
+// Replacing reports whether this process may still have connections with the certificate before this one. To remove
+// the authority of that one now would have requests on them rejected.
+func (n *Node) Replacing() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return !n.settled.IsZero()
 }
 
 func (n *Node) file(name string) string { return filepath.Join(n.dir, name) }

@@ -107,7 +107,7 @@ func (a *agentCommand) run(cmd *cobra.Command) error {
 	defer warning.Wait()
 	warning.Go(func() { node.WarnOfMachine(ctx, log, machine, node.MachineTimeout) })
 	if identity != nil {
-		setup.CertChanged = identity.Changed()
+		setup.CertChanged, setup.CertReplacing = identity.Changed(), identity.Replacing
 	}
 	n, err := f.Open(ctx, setup)
 	if err != nil {

@@ -55,6 +55,8 @@ type Setup struct {
 	NewNamespace bool
 	// CertChanged, which may be nil, holds a token when the node's certificate or its authorities may have changed.
 	CertChanged <-chan struct{}
+	// CertReplacing, which may be nil, reports whether connections with the certificate before this one may be open.
+	CertReplacing func() bool
 }
 
 // stateLayout is the version of the layout of a node's state: records of Pods, and the last known state of the API. It
@@ -280,7 +282,7 @@ func (b *builder) registrar() (lifecycle.Component, error) {
 			svc.ServingCertAnnotation: b.pods.Fingerprint(), svc.PeerWatchAnnotation: strconv.FormatBool(b.Host.PeerWatch),
 			svc.PublicKeyAnnotation: b.pods.PublicKey(),
 		},
-		Certificates: func() map[string]string { return certReport(b.config) }, CertificatesChanged: b.CertChanged,
+		Certificates: func() map[string]string { return certReport(b.config, b.CertReplacing) }, CertificatesChanged: b.CertChanged,
 		Unreachable: b.peers.Unreachable, UnreachableChanged: b.peers.Changed(),
 		Checks: b.checks.Report, ChecksChanged: b.checks.Changed(),
 		ForwardedChanged: b.forwarded.changed,

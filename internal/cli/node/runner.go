@@ -122,8 +122,12 @@ func authority(cfg *rest.Config) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// certReport returns the annotations by which a node reports what it trusts, and who signed its certificate.
-func certReport(cfg *rest.Config) map[string]string {
+// certReport returns the annotations by which a node reports what it trusts, and who signed its certificate. It is nil,
+// so that the last report stays, while connections with the certificate before this one may be open.
+func certReport(cfg *rest.Config, replacing func() bool) map[string]string {
+	if replacing != nil && replacing() {
+		return nil
+	}
 	ca, err := base.CAOf(cfg)
 	if err != nil {
 		return nil

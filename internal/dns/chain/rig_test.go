@@ -28,6 +28,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/fairlead/fairlead/internal/corefile"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // lockedBuffer may be read while the server logs.
@@ -48,21 +49,18 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// freePort returns a port that is free for UDP and TCP.
+// TestMain gives the package a network of its own, with loopback alone: no other program takes a port that is free.
+func TestMain(m *testing.M) { testbed.Main(m) }
+
+// ports are the ports that freePort returned. They are beside the ports that the kernel gives to connections
+// (net.ipv4.ip_local_port_range), so that no connection takes one before its server does.
+var ports atomic.Int32
+
+// freePort returns a port that is free for UDP and TCP, and each port once.
 func freePort(t *testing.T) int {
 	t.Helper()
-	for range 50 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		port := l.Addr().(*net.TCPAddr).Port
-		u, err := net.ListenPacket("udp", fmt.Sprintf("127.0.0.1:%d", port))
-		l.Close()
-		if err == nil {
-			u.Close()
-			return port
-		}
+	if port := 10000 + int(ports.Add(1)); port < 30000 {
+		return port
 	}
 	t.Fatal("no free port")
 	return 0
@@ -165,6 +163,8 @@ type running struct {
 	file string
 	log  *lockedBuffer
 	end  func() error
+	// ended holds the error of the server that has ended.
+	ended chan error
 	// blocked has further lists of the API server fail.
 	blocked atomic.Bool
 }
@@ -202,12 +202,12 @@ func startWith(t *testing.T, text string, up *upstream, again <-chan os.Signal) 
 	}
 	r.s.syncFor = 3 * time.Second
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- r.s.Run(ctx) }()
+	r.ended = make(chan error, 1)
+	go func() { r.ended <- r.s.Run(ctx) }()
 	r.end = sync.OnceValue(func() error {
 		cancel()
 		select {
-		case err := <-done:
+		case err := <-r.ended:
 			return err
 		case <-time.After(20 * time.Second):
 			return fmt.Errorf("the server does not end")
@@ -241,6 +241,15 @@ func (r *running) eventually(what string, ok func() bool) {
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); <-tick.C {
 		if ok() {
 			return
+		}
+		select {
+		case err := <-r.ended:
+			r.ended <- err
+			if ok() {
+				return
+			}
+			r.t.Fatalf("the server ended before %s: %v\n%s", what, err, r.log)
+		default:
 		}
 	}
 	r.t.Fatalf("not in twenty seconds: %s\n%s", what, r.log)
