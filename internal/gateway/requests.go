@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"reflect"
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -71,10 +72,14 @@ func (r requests) protocol() BackendProtocol {
 	return HTTP1
 }
 
-// sameSpec reports whether two are the same but for status and metadata.
+// sameSpec reports whether two of a kind are the same but for status and metadata. Read by another definition of its kind, an object of
+// the same generation has other fields.
 func (r requests) sameSpec(o requests) bool {
 	a, b := r.object(), o.object()
-	return a.GetUID() == b.GetUID() && a.GetGeneration() == b.GetGeneration()
+	if r == o || a.GetUID() != b.GetUID() || a.GetGeneration() != b.GetGeneration() {
+		return r == o
+	}
+	return r.http != nil && reflect.DeepEqual(&r.http.Spec, &o.http.Spec) || r.grpc != nil && reflect.DeepEqual(&r.grpc.Spec, &o.grpc.Spec)
 }
 
 func (r requests) grant() gwv1.ReferenceGrantFrom { return grantFrom(r.kind(), r.name().Namespace) }

@@ -152,3 +152,15 @@ type Mirror struct {
 
 // Mirror returns where a mirror of a rule leads to.
 func (r *Rule) Mirror(m *Mirror) Target { return Target{Backend: m.Backend, Timeout: r.Timeout} }
+
+// mirror reads a filter of type RequestMirror. ok is false if it leads to no backend: then requests go on without it, as the
+// specification asks, and the route's status tells.
+func (b *ruleCompiler) mirror(spec *gwv1.HTTPRequestMirrorFilter, at string) (m Mirror, ok bool) {
+	wrong := ""
+	if m.Share, wrong = filter.ReadShare(spec); wrong != "" {
+		b.fail("%s%s", at, wrong)
+		return m, false
+	}
+	m.Backend, ok = b.resolve(&spec.BackendRef, at+".backendRef", b.route.from.protocol())
+	return m, ok
+}

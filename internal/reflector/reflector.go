@@ -62,6 +62,41 @@ func (s Source) Observed(observe func(error)) Source {
 	}
 }
 
+// Defined returns s for a kind that a CustomResourceDefinition defines. After a watch that the server has ended before its time it lists
+// again. A server ends the watches of a kind when its definition is replaced, and the last objects of such a watch may lack the fields
+// that only the new definition has: their versions stay the same, so that a watch from there does not bring them again.
+func (s Source) Defined() Source {
+	var mu sync.Mutex
+	var until time.Time // the time of the last watch
+	begin := func(o metav1.ListOptions) {
+		mu.Lock()
+		defer mu.Unlock()
+		if o.TimeoutSeconds != nil {
+			until = time.Now().Add(time.Duration(*o.TimeoutSeconds)*time.Second - endSpread)
+		}
+	}
+	ended := func() (early bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		early = time.Now().Before(until)
+		until = time.Time{}
+		return early
+	}
+	return Source{List: s.List, Watch: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+		if ended() {
+			return nil, apierrors.NewResourceExpired("the watch has ended before its time: the kind may have another definition")
+		}
+		w, err := s.Watch(ctx, o)
+		if err == nil {
+			begin(o)
+		}
+		return w, err
+	}}
+}
+
+// endSpread is how much sooner than asked a watch may end by itself.
+const endSpread = 5 * time.Second
+
 // Sink receives objects, one call at a time. They may be shared with others and
 // must not be changed.
 type Sink[T any] struct {

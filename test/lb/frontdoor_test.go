@@ -243,7 +243,7 @@ func TestFrontDoor(t *testing.T) {
 		"-s --resolve books.example.com:443:192.0.2.100 --cacert ca.pem https://books.example.com/private/x", "web: GET /private/x HTTP/1.1",
 	}})
 
-	f.authorization(shared)
+	f.authorization(shared, vip)
 
 	f.must(f.api.Routes("default").Delete(t.Context(), "shop", metav1.DeleteOptions{}))
 	f.answers(vip, [][2]string{{
@@ -261,8 +261,9 @@ func TestFrontDoor(t *testing.T) {
 	})
 }
 
-// authorization checks what Ingresses have of authorization, and attacks it: without its Service or its Secret no request passes.
-func (f *frontDoor) authorization(vip string) {
+// authorization checks what Ingresses have of authorization, and attacks it: without its Service or its Secret no request passes. gateway
+// is where a Gateway has the same.
+func (f *frontDoor) authorization(vip, gateway string) {
 	f.Helper()
 	host := f.net.Host("auth")
 	at := netip.AddrPortFrom(host.Addr4(), 8082)
@@ -274,7 +275,7 @@ func (f *frontDoor) authorization(vip string) {
 			return
 		}
 		status := "401 Unauthorized"
-		if r.URL.Path == "/check" && r.Header.Get("Cookie") == "session=alice" {
+		if strings.HasPrefix(r.URL.Path, "/check") && r.Header.Get("Cookie") == "session=alice" {
 			status = "200 OK"
 		}
 		body := ""
@@ -289,6 +290,7 @@ func (f *frontDoor) authorization(vip string) {
 	f.slice("auth", "http", corev1.ProtocolTCP, at)
 	f.answers(vip, commands)
 	f.compressed(vip)
+	f.externalAuth(gateway)
 	code := func(host string) string {
 		return "-s -o /dev/null -w %{http_code} -u alice:secret -H Cookie:session=alice --resolve " + host + ":80:192.0.2.100 " +
 			"http://" + host + "/x"

@@ -3,6 +3,7 @@ package trust
 import (
 	"cmp"
 	"maps"
+	"reflect"
 	"slices"
 
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
@@ -31,7 +32,8 @@ type Targeting struct {
 // has changed.
 func (p *Policies) Set(n svc.Name, policy *gwv1.BackendTLSPolicy) []svc.Name {
 	have := p.all[n]
-	if have != nil && policy != nil && have.UID == policy.UID && have.Generation == policy.Generation {
+	if have != nil && policy != nil && have.UID == policy.UID && have.Generation == policy.Generation &&
+		reflect.DeepEqual(&have.Spec, &policy.Spec) { // of the same generation it has other fields after another definition of its kind
 		p.all[n] = policy
 		return nil
 	}

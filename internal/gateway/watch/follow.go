@@ -20,16 +20,16 @@ import (
 func (w *Watch) FollowGateways(ctx context.Context, running *sync.WaitGroup) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	classes := reflector.From(w.o.Gateway.Classes(), metav1.ListOptions{})
+	classes := reflector.From(w.o.Gateway.Classes(), metav1.ListOptions{}).Defined()
 	start(ctx, w, running, "gatewayclasses", classes, func(n svc.Name, c *gwv1.GatewayClass) bool {
 		if delete(w.classes, n.Name); c != nil && names.OurClass(c) {
 			w.classes[n.Name] = c
 		}
 		return true
 	})
-	all := reflector.From(w.o.Gateway.Gateways(""), metav1.ListOptions{})
+	all := reflector.From(w.o.Gateway.Gateways(""), metav1.ListOptions{}).Defined()
 	start(ctx, w, running, "gateways", all, func(n svc.Name, g *gwv1.Gateway) bool {
-		if !w.o.Statuses && sameSpec(w.gateways[n], g) {
+		if !w.o.Statuses && sameSpec(w.gateways[n], g, specOfGateway) {
 			return false
 		}
 		return set(w.gateways, n, g)
@@ -45,7 +45,7 @@ func (w *Watch) FollowIngresses(ctx context.Context, running *sync.WaitGroup) {
 		func(n svc.Name, c *networkingv1.IngressClass) bool { return set(w.ingressClasses, n.Name, c) })
 	start(ctx, w, running, "ingresses", reflector.From(networking.Ingresses(""), metav1.ListOptions{}),
 		func(n svc.Name, in *networkingv1.Ingress) bool {
-			if have := w.ingresses[n]; !w.o.Statuses && sameSpec(have, in) && maps.Equal(have.Annotations, in.Annotations) {
+			if have := w.ingresses[n]; !w.o.Statuses && sameSpec(have, in, specOfIngress) && maps.Equal(have.Annotations, in.Annotations) {
 				return false
 			}
 			return set(w.ingresses, n, in)
@@ -61,13 +61,13 @@ const policyKind = "backendtlspolicies"
 func (w *Watch) followMore(ctx context.Context, running *sync.WaitGroup) {
 	all := metav1.ListOptions{}
 	if len(w.objects.Gateways) > 0 || w.meshed {
-		follow(ctx, w, running, "httproutes", reflector.From(w.o.Gateway.Routes(""), all), true, w.setRoute)
-		follow(ctx, w, running, "grpcroutes", reflector.From(w.o.Gateway.Calls(""), all), true, w.setCall)
+		follow(ctx, w, running, "httproutes", reflector.From(w.o.Gateway.Routes(""), all).Defined(), true, w.setRoute)
+		follow(ctx, w, running, "grpcroutes", reflector.From(w.o.Gateway.Calls(""), all).Defined(), true, w.setCall)
 	}
 	if len(w.objects.Gateways)+len(w.objects.Meshed) > 0 {
 		w.followGrants(ctx, running, false)
 		// At a Service no policy counts, but a backend that has one must not be spoken to without TLS.
-		follow(ctx, w, running, policyKind, reflector.From(w.o.Gateway.Policies(""), all), true, w.setPolicy)
+		follow(ctx, w, running, policyKind, reflector.From(w.o.Gateway.Policies(""), all).Defined(), true, w.setPolicy)
 	}
 	if len(w.objects.Gateways) > 0 {
 		w.followStreams(ctx, running)
@@ -91,7 +91,7 @@ func (w *Watch) followMore(ctx context.Context, running *sync.WaitGroup) {
 // followGrants follows the ReferenceGrants, which are optional for Ingresses: without them these reach no other namespace. The caller
 // holds mu.
 func (w *Watch) followGrants(ctx context.Context, running *sync.WaitGroup, optional bool) {
-	from := reflector.From(w.o.Gateway.Grants(), metav1.ListOptions{})
+	from := reflector.From(w.o.Gateway.Grants(), metav1.ListOptions{}).Defined()
 	follow(ctx, w, running, "referencegrants", from, optional, func(n svc.Name, g *gwv1.ReferenceGrant) bool {
 		set(w.objects.Grants, n, g)
 		w.dirtyAll, w.dirtyMeshes = true, true

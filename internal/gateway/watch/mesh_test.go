@@ -41,6 +41,7 @@ type objectServer struct {
 	// forbidden is the resource that nobody may read, and refused is how often it was asked for.
 	forbidden string
 	refused   int
+	redefined int // how often a definition was replaced, which ends its watches
 }
 
 // forbid has a resource refused from now on, "" for none. Its watches end.
@@ -126,7 +127,7 @@ func (s *objectServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	for {
+	for definition := s.definition(); definition == s.definition(); {
 		events, now, more := s.since(resource, version)
 		for _, e := range events {
 			_ = json.NewEncoder(w).Encode(e)
@@ -142,6 +143,13 @@ func (s *objectServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+}
+
+// definition returns how often a definition was replaced.
+func (s *objectServer) definition() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.redefined
 }
 
 const (

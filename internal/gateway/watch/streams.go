@@ -2,6 +2,8 @@ package watch
 
 import (
 	"context"
+	"reflect"
+	"slices"
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,16 +19,19 @@ import (
 // than v1.6 may lack them. The caller holds mu.
 func (w *Watch) followStreams(ctx context.Context, running *sync.WaitGroup) {
 	all := metav1.ListOptions{}
-	follow(ctx, w, running, "tlsroutes", reflector.From(w.o.Gateway.TLSRoutes(""), all), true, func(n svc.Name, r *gwv1.TLSRoute) bool {
-		return setStream(w, gateway.StreamKey{Kind: gateway.KindTLSRoute, Name: n}, r, gateway.StreamOfTLS)
-	})
-	follow(ctx, w, running, "tcproutes", reflector.From(w.o.Gateway.TCPRoutes(""), all), true, func(n svc.Name, r *gwv1.TCPRoute) bool {
-		return setStream(w, gateway.StreamKey{Kind: gateway.KindTCPRoute, Name: n}, r, gateway.StreamOfTCP)
-	})
-	follow(ctx, w, running, "udproutes", reflector.From(w.o.Gateway.UDPRoutes(""), all), true, func(n svc.Name, r *gwv1.UDPRoute) bool {
-		return setStream(w, gateway.StreamKey{Kind: gateway.KindUDPRoute, Name: n}, r, gateway.StreamOfUDP)
-	})
-	follow(ctx, w, running, "listenersets", reflector.From(w.o.Gateway.Sets(""), all), true, w.setListenerSet)
+	follow(ctx, w, running, "tlsroutes", reflector.From(w.o.Gateway.TLSRoutes(""), all).Defined(), true,
+		func(n svc.Name, r *gwv1.TLSRoute) bool {
+			return setStream(w, gateway.StreamKey{Kind: gateway.KindTLSRoute, Name: n}, r, gateway.StreamOfTLS)
+		})
+	follow(ctx, w, running, "tcproutes", reflector.From(w.o.Gateway.TCPRoutes(""), all).Defined(), true,
+		func(n svc.Name, r *gwv1.TCPRoute) bool {
+			return setStream(w, gateway.StreamKey{Kind: gateway.KindTCPRoute, Name: n}, r, gateway.StreamOfTCP)
+		})
+	follow(ctx, w, running, "udproutes", reflector.From(w.o.Gateway.UDPRoutes(""), all).Defined(), true,
+		func(n svc.Name, r *gwv1.UDPRoute) bool {
+			return setStream(w, gateway.StreamKey{Kind: gateway.KindUDPRoute, Name: n}, r, gateway.StreamOfUDP)
+		})
+	follow(ctx, w, running, "listenersets", reflector.From(w.o.Gateway.Sets(""), all).Defined(), true, w.setListenerSet)
 }
 
 // setStream takes a route over, nil if it has gone. The Gateways that it names, or has named before, are built again. The caller
@@ -37,8 +42,7 @@ func setStream[T any](w *Watch, key gateway.StreamKey, r *T, read func(*T) *gate
 	if r != nil {
 		next = read(r)
 	}
-	same := have != nil && next != nil && have.Object.GetUID() == next.Object.GetUID() &&
-		have.Object.GetGeneration() == next.Object.GetGeneration()
+	same := have != nil && next != nil && sameStream(have, next)
 	for _, s := range []*gateway.Stream{have, next} {
 		if s != nil && !same {
 			for _, g := range parents.Gateways(w.objects.Sets, key.Namespace, s.Parents) {
@@ -52,15 +56,22 @@ func setStream[T any](w *Watch, key gateway.StreamKey, r *T, read func(*T) *gate
 	return set(w.objects.Streams, key, next)
 }
 
+// sameStream is sameSpec of the routes of streams.
+func sameStream(a, b *gateway.Stream) bool {
+	return a.Object.GetUID() == b.Object.GetUID() && a.Object.GetGeneration() == b.Object.GetGeneration() &&
+		reflect.DeepEqual(a.Parents, b.Parents) && slices.Equal(a.Hostnames, b.Hostnames) && reflect.DeepEqual(a.Backends, b.Backends)
+}
+
 // setListenerSet takes a ListenerSet over, nil if it has gone. The Gateway that it names, or has named before, is built again.
 // The caller holds mu.
 func (w *Watch) setListenerSet(n svc.Name, s *gwv1.ListenerSet) bool {
 	have := w.objects.Sets[n]
-	if !w.o.Statuses && sameSpec(have, s) {
+	same := sameSpec(have, s, specOfSet)
+	if !w.o.Statuses && same {
 		return false
 	}
 	for _, o := range []*gwv1.ListenerSet{have, s} {
-		if o != nil && !sameSpec(have, s) {
+		if o != nil && !same {
 			w.dirty[parents.OfSet(o)] = true
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"log/slog"
 	"maps"
+	"reflect"
 	"slices"
 	"sync"
 
@@ -177,7 +178,7 @@ func (w *Watch) classify() {
 		ours := w.classes[string(g.Spec.GatewayClassName)] != nil
 		if have := w.objects.Gateways[n]; ours && have != g {
 			w.objects.Gateways[n] = g
-			w.dirty[n] = w.dirty[n] || have == nil || !sameSpec(have, g)
+			w.dirty[n] = w.dirty[n] || have == nil || !sameSpec(have, g, specOfGateway)
 		} else if !ours && have != nil {
 			delete(w.objects.Gateways, n)
 			delete(w.fronts, n)
@@ -209,7 +210,7 @@ func (w *Watch) classify() {
 		}
 		if have := w.objects.Ingresses[n]; ours && have != in {
 			w.objects.Ingresses[n] = in
-			w.dirtyIngress = w.dirtyIngress || have == nil || !sameSpec(have, in) || !maps.Equal(have.Annotations, in.Annotations)
+			w.dirtyIngress = w.dirtyIngress || have == nil || !sameSpec(have, in, specOfIngress) || !maps.Equal(have.Annotations, in.Annotations)
 		} else if !ours && have != nil {
 			delete(w.objects.Ingresses, n)
 			w.dirtyIngress = true
@@ -252,7 +253,9 @@ func (w *Watch) setRoute(n svc.Name, r *gwv1.HTTPRoute) bool {
 		r.Status = gwv1.HTTPRouteStatus{}
 	}
 	key := gateway.StreamKey{Kind: gateway.KindHTTPRoute, Name: n}
-	return replace(w, w.objects.Routes, key, r, func(r *gwv1.HTTPRoute) []gwv1.ParentReference { return r.Spec.ParentRefs })
+	return replace(w, w.objects.Routes, key, r, specOfRoute, func(s *gwv1.HTTPRouteSpec) *gwv1.CommonRouteSpec {
+		return &s.CommonRouteSpec
+	})
 }
 
 // setCall takes a GRPCRoute over, nil if it has gone.
@@ -261,29 +264,34 @@ func (w *Watch) setCall(n svc.Name, r *gwv1.GRPCRoute) bool {
 		r.Status = gwv1.GRPCRouteStatus{}
 	}
 	key := gateway.StreamKey{Kind: gateway.KindGRPCRoute, Name: n}
-	return replace(w, w.objects.Calls, key, r, func(r *gwv1.GRPCRoute) []gwv1.ParentReference { return r.Spec.ParentRefs })
+	return replace(w, w.objects.Calls, key, r, specOfCall, func(s *gwv1.GRPCRouteSpec) *gwv1.CommonRouteSpec {
+		return &s.CommonRouteSpec
+	})
 }
 
 // replace takes a route over, nil if it has gone. The Gateways and Services that it names, or has named before, are built again.
-func replace[T any, P interface {
+func replace[T, S any, P interface {
 	*T
 	metav1.Object
-}](w *Watch, all map[svc.Name]*T, key gateway.StreamKey, r P, refs func(*T) []gwv1.ParentReference) bool {
+}](w *Watch, all map[svc.Name]*T, key gateway.StreamKey, r P, spec func(P) *S, common func(*S) *gwv1.CommonRouteSpec) bool {
 	have := P(all[key.Name])
-	if same := sameSpec(have, r); same && !w.o.Statuses {
+	if same := sameSpec(have, r, spec); same && !w.o.Statuses {
 		return false
-	} else if !same {
+	} else if same {
+		*spec(r) = *spec(have) // one copy in memory, and to compare the two again costs little
+	} else {
 		for _, o := range []P{have, r} {
 			if o == nil {
 				continue
 			}
-			for _, g := range parents.Gateways(w.objects.Sets, key.Namespace, refs(o)) {
+			refs := common(spec(o)).ParentRefs
+			for _, g := range parents.Gateways(w.objects.Sets, key.Namespace, refs) {
 				if w.changed[g] == nil {
 					w.changed[g] = map[gateway.StreamKey]bool{}
 				}
 				w.changed[g][key] = true
 			}
-			for _, s := range parents.Services(key.Namespace, refs(o)) {
+			for _, s := range parents.Services(key.Namespace, refs) {
 				w.setMeshed(s, key, o == r)
 			}
 		}
@@ -291,13 +299,25 @@ func replace[T any, P interface {
 	return set(all, key.Name, (*T)(r))
 }
 
-// sameSpec reports whether only the status or the metadata of an object has changed, which fronts do not depend on.
-func sameSpec[T any, P interface {
+// sameSpec reports whether only the status or the metadata of an object has changed, which fronts do not depend on. Its generation does
+// not tell all: after the definition of its kind is replaced the same object is read with other fields.
+func sameSpec[T, S any, P interface {
 	*T
 	metav1.Object
-}](a, b P) bool {
-	return a != nil && b != nil && a.GetUID() == b.GetUID() && a.GetGeneration() == b.GetGeneration()
+}](a, b P, spec func(P) *S) bool {
+	return a != nil && b != nil && a.GetUID() == b.GetUID() && a.GetGeneration() == b.GetGeneration() &&
+		reflect.DeepEqual(spec(a), spec(b))
 }
+
+func specOfRoute(r *gwv1.HTTPRoute) *gwv1.HTTPRouteSpec { return &r.Spec }
+
+func specOfCall(r *gwv1.GRPCRoute) *gwv1.GRPCRouteSpec { return &r.Spec }
+
+func specOfGateway(g *gwv1.Gateway) *gwv1.GatewaySpec { return &g.Spec }
+
+func specOfIngress(in *networkingv1.Ingress) *networkingv1.IngressSpec { return &in.Spec }
+
+func specOfSet(s *gwv1.ListenerSet) *gwv1.ListenerSetSpec { return &s.Spec }
 
 // setService takes over what routes ask of a Service, nil if it has gone.
 func (w *Watch) setService(n svc.Name, s *corev1.Service) bool {

@@ -192,8 +192,8 @@ func (t *term) follow(ctx context.Context, running *sync.WaitGroup) {
 	st.unlisted = 7
 	start(ctx, st, running, "services", reflector.From(core.Services(""), all), st.setService, st.dropService)
 	start(ctx, st, running, "claims", reflector.From(networking.IPAddresses(), claims), st.setClaim, st.dropClaim)
-	start(ctx, st, running, "pools", reflector.From(t.lb.Pools, all), st.setPool, st.dropPool)
-	start(ctx, st, running, "speakers", reflector.From(t.lb.Speakers, all), st.setSpeaker, st.dropSpeaker)
+	start(ctx, st, running, "pools", reflector.From(t.lb.Pools, all).Defined(), st.setPool, st.dropPool)
+	start(ctx, st, running, "speakers", reflector.From(t.lb.Speakers, all).Defined(), st.setSpeaker, st.dropSpeaker)
 	start(ctx, st, running, "namespaces", reflector.From(core.Namespaces(), all), st.setNamespace, dropNamespace)
 	start(ctx, st, running, "nodes", reflector.From(core.Nodes(), all), setNode, dropNode)
 	start(ctx, st, running, "servicecidrs", reflector.From(networking.ServiceCIDRs(), all), st.setServiceCIDR, st.dropServiceCIDR)

@@ -86,7 +86,7 @@ func (r *Routes) Run(ctx context.Context) {
 		f()
 		r.reconcile()
 	}
-	reflector.Run(ctx, "lb/bgppeers", reflector.From(r.o.LB.Peers, metav1.ListOptions{}), reflector.Sink[*v1.BGPPeer]{
+	reflector.Run(ctx, "lb/bgppeers", reflector.From(r.o.LB.Peers, metav1.ListOptions{}).Defined(), reflector.Sink[*v1.BGPPeer]{
 		Replace: func(all []*v1.BGPPeer) {
 			change(func() {
 				r.listed = true

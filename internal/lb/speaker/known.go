@@ -149,7 +149,7 @@ func (k *Known) follow(ctx context.Context, running *sync.WaitGroup, client kube
 		reflector.From(client.DiscoveryV1().EndpointSlices(""), metav1.ListOptions{}), sinkOf(k, k.setSlice, k.dropSlice))
 	onceNeeded(ctx, running, &k.otherNodes, "nodes",
 		reflector.From(client.CoreV1().Nodes(), metav1.ListOptions{}), sinkOf(k, k.setLabels, k.dropLabels))
-	run(ctx, running, "pools", reflector.From(lb.Pools, metav1.ListOptions{}), pools)
+	run(ctx, running, "pools", reflector.From(lb.Pools, metav1.ListOptions{}).Defined(), pools)
 	run(ctx, running, "voters", reflector.From(client.CoreV1().ConfigMaps(svc.SystemNamespace), named(svc.VotersConfigMap)), voters)
 }
 
