@@ -69,10 +69,13 @@ func (b *Backend) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (gen
 	o := b.Options(gr, codec, versioner)
 	if gr == (schema.GroupResource{Resource: "events"}) || gr == node.KeyClaims() {
 		// Events are written often and watched rarely, claims of keys never.
-		o.Decorator = withSize(generic.UndecoratedStorage)
+		Uncache(&o)
 	}
 	return o, nil
 }
+
+// Uncache takes the watch cache out of options.
+func Uncache(o *generic.RESTOptions) { o.Decorator = withSize(generic.UndecoratedStorage) }
 
 // Options returns the options that all resources share.
 func (b *Backend) Options(gr schema.GroupResource, codec runtime.Codec, versioner runtime.GroupVersioner) generic.RESTOptions {

@@ -51,8 +51,9 @@ func New(
 	c.MergedResourceConfig = extensionsserver.DefaultAPIResourceConfigSource()
 	served := newServedVersions(c.AggregatedDiscoveryGroupManager)
 	c.AggregatedDiscoveryGroupManager = served
+	known := &ruleless{}
 	extra := extensionsserver.ExtraConfig{
-		CRDRESTOptionsGetter: customBackEnd{back},
+		CRDRESTOptionsGetter: changingBackEnd{customBackEnd{back}, known},
 		ServiceResolver:      services,
 		AuthResolverWrapper:  credentials,
 		// With several servers a definition is established after a delay in which
@@ -69,6 +70,10 @@ func New(
 	missing := notfoundhandler.New(registry.Codecs, genericapifilters.NoMuxAndDiscoveryIncompleteKey)
 	s, err := config.Complete().New(genericapiserver.NewEmptyDelegateWithCustomHandler(serve.NameUnserved(missing)))
 	if err != nil {
+		return nil, fmt.Errorf("cannot make the server of custom resources: %w", err)
+	}
+	known.CustomResourceDefinitionInformer = s.Informers.Apiextensions().V1().CustomResourceDefinitions()
+	if err := separateReads(s, &config, known, back); err != nil {
 		return nil, fmt.Errorf("cannot make the server of custom resources: %w", err)
 	}
 	return &Server{s, served, c.MaxRequestBodyBytes, only}, nil
