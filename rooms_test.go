@@ -53,6 +53,7 @@ var rooms = map[string]int{
 	"runner/probe":            0,
 	"runner/values":           0,
 	"svc":                     0,
+	"tracing":                 0,
 	"migrate/coredns/compare": 0,
 	"hubble/api":              0,
 	"lb/proxied/compress":     1,

@@ -139,6 +139,7 @@ func (a *assembly) configureDocuments() {
 func (a *assembly) configureStorage(ctx context.Context) error {
 	c := a.config
 	a.backend = backend.New(a.drain.Over(), a.store, a.opts.Etcd.Prefix, c.StorageObjectCountTracker)
+	a.backend.Trace(a.opts.Traces)
 	c.RESTOptionsGetter = a.backend
 	if err := a.backend.AddHealthChecks(c); err != nil {
 		return err

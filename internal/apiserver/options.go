@@ -24,6 +24,7 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/service"
 	"github.com/fairlead/fairlead/internal/registry/service/allocator"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/tracing"
 )
 
 // Options configure a server. The zero value of a field means the default named
@@ -134,6 +135,9 @@ type Options struct {
 	// Questions returns, by path, handlers that answer with the rights of the user who asks; it gets what returns a client
 	// configuration that acts as the user of a request. Each authenticated user may ask them.
 	Questions func(as func(*http.Request) (*rest.Config, error)) map[string]http.Handler
+
+	// Traces sends spans of writes; nil for none.
+	Traces *tracing.Tracer
 
 	// ReadyzChecks are further checks of /readyz.
 	ReadyzChecks []ReadyzCheck

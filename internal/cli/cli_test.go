@@ -85,6 +85,8 @@ func TestWrongUsageExitsWith2AndOneClearLine(t *testing.T) {
 		`--detect-local-mode is "x"; want Cl`:            {"proxy", "--detect-local-mode", "x"},
 		`--balance is "x"; want random`:                  {"proxy", "--balance", "x"},
 		`--sync-period is -1s; want more`:                {"proxy", "--sync-period=-1s"},
+		`--otlp-sample is 2; want 0 to 1`:                {"proxy", "--otlp-sample=2"},
+		`--otlp-endpoint is "c:1"; want https://`:        {"server", "--otlp-endpoint=c:1"},
 		`--healthz-bind-address is "10256"; want`:        {"proxy", "--healthz-bind-address", "10256"},
 		`--metrics-bind-address is ":x"; want`:           {"proxy", "--metrics-bind-address", ":x"},
 		`--conntrack-min is negative`:                    {"proxy", "--conntrack-min=-1"},

@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead/fairlead/internal/epslice"
 	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/tracing"
 )
 
 // Options are the options of Run.
@@ -69,6 +70,8 @@ type Options struct {
 	Started, Waiting func()
 	// Version is the server's, with which the versions of agents are compared.
 	Version string
+	// Traces sends spans; nil for none.
+	Traces *tracing.Tracer
 	// Health, if not nil, is kept up to date.
 	Health *Health
 }
@@ -125,6 +128,7 @@ func runControllers(ctx context.Context, o *Options, config *rest.Config, client
 	recorder := events.NewRecorder(client, corev1.EventSource{Component: svc.Controllers}, o.Log)
 	defer recorder.Start()()
 	k := kit.New(o.Log, client, recorder, o.Workers)
+	k.Traces = o.Traces
 	tasks, err := build(k, o, config)
 	if err != nil {
 		return err

@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
+	"github.com/fairlead/fairlead/internal/tracing"
 )
 
 // feed receives what the watches deliver and holds it until the loop takes it.
@@ -142,6 +143,9 @@ type kind[T interface {
 	into *pending[T] // guarded by feed.mu
 	lean func(T) T   // may be nil
 	seen func(T)     // called with feed.mu held for an event, not for a list; may be nil
+
+	name   string           // of the kind, for traces
+	traces *tracing.Pending // may be nil
 }
 
 func (k *kind[T]) sink() reflector.Sink[T] {
@@ -149,6 +153,7 @@ func (k *kind[T]) sink() reflector.Sink[T] {
 }
 
 func (k *kind[T]) set(o T) {
+	k.traces.Seen(k.name, o, false)
 	k.feed.mu.Lock()
 	defer k.feed.mu.Unlock()
 	if k.lean != nil {
@@ -165,6 +170,7 @@ func (k *kind[T]) set(o T) {
 
 func (k *kind[T]) delete(o T) {
 	var none T
+	k.traces.Seen(k.name, o, true)
 	k.feed.mu.Lock()
 	defer k.feed.mu.Unlock()
 	k.into.set[svc.NameOf(o)] = none
@@ -208,8 +214,8 @@ func (f *feed) run(ctx context.Context, o *Options) {
 	client := o.Client
 	ours := metav1.ListOptions{LabelSelector: barrier.ProxySelector}
 	self := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, o.NodeName).String()}
-	services := kind[*corev1.Service]{feed: f, into: &f.services, lean: leanService}
-	slices := kind[*discoveryv1.EndpointSlice]{feed: f, into: &f.slices, seen: f.trigger}
+	services := kind[*corev1.Service]{feed: f, into: &f.services, lean: leanService, name: tracing.Service, traces: o.Traces}
+	slices := kind[*discoveryv1.EndpointSlice]{feed: f, into: &f.slices, seen: f.trigger, name: tracing.EndpointSlice, traces: o.Traces}
 	node := kind[*corev1.Node]{feed: f, into: &f.node, lean: leanNode}
 	slicesSink := slices.sink()
 	if o.FollowSlices != nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
+	"github.com/fairlead/fairlead/internal/tracing"
 )
 
 // Options configure a Proxy. Client, NodeName and Dataplane are needed;
@@ -57,6 +58,8 @@ type Options struct {
 	// Progress gets which versions of Services and EndpointSlices are programmed; nil
 	// for none.
 	Progress *barrier.Progress
+	// Traces gets what arrives and what is programmed, for spans; nil for none.
+	Traces *tracing.Pending
 	// Log receives what happens; nil discards it.
 	Log *slog.Logger
 

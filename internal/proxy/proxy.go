@@ -28,6 +28,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/table"
+	"github.com/fairlead/fairlead/internal/tracing"
 )
 
 // Proxy keeps the kernel of one node in step with the Services of the API.
@@ -346,7 +347,7 @@ func (p *Proxy) sync(ctx context.Context) {
 	}
 	if !full && len(p.changed) == 0 && next == p.settled {
 		p.health.updated(time.Now())
-		p.reached()
+		p.reached(time.Time{}, time.Now())
 		return
 	}
 	p.apply(ctx, full, audit)
@@ -388,6 +389,7 @@ func (p *Proxy) apply(ctx context.Context, full, audit bool) {
 		}
 		p.failed = true
 		p.log.Error("cannot program services; retrying", "err", err, "backoff", p.pace.backoff)
+		p.opts.Traces.Failed(err)
 		// Most of it may be done. Each retry repeats the follow-up.
 		p.follow(p.wanted, changed)
 		return
@@ -418,11 +420,12 @@ func (p *Proxy) apply(ctx context.Context, full, audit bool) {
 	p.applied, p.settled = now, p.wanted
 	p.status.table.Store(p.applied)
 	clear(p.changed)
-	p.reached()
+	p.reached(start, start.Add(took))
 }
 
-// reached records that the kernel has everything that has arrived, but for rejected ports.
-func (p *Proxy) reached() {
+// reached records that the kernel has everything that has arrived, but for rejected ports: accepted at a time, in a transaction
+// that began at another unless there was none.
+func (p *Proxy) reached(began, accepted time.Time) {
 	names := make([]string, 0, len(p.rejected))
 	for k := range p.rejected {
 		names = append(names, k.ID.Name.String())
@@ -430,6 +433,17 @@ func (p *Proxy) reached() {
 	p.opts.Progress.Rejected(names)
 	p.opts.Progress.Reached(barrier.ProxyServices, p.arrived[0])
 	p.opts.Progress.Reached(barrier.ProxySlices, p.arrived[1])
+	if p.opts.Traces == nil {
+		return
+	}
+	r := tracing.Reached{Services: p.arrived[0], Slices: p.arrived[1], Begun: began, Accepted: accepted}
+	if len(p.rejected) > 0 {
+		r.Rejected = make(map[string]string, len(p.rejected))
+		for k, why := range p.rejected {
+			r.Rejected[k.ID.Name.String()] = why
+		}
+	}
+	p.opts.Traces.Reached(r)
 }
 
 // reject records which of the service ports that were tried the Applier has

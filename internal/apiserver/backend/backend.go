@@ -25,6 +25,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/watch"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/registry/node"
+	"github.com/fairlead/fairlead/internal/tracing"
 )
 
 // Backend stores each resource in etcd: as protobuf, below PREFIX/GROUP/RESOURCE,
@@ -32,6 +33,7 @@ import (
 type Backend struct {
 	config     storagebackend.Config
 	encryption *encryption
+	tracer     *tracing.Tracer // nil for none
 }
 
 var _ generic.RESTOptionsGetter = (*Backend)(nil)
@@ -71,6 +73,9 @@ func (b *Backend) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (gen
 		// Events are written often and watched rarely, claims of keys never.
 		Uncache(&o)
 	}
+	if kind := tracedKinds[gr]; kind != "" && b.tracer != nil {
+		o.Decorator = withTraces(kind, b.tracer, o.Decorator)
+	}
 	return o, nil
 }
 
@@ -100,6 +105,9 @@ func resourcePrefix(gr schema.GroupResource) string {
 	}
 	return gr.Group + "/" + gr.Resource
 }
+
+// Trace has spans sent of the writes of all storages that are made from now on.
+func (b *Backend) Trace(tracer *tracing.Tracer) { b.tracer = tracer }
 
 // AddHealthChecks makes the health of etcd part of the server's.
 func (b *Backend) AddHealthChecks(c *genericapiserver.Config) error {

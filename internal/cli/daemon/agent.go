@@ -109,6 +109,11 @@ func (a *agentCommand) run(cmd *cobra.Command) error {
 	if identity != nil {
 		setup.CertChanged, setup.CertReplacing = identity.Changed(), identity.Replacing
 	}
+	spans, last, err := f.Spans.Open(log, "agent", f.Host.Name)
+	if err != nil {
+		return err
+	}
+	setup.Traces = spans
 	n, err := f.Open(ctx, setup)
 	if err != nil {
 		return err
@@ -121,7 +126,7 @@ func (a *agentCommand) run(cmd *cobra.Command) error {
 	}
 	return lifecycle.RunAll(ctx, log, func() {
 		fmt.Fprintf(a.Out, "node %s at %s is up; DNS answers on %s\n", f.Host.Name, base.ListOf(f.Host.IPs), n.DNSAddresses())
-	}, n.Components...)
+	}, append(last, n.Components...)...)
 }
 
 // checkMachine rejects a machine or a user that cannot run an agent with these flags.

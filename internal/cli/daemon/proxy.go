@@ -23,6 +23,7 @@ type proxyCommand struct {
 	client   base.ClientFlags
 	networks base.NetworkFlags
 	foreign  kubeproxy.Flags // kube-proxy's
+	spans    lifecycle.SpanFlags
 	nodeName string
 }
 
@@ -50,6 +51,9 @@ docs/kubernetes.md.`,
 			if err := p.prestop.check(); err != nil {
 				return err
 			}
+			if err := p.spans.Check(); err != nil {
+				return err
+			}
 			return p.flags.Check(p.networks)
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return p.run(cmd.Context()) },
@@ -58,6 +62,7 @@ docs/kubernetes.md.`,
 	p.flags.Add(cmd)
 	p.flags.AddRelay(cmd)
 	p.prestop.add(cmd.Flags())
+	p.spans.Add(cmd)
 	p.networks.AddNetworks(cmd,
 		"ranges of ClusterIPs, in which packets to an address without a Service are dropped; used if the API has no ServiceCIDRs",
 		"ranges of the Pods' addresses: traffic to a ClusterIP from outside of them is masqueraded")
@@ -119,6 +124,11 @@ func (p *proxyCommand) serve(ctx context.Context, log *slog.Logger, client kuber
 		return err
 	}
 	lifecycle.KeepHeapSmall()
+	spans, components, err := p.spans.Open(log, "proxy", p.nodeName)
+	if err != nil {
+		return err
+	}
+	opts.Traces = spans.Pending(p.nodeName, opts.Mode)
 	opts.Progress = barrier.NewProgress(barrier.ProxyServices, barrier.ProxySlices)
 	reporter := &barrier.Reporter{Client: client, NodeName: p.nodeName, Progress: opts.Progress, Log: log, Own: true}
 	prestop, err := p.prestop.open(log, &opts, reporter.Controlled)
@@ -130,7 +140,7 @@ func (p *proxyCommand) serve(ctx context.Context, log *slog.Logger, client kuber
 		return err
 	}
 	reporter.Node, reporter.Drains = proxy.Node, prestop != nil
-	components := []lifecycle.Component{part, {Name: "report of what is programmed", Run: reporter.Run}}
+	components = append(components, part, lifecycle.Component{Name: "report of what is programmed", Run: reporter.Run})
 	if prestop != nil {
 		proxy.Register(prestop)
 		components = append(components, lifecycle.Component{Name: "answers to preStop requests", Run: prestop.Run})

@@ -133,6 +133,7 @@ func NewServer(g *base.Global) *cobra.Command {
 	var controllers controller.Options
 	var lb parts.LBFlags
 	var several severalFlags
+	var spans lifecycle.SpanFlags
 	cmd := &cobra.Command{
 		Use:   "server",
 		Short: "Run the API server and the controllers",
@@ -160,15 +161,19 @@ fail; once one has joined it goes on as one of them whatever the flags.`,
 			if err := parts.CheckDomains(f.Domains); err != nil {
 				return err
 			}
+			if err := spans.Check(); err != nil {
+				return err
+			}
 			return lb.Check(f.NetworkFlags)
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return serve(cmd.Context(), g, f, &several, &lb, controllers)
+			return serve(cmd.Context(), g, f, &several, &lb, &spans, controllers)
 		},
 	}
 	f.add(cmd)
 	several.add(cmd, &f.Options)
 	lb.Add(cmd)
+	spans.Add(cmd)
 	f.binds = base.Addrs{netip.AddrFrom4([4]byte{127, 0, 0, 1})}
 	parts.AddClusterDomain(cmd, &f.Domains)
 	cmd.Flags().Var(&f.binds, "bind-address", "addresses to listen on")
@@ -179,7 +184,8 @@ fail; once one has joined it goes on as one of them whatever the flags.`,
 
 // serve runs a server with its controllers until ctx ends.
 func serve(
-	ctx context.Context, g *base.Global, f *serverFlags, several *severalFlags, lb *parts.LBFlags, controllers controller.Options,
+	ctx context.Context, g *base.Global, f *serverFlags, several *severalFlags, lb *parts.LBFlags, spans *lifecycle.SpanFlags,
+	controllers controller.Options,
 ) error {
 	log, err := g.Logger()
 	if err != nil {
@@ -196,11 +202,16 @@ func serve(
 	if !noControllers(controllers) {
 		f.Definitions = lb.Definitions()
 	}
+	traces, components, err := spans.Open(log, "server", base.Hostname())
+	if err != nil {
+		return err
+	}
+	f.Traces, controllers.Traces = traces, traces
 	server, err := apiserver.New(f.Options)
 	if err != nil {
 		return err
 	}
-	components := []lifecycle.Component{serverComponent(server)}
+	components = append(components, serverComponent(server))
 	if c, err := controllersComponent(log, server.ControllersConfig, controllers); err != nil {
 		return err
 	} else if c.Run != nil {

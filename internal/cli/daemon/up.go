@@ -101,6 +101,11 @@ func (u *upCommand) serve(ctx context.Context, log *slog.Logger, begin time.Time
 		return err
 	}
 	u.server.Definitions = u.agent.LB.Definitions()
+	traces, components, err := u.agent.Spans.Open(log, "up", u.agent.Host.Name)
+	if err != nil {
+		return err
+	}
+	u.server.Traces, of.Traces = traces, traces
 	server, err := apiserver.New(u.server.Options)
 	if err != nil {
 		return err
@@ -115,11 +120,10 @@ func (u *upCommand) serve(ctx context.Context, log *slog.Logger, begin time.Time
 	if err != nil {
 		return err
 	}
-	components := []lifecycle.Component{
+	components = append(components,
 		u.announce("API server", serverComponent(server), begin),
 		u.announce("controllers", controllers, begin),
-		u.agent.LB.ControllerComponent(log, server.ControllersConfig),
-	}
+		u.agent.LB.ControllerComponent(log, server.ControllersConfig))
 	cfg, err := server.NodeConfig(u.agent.Host.Name)
 	if err != nil {
 		return err
@@ -127,7 +131,7 @@ func (u *upCommand) serve(ctx context.Context, log *slog.Logger, begin time.Time
 	state := base.NodeState(u.server.DataDir)
 	n, err := u.agent.Open(ctx, node.Setup{
 		Log: log, Config: cfg, StateDir: state, StopPods: true,
-		Registrar: server.LoopbackConfig(), NewNamespace: inside(),
+		Registrar: server.LoopbackConfig(), NewNamespace: inside(), Traces: traces,
 	})
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/cli/lifecycle"
 	"github.com/fairlead/fairlead/internal/cli/parts"
 	"github.com/fairlead/fairlead/internal/controller"
 )
@@ -21,6 +22,7 @@ type Flags struct {
 	DNS      DNSFlags
 	Proxy    parts.ProxyFlags
 	LB       parts.LBFlags
+	Spans    lifecycle.SpanFlags
 	Networks base.NetworkFlags
 }
 
@@ -31,6 +33,7 @@ func (f *Flags) Add(cmd *cobra.Command) {
 	f.DNS.add(cmd)
 	f.Proxy.Add(cmd)
 	f.LB.Add(cmd)
+	f.Spans.Add(cmd)
 }
 
 // Check rejects flags that cannot work. It changes nothing and sends no request.
@@ -45,6 +48,9 @@ func (f *Flags) Check() error {
 		return err
 	}
 	if err := f.LB.Check(f.Networks); err != nil {
+		return err
+	}
+	if err := f.Spans.Check(); err != nil {
 		return err
 	}
 	return f.Proxy.Check(f.Networks)

@@ -33,6 +33,7 @@ import (
 	"github.com/fairlead/fairlead/internal/runner"
 	"github.com/fairlead/fairlead/internal/servers"
 	"github.com/fairlead/fairlead/internal/svc"
+	spans "github.com/fairlead/fairlead/internal/tracing"
 )
 
 // Setup is how a command starts a node.
@@ -51,6 +52,8 @@ type Setup struct {
 	Early bool
 	// StopPods ends the Pods with the node.
 	StopPods bool
+	// Traces sends spans; nil for none.
+	Traces *spans.Tracer
 	// NewNamespace is set in a network namespace that this process was started in.
 	NewNamespace bool
 	// CertChanged, which may be nil, holds a token when the node's certificate or its authorities may have changed.
@@ -183,6 +186,7 @@ func (b *builder) openProxy(ctx context.Context) error {
 	}
 	opts.Collectors = []prometheus.Collector{b.pods}
 	opts.Progress = b.progress
+	opts.Traces = b.Traces.Pending(b.Host.Name, opts.Mode)
 	b.proxyPart, b.proxy, b.counts, err = parts.ProxyComponent(opts, b.NewNamespace)
 	if err != nil {
 		return err

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/fairlead/fairlead/internal/events"
+	"github.com/fairlead/fairlead/internal/tracing"
 )
 
 // Task runs until its context ends.
@@ -41,6 +42,8 @@ type Kit struct {
 	Events    *events.Recorder
 	// Workers is how many objects a controller handles at a time.
 	Workers int
+	// Traces sends spans; nil for none.
+	Traces *tracing.Tracer
 
 	synced []cache.InformerSynced
 	narrow map[scope]informers.SharedInformerFactory

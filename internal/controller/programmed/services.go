@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/controller/kit"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/tracing"
 )
 
 // ask is a Service that asks for the condition Programmed.
@@ -28,6 +30,9 @@ type ask struct {
 	since uint64
 	// begun is when this process saw it first.
 	begun time.Time
+	// seen is when this process saw since, and told the version of which it has sent a span.
+	seen time.Time
+	told uint64
 	// need is what nodes have to have reached.
 	need barrier.Versions
 }
@@ -60,7 +65,12 @@ func (c *programmed) serviceChanged(service *corev1.Service) {
 			return
 		}
 	case a == nil || a.service.UID != service.UID:
-		c.services[name] = &ask{service: service, since: barrier.Of(service), begun: time.Now()}
+		now := time.Now()
+		a = &ask{service: service, since: barrier.Of(service), begun: now, seen: now}
+		if k := condition(service); k != nil && k.Status == metav1.ConditionTrue && k.ObservedGeneration == service.Generation {
+			a.told = a.since // by an earlier leader
+		}
+		c.services[name] = a
 	case !a.learn(service):
 		return
 	}
@@ -73,7 +83,7 @@ func (a *ask) learn(service *corev1.Service) bool {
 		return false
 	}
 	if barrier.Proxied(a.service.Labels) != barrier.Proxied(service.Labels) || !reflect.DeepEqual(a.service.Spec, service.Spec) {
-		a.since, a.begun = barrier.Of(service), time.Time{}
+		a.since, a.begun, a.seen = barrier.Of(service), time.Time{}, time.Now()
 	}
 	a.service = service
 	return true
@@ -120,6 +130,9 @@ func (c *programmed) syncService(ctx context.Context, name svc.Name) error {
 	a.need = need
 	now, begun := c.judge(name, need), a.begun
 	pending := now.Status != metav1.ConditionTrue
+	if !pending && a.since == since {
+		c.acknowledged(a)
+	}
 	all, _, any := c.floors(time.Now())
 	waits := any && !all.Covers(need)
 	if waits && c.services[name] == a {
@@ -144,6 +157,18 @@ func (c *programmed) syncService(ctx context.Context, name svc.Name) error {
 		return nil // a new leader does not know yet how far the nodes are
 	}
 	return c.patchService(ctx, service, now, a)
+}
+
+// acknowledged sends the span of a Service that all nodes have programmed, once. It is called with mu held.
+func (c *programmed) acknowledged(a *ask) {
+	if c.Traces == nil || a.told == a.since {
+		return
+	}
+	a.told = a.since
+	change := tracing.ChangeOf(tracing.Service, a.service)
+	change.ResourceVersion = strconv.FormatUint(a.since, 10)
+	_, nodes := c.lagging(a.need)
+	c.Traces.Acknowledged(change, a.seen, time.Now(), nodes)
 }
 
 // unask removes the condition of a Service that does not ask for it any more.
