@@ -102,6 +102,7 @@ fetch: ## download what tests build themselves: their namespaces have no network
 	go -C test/browser build -o /dev/null .
 	go -C test/helm build -o /dev/null helm.sh/helm/v3/cmd/helm
 	go -C test/hubble build -o /dev/null github.com/cilium/cilium/hubble
+	go -C test/otlp build -o /dev/null .
 	$(FETCH_CONFORMANCE)
 	go -C test/h2spec build -o /dev/null github.com/summerwind/h2spec/cmd/h2spec
 	go -C bench/peers/s3 build -o /dev/null .

@@ -4,10 +4,15 @@ import (
 	"bytes"
 	"context"
 	"encoding/hex"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -21,6 +26,8 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	grpccodes "google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -335,13 +342,38 @@ func (r receiver) Export(_ context.Context, in *collector.ExportTraceServiceRequ
 	return &collector.ExportTraceServiceResponse{}, nil
 }
 
-// Spans arrive by OTLP over gRPC, also those of the last moment.
+// Spans arrive by OTLP over gRPC, also those of the last moment, with TLS by the authority and the headers that OpenTelemetry's
+// variables name.
 func TestSpansArrive(t *testing.T) {
+	t.Run("http", func(t *testing.T) { arrives(t, "http://") })
+	t.Run("https", func(t *testing.T) {
+		web := httptest.NewTLSServer(nil) // it has a certificate of 127.0.0.1
+		web.Close()
+		authority := filepath.Join(t.TempDir(), "ca.crt")
+		text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw})
+		if err := os.WriteFile(authority, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", authority)
+		t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer token")
+		arrives(t, "https://", grpc.Creds(credentials.NewServerTLSFromCert(&web.TLS.Certificates[0])),
+			grpc.UnaryInterceptor(func(ctx context.Context, in any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+				if m, _ := metadata.FromIncomingContext(ctx); !slices.Equal(m["authorization"], []string{"Bearer token"}) {
+					t.Errorf("the headers are %v", m)
+				}
+				return next(ctx, in)
+			}))
+	})
+}
+
+// arrives sends a span to a collector at a URL with a scheme.
+func arrives(t *testing.T, scheme string, options ...grpc.ServerOption) {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	g, r := grpc.NewServer(), receiver{got: make(chan *collector.ExportTraceServiceRequest, 1)}
+	g, r := grpc.NewServer(options...), receiver{got: make(chan *collector.ExportTraceServiceRequest, 1)}
 	collector.RegisterTraceServiceServer(g, r)
 	served := make(chan error)
 	go func() { served <- g.Serve(l) }()
@@ -351,7 +383,7 @@ func TestSpansArrive(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	tr, err := Open(Options{Endpoint: "http://" + l.Addr().String(), Sample: 1, Service: "fairlead-server", Instance: "m", Version: "v1"})
+	tr, err := Open(Options{Endpoint: scheme + l.Addr().String(), Sample: 1, Service: "fairlead-server", Instance: "m", Version: "v1"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,31 +1,26 @@
 package node
 
 import (
-	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	common "go.opentelemetry.io/proto/otlp/common/v1"
 	spans "go.opentelemetry.io/proto/otlp/trace/v1"
-	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
-// received is a collector that keeps the spans it gets.
-type received struct {
-	collector.UnimplementedTraceServiceServer
-	mu  sync.Mutex
-	all []span
-}
+// received are the spans that a collector accepts, which is the receiver of the OpenTelemetry collector.
+type received struct{ *process.Process }
 
 // span is a span with the process that sent it.
 type span struct {
@@ -34,19 +29,31 @@ type span struct {
 	has     map[string]string
 }
 
-// Export takes spans.
-func (r *received) Export(_ context.Context, in *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, from := range in.ResourceSpans {
-		process := attributes(from.Resource.Attributes)["service.name"]
-		for _, scope := range from.ScopeSpans {
-			for _, s := range scope.Spans {
-				r.all = append(r.all, span{s, process, attributes(s.Attributes)})
+// all returns the spans that have come.
+func (r received) all() (out []span, err error) {
+	for line := range strings.Lines(r.Log()) {
+		text, whole := strings.CutSuffix(line, "\n")
+		if !whole || text == "ready" {
+			continue
+		}
+		message, err := base64.StdEncoding.DecodeString(text)
+		if err != nil {
+			return nil, fmt.Errorf("the collector says %s: %w", text, err)
+		}
+		var in collector.ExportTraceServiceRequest
+		if err := proto.Unmarshal(message, &in); err != nil {
+			return nil, err
+		}
+		for _, from := range in.ResourceSpans {
+			process := attributes(from.Resource.Attributes)["service.name"]
+			for _, scope := range from.ScopeSpans {
+				for _, s := range scope.Spans {
+					out = append(out, span{s, process, attributes(s.Attributes)})
+				}
 			}
 		}
 	}
-	return &collector.ExportTraceServiceResponse{}, nil
+	return out, nil
 }
 
 func attributes(list []*common.KeyValue) map[string]string {
@@ -65,11 +72,13 @@ func attributes(list []*common.KeyValue) map[string]string {
 }
 
 // of returns the spans of one change: the root, and those below it by their names and nodes.
-func (r *received) of(kind, name, version string) (root *span, below map[string]span, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+func (r received) of(kind, name, version string) (root *span, below map[string]span, err error) {
+	all, err := r.all()
+	if err != nil {
+		return nil, nil, err
+	}
 	below = map[string]span{}
-	for _, s := range r.all {
+	for _, s := range all {
 		if s.has["k8s.object.kind"] != kind || s.has["k8s.object.name"] != name || s.has["k8s.object.resource_version"] != version {
 			continue
 		}
@@ -87,7 +96,7 @@ func (r *received) of(kind, name, version string) (root *span, below map[string]
 		below[key] = s
 	}
 	if root == nil {
-		return nil, nil, fmt.Errorf("no root of %s %s at version %s among %d spans", kind, name, version, len(r.all))
+		return nil, nil, fmt.Errorf("no root of %s %s at version %s among %d spans", kind, name, version, len(all))
 	}
 	for key, s := range below {
 		if string(s.TraceId) != string(root.TraceId) || string(s.ParentSpanId) != string(root.SpanId) {
@@ -125,18 +134,8 @@ func TestSpansOfAChange(t *testing.T) {
 	address := c.backends()
 	c.agent.Says("cannot send spans to http://" + at.String())
 
-	to := &received{}
-	g := grpc.NewServer()
-	collector.RegisterTraceServiceServer(g, to)
-	l := c.server.ListenTCP(at)
-	served := make(chan error, 1)
-	go func() { served <- g.Serve(l) }()
-	t.Cleanup(func() {
-		g.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	})
+	to := received{process.Start(t, c.on(c.server, process.Build(t, "test/otlp", "."), at.String()))}
+	to.Says("ready")
 
 	manifest := strings.NewReplacer("name: my-service", "name: traced\n  annotations: {fairlead.dev/report-programmed: \"true\"}").Replace(
 		mustRead(t, "../../examples/my-service.yaml"))
@@ -158,15 +157,17 @@ func TestSpansOfAChange(t *testing.T) {
 	}
 	c.kubectl("delete", "service", "traced")
 	testbed.Until(t, "the spans of the deletion", func() error {
-		to.mu.Lock()
-		defer to.mu.Unlock()
+		all, err := to.all()
+		if err != nil {
+			return err
+		}
 		nodes := map[string]string{}
-		for _, s := range to.all {
+		for _, s := range all {
 			if s.Name == "program" && s.has["fairlead.deleted"] == "true" && s.has["k8s.object.name"] == "traced" {
 				nodes[s.has["k8s.node.name"]] = string(s.ParentSpanId)
 			}
 		}
-		for _, s := range to.all {
+		for _, s := range all {
 			if s.Name == "delete Service" && len(nodes) == 2 && nodes["node"] == string(s.SpanId) && nodes["other"] == string(s.SpanId) {
 				return nil
 			}
@@ -184,7 +185,7 @@ func TestSpansOfAChange(t *testing.T) {
 }
 
 // isTraced waits for the spans of a write, and looks at their order.
-func (c *cluster) isTraced(to *received, what, name, version string, want ...string) {
+func (c *cluster) isTraced(to received, what, name, version string, want ...string) {
 	c.t.Helper()
 	var root *span
 	var below map[string]span
