@@ -113,9 +113,9 @@ func (w watcher) statusOf(f *http2.Framer, id uint32) string {
 }
 
 // A user whose watches are not read gets no further ones when 32 MiB wait, long before the time in which they end. The
-// number of watches of a user is limited, too. Both are 429, and others watch on.
+// number of watches of a user is limited, too. Both are 429, and others watch on. It measures the memory of the process, in which no
+// other test runs beside it.
 func TestWatchesOfAUserAreBounded(t *testing.T) {
-	t.Parallel()
 	const limit = 90
 	cfg := apiservertest.Start(t, func(o *apiserver.Options) { o.MaxWatchesPerUser = limit })
 	c := kubernetes.NewForConfigOrDie(cfg)

@@ -64,7 +64,8 @@ func (s Source) Observed(observe func(error)) Source {
 
 // Defined returns s for a kind that a CustomResourceDefinition defines. After a watch that the server has ended before its time it lists
 // again. A server ends the watches of a kind when its definition is replaced, and the last objects of such a watch may lack the fields
-// that only the new definition has: their versions stay the same, so that a watch from there does not bring them again.
+// that only the new definition has: their versions stay the same, so that a watch from there does not bring them again. The end of a
+// server looks the same, and costs one list.
 func (s Source) Defined() Source {
 	var mu sync.Mutex
 	var until time.Time // the time of the last watch

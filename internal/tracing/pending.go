@@ -8,6 +8,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -23,8 +24,6 @@ const (
 	maxPending = 1000
 	// maxAge is how long a change may wait; its span ends then with an error.
 	maxAge = 10 * time.Minute
-	// serviceLabel names the Service of an EndpointSlice.
-	serviceLabel = "kubernetes.io/service-name"
 )
 
 // Pending are the changes that a node has seen and not programmed. It is safe for concurrent use; nil is for a node that sends no
@@ -71,7 +70,7 @@ func (p *Pending) Seen(kind string, o metav1.Object, gone bool) {
 	}
 	w.service = w.change.Namespace + "/" + w.change.Name
 	if kind == EndpointSlice {
-		w.service = w.change.Namespace + "/" + o.GetLabels()[serviceLabel]
+		w.service = w.change.Namespace + "/" + o.GetLabels()[discoveryv1.LabelServiceName]
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

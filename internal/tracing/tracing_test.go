@@ -342,8 +342,8 @@ func (r receiver) Export(_ context.Context, in *collector.ExportTraceServiceRequ
 	return &collector.ExportTraceServiceResponse{}, nil
 }
 
-// Spans arrive by OTLP over gRPC, also those of the last moment, with TLS by the authority and the headers that OpenTelemetry's
-// variables name.
+// Spans arrive by OTLP over gRPC, also when the process is about to end. With TLS the environment names the authority and the headers:
+// https://opentelemetry.io/docs/specs/otel/protocol/exporter/
 func TestSpansArrive(t *testing.T) {
 	t.Run("http", func(t *testing.T) { arrives(t, "http://") })
 	t.Run("https", func(t *testing.T) {

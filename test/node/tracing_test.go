@@ -2,10 +2,12 @@ package node
 
 import (
 	"encoding/base64"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -174,8 +176,14 @@ func TestSpansOfAChange(t *testing.T) {
 		}
 		return fmt.Errorf("%d nodes have removed it, or the root is missing", len(nodes))
 	})
-	if _, _, err := to.of("Service", "my-service", version); err != nil {
-		t.Errorf("after a patch that changes nothing: %v", err)
+	root, _, err := to.of("Service", "my-service", version)
+	if err != nil {
+		t.Fatalf("after a patch that changes nothing: %v", err)
+	}
+	// docs/debugging.md
+	id := process.Output(t, exec.Command("sh", "-c", "printf "+root.has["k8s.object.uid"]+"/"+version+" | sha256sum | cut -c1-32"))
+	if want := hex.EncodeToString(root.TraceId); id != want {
+		t.Errorf("the documented command finds the trace %q, want %s", id, want)
 	}
 	for name, log := range map[string]string{"server": c.api.Log(), "agent": c.agent.Log(), "other agent": second.Log()} {
 		if n := strings.Count(log, "cannot send spans"); n > 1 {

@@ -16,7 +16,6 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
-	"k8s.io/client-go/tools/cache"
 )
 
 // sizedStorage answers 413 for an object that is larger than etcd takes, where the library answers 500.
@@ -27,15 +26,10 @@ type sizedStorage struct {
 
 // withSize returns storages as decorate does, with sizedStorage.
 func withSize(decorate generic.StorageDecorator) generic.StorageDecorator {
-	return func(c *storagebackend.ConfigForResource, prefix string, key func(runtime.Object) (string, error),
-		newObject, newList func() runtime.Object, attrs storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
-	) (storage.Interface, factory.DestroyFunc, error) {
-		s, destroy, err := decorate(c, prefix, key, newObject, newList, attrs, triggers, indexers)
-		if err != nil {
-			return s, destroy, err
-		}
-		return sizedStorage{s, c.Codec}, destroy, nil
-	}
+	return Wrap(decorate, func(c *storagebackend.ConfigForResource, s storage.Interface, destroy factory.DestroyFunc,
+	) (storage.Interface, factory.DestroyFunc) {
+		return sizedStorage{s, c.Codec}, destroy
+	})
 }
 
 // Create stores a new object.

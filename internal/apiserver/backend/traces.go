@@ -13,7 +13,6 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/fairlead/fairlead/internal/tracing"
 )
@@ -33,15 +32,10 @@ type tracedStorage struct {
 
 // withTraces returns storages as decorate does, with tracedStorage.
 func withTraces(kind string, tracer *tracing.Tracer, decorate generic.StorageDecorator) generic.StorageDecorator {
-	return func(c *storagebackend.ConfigForResource, prefix string, key func(runtime.Object) (string, error),
-		newObject, newList func() runtime.Object, attrs storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
-	) (storage.Interface, factory.DestroyFunc, error) {
-		s, destroy, err := decorate(c, prefix, key, newObject, newList, attrs, triggers, indexers)
-		if err != nil {
-			return s, destroy, err
-		}
-		return tracedStorage{s, kind, tracer}, destroy, nil
-	}
+	return Wrap(decorate, func(_ *storagebackend.ConfigForResource, s storage.Interface, destroy factory.DestroyFunc,
+	) (storage.Interface, factory.DestroyFunc) {
+		return tracedStorage{s, kind, tracer}, destroy
+	})
 }
 
 // Create stores a new object.

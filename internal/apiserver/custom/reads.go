@@ -13,7 +13,6 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/fairlead/fairlead/internal/apiserver/backend"
 )
@@ -88,16 +87,10 @@ type cachedStores struct {
 // GetRESTOptions returns the options of one resource.
 func (b *cachedStores) GetRESTOptions(gr schema.GroupResource, example runtime.Object) (generic.RESTOptions, error) {
 	o, err := b.customBackEnd.GetRESTOptions(gr, example)
-	decorate := o.Decorator
-	o.Decorator = func(c *storagebackend.ConfigForResource, prefix string, key func(runtime.Object) (string, error),
-		newObject, newList func() runtime.Object, attrs storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
-	) (storage.Interface, factory.DestroyFunc, error) {
-		s, destroy, err := decorate(c, prefix, key, newObject, newList, attrs, triggers, indexers)
-		if err != nil {
-			return s, destroy, err
-		}
-		return s, b.remember(destroy), nil
-	}
+	o.Decorator = backend.Wrap(o.Decorator, func(_ *storagebackend.ConfigForResource, s storage.Interface, destroy factory.DestroyFunc,
+	) (storage.Interface, factory.DestroyFunc) {
+		return s, b.remember(destroy)
+	})
 	return o, err
 }
 

@@ -49,7 +49,7 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// TestMain gives the package a network of its own, with loopback alone: no other program takes a port that is free.
+// TestMain runs the tests in a network namespace that only has loopback: no other program takes a free port there.
 func TestMain(m *testing.M) { testbed.Main(m) }
 
 // ports are the ports that freePort returned. They are beside the ports that the kernel gives to connections
