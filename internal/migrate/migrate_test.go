@@ -16,15 +16,15 @@ import (
 // From every phase both ways lead to their end, and the rules of one program are removed only after the other's were
 // checked without it.
 func TestStepsLeadOnFromEveryPhase(t *testing.T) {
-	for _, back := range []bool{false, true} {
-		want := migrate.After
+	for _, c := range []struct{ back, drains bool }{{false, false}, {false, true}, {true, false}, {true, true}} {
+		back, want := c.back, migrate.After
 		if back {
 			want = migrate.Before
 		}
 		for _, start := range []migrate.Phase{migrate.Before, migrate.Beside, migrate.Switched, migrate.After, migrate.Returning} {
-			at, checked := start, migrate.Program("")
+			at, checked, drained := start, migrate.Program(""), false
 			for n := 0; ; n++ {
-				steps := migrate.Steps(at, back)
+				steps := migrate.Steps(at, back, c.drains)
 				if len(steps) == 0 {
 					break
 				}
@@ -34,6 +34,10 @@ func TestStepsLeadOnFromEveryPhase(t *testing.T) {
 				for i, s := range steps {
 					if s.Action == migrate.Check && s.Only {
 						checked = s.Program
+					}
+					drained = drained || s.Action == migrate.Drain && checked == migrate.Fairlead
+					if s.Action == migrate.CleanUp && s.Program == migrate.KubeProxy && drained != c.drains {
+						t.Errorf("from %s: %s, drained %v, want %v", start, s, drained, c.drains)
 					}
 					if s.Action == migrate.CleanUp && (checked == "" || checked == s.Program) {
 						t.Errorf("from %s, back %v: %s after a check of %q", at, back, s, checked)
@@ -241,7 +245,7 @@ func TestDecide(t *testing.T) {
 		{"affinity", nil, nil, "session affinity (1)", false},
 		{"a field without effect", nil, nil, "portRange has no effect", false},
 		{"without kube-proxy", nil, nil, `"name":"c","phase":"","skipped":"kube-proxy does not run there"`, false},
-		{"ipvs", func(c *migrate.Cluster) { c.ConfigMaps = configMaps(head + "mode: ipvs\n") }, nil, "connections end with its rules", true},
+		{"ipvs", func(c *migrate.Cluster) { c.ConfigMaps = configMaps(head + "mode: ipvs\n") }, nil, "connections that go through IPVS end with its rules", false},
 		{"a wrong value", func(c *migrate.Cluster) { c.ConfigMaps = configMaps(head + "mode: foo\n") }, nil, "line 3: mode", true},
 		{"k3s", func(c *migrate.Cluster) { c.KubeProxy = nil }, nil, "no DaemonSet kube-proxy", true},
 		{"a node that is not ready", func(c *migrate.Cluster) { c.Nodes[0] = node("b", false, nil) }, nil, "Node b is not ready", true},

@@ -81,6 +81,8 @@ const (
 	// Check runs a Pod on the node that checks the program's rules; CleanUp one that removes them.
 	Check
 	CleanUp
+	// Drain runs a Pod on the node that waits until no connection goes through the program any more.
+	Drain
 	// Enter gives the node its next phase.
 	Enter
 )
@@ -106,13 +108,16 @@ func (s Step) String() string {
 		return "checking the rules of " + name
 	case CleanUp:
 		return "removing the rules of " + name
+	case Drain:
+		return "waiting for the connections that go through " + name
 	}
 	return "phase " + s.Phase.String()
 }
 
 // Steps returns the steps of a node from its phase to the next one: towards After, or towards Before if back is set. The last
-// one is Enter; there are none at the end of the way. From every phase both directions lead on.
-func Steps(from Phase, back bool) []Step {
+// one is Enter; there are none at the end of the way. From every phase both directions lead on. drains is set if established
+// connections end with the rules of kube-proxy (Settings.Drains).
+func Steps(from Phase, back, drains bool) []Step {
 	enter := func(p Phase) Step { return Step{Action: Enter, Phase: p} }
 	if back {
 		switch from {
@@ -135,11 +140,14 @@ func Steps(from Phase, back bool) []Step {
 	case Beside:
 		return []Step{{Action: AwaitReady, Program: Fairlead}, {Action: Check, Program: Fairlead}, enter(Switched)}
 	case Switched:
-		return []Step{
+		out := []Step{
 			{Action: AwaitGone, Program: KubeProxy}, {Action: AwaitReady, Program: Fairlead},
 			{Action: Check, Program: Fairlead, Only: true},
-			{Action: CleanUp, Program: KubeProxy}, {Action: Check, Program: Fairlead, Only: true}, enter(After),
 		}
+		if drains {
+			out = append(out, Step{Action: Drain, Program: KubeProxy})
+		}
+		return append(out, Step{Action: CleanUp, Program: KubeProxy}, Step{Action: Check, Program: Fairlead, Only: true}, enter(After))
 	}
 	return nil
 }

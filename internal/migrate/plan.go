@@ -161,11 +161,10 @@ func (p *Plan) decideMode(s *Settings) {
 				"kube-proxy has set it, but it is not set after the next start of the machine")
 		}
 	case kubeproxyconfig.ModeIPVS:
-		p.refuse("kube-proxy is in mode ipvs, whose connections end with its rules: change its mode to nftables or iptables first, " +
-			"or follow the steps of docs/kubernetes.md by hand")
-	}
-	if s.Mode == kubeproxyconfig.ModeIPVS {
-		return
+		p.differ("the rules are in nf_tables, not in IPVS: 'nft list ruleset' shows them, 'ipvsadm' does not; endpoints are chosen at random")
+		p.differ("connections that go through IPVS end with its rules: a node keeps them, and the phase switched, until the connections have " +
+			"ended. 'fairlead migrate apply' again removes the rules then, or at once with --end-connections. 'kube-proxy --cleanup', which " +
+			"removes them, removes every virtual server of the machine, also those of other programs")
 	}
 	for _, flag := range []string{"iptables-min-sync-period", "iptables-sync-period"} {
 		if s.has(flag) {

@@ -19,7 +19,13 @@ const podDeadline = 300
 // CheckWithin bounds how long the Pod of a Check looks for the wanted rules, in seconds.
 const CheckWithin = 60
 
-// PodFor returns the Pod that takes a step Check or CleanUp on a node: a copy of a proxy's Pod, which runs once. Those of
+// drainWithin bounds how long the Pod of a Drain waits for connections to end, in seconds: it is for short ones.
+const drainWithin = 5
+
+// StillOpen is the exit code of the Pod of a Drain if connections are left (EX_TEMPFAIL of sysexits.h).
+const StillOpen = 75
+
+// PodFor returns the Pod that takes a step Check, CleanUp or Drain on a node: a copy of a proxy's Pod, which runs once. Those of
 // fairlead need no program of the node; kube-proxy's rules are removed by kube-proxy, whose image has iptables.
 func PodFor(step Step, node string, theirs, ours *appsv1.DaemonSet, s *Settings) *corev1.Pod {
 	from, verb, args := ours, "check", []string(nil)
@@ -31,6 +37,8 @@ func PodFor(step Step, node string, theirs, ours *appsv1.DaemonSet, s *Settings)
 		if step.Only {
 			args = append(args, "--healthz="+s.Healthz.String(), "--metrics="+s.Metrics.String())
 		}
+	case step.Action == Drain:
+		verb, args = "drain", []string{"migrate", "drain-node", fmt.Sprintf("--within=%ds", drainWithin)}
 	case step.Program == KubeProxy:
 		from, verb = theirs, "cleanup"
 	default:

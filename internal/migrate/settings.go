@@ -30,6 +30,9 @@ type Settings struct {
 	File *kubeproxyconfig.File
 }
 
+// Drains reports whether established connections end with kube-proxy's rules, and not only new ones: IPVS has its own table of them.
+func (s *Settings) Drains() bool { return s.Mode == kubeproxyconfig.ModeIPVS }
+
 // flags are the flags in arguments, as --name=value, --name value, or --name.
 func flags(args []string) map[string]string {
 	out := map[string]string{}

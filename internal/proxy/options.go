@@ -218,14 +218,25 @@ type Repairer interface {
 	Repaired() []string
 }
 
+// systemAddresses returns the machine's addresses without the virtual ones of kube-proxy's mode ipvs, which may run beside.
 func systemAddresses() ([]netip.Addr, error) {
 	all, err := net.InterfaceAddrs()
 	if err != nil {
 		return nil, fmt.Errorf("list the machine's addresses: %w", err)
 	}
+	virtual := map[string]bool{}
+	if device, err := net.InterfaceByName(svc.KubeProxyDevice); err == nil {
+		theirs, err := device.Addrs()
+		if err != nil {
+			return nil, fmt.Errorf("list the addresses of %s: %w", device.Name, err)
+		}
+		for _, a := range theirs {
+			virtual[a.String()] = true
+		}
+	}
 	var out []netip.Addr
 	for _, a := range all {
-		if p, err := netip.ParsePrefix(a.String()); err == nil {
+		if p, err := netip.ParsePrefix(a.String()); err == nil && !virtual[a.String()] {
 			out = append(out, p.Addr())
 		}
 	}

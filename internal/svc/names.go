@@ -23,6 +23,9 @@ const (
 	ServerUser = "fairlead-apiserver"
 )
 
+// KubeProxyDevice is the network device of kube-proxy's mode ipvs, which has the addresses of all Services.
+const KubeProxyDevice = "kube-ipvs0"
+
 // Names that components send as their User-Agent and as the source of their Events.
 const (
 	// Controllers is also the name of their Lease.

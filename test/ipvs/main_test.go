@@ -4,6 +4,7 @@ package ipvs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -17,7 +18,19 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	uml.Main(m, func(dir string) error { return process.Put("fairlead", dir) })
+	uml.Main(m, func(dir string) error { return process.Put("fairlead", dir) }, putKubeProxy)
+}
+
+// putKubeProxy puts kube-proxy into dir if 'make kube-proxy' has built it.
+func putKubeProxy(dir string) error {
+	text, err := os.ReadFile("../../bench/bin/kube-proxy")
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "kube-proxy"), text, 0o755) //nolint:gosec // it is to be run
 }
 
 // program is the binary, inside the guest.

@@ -91,9 +91,8 @@ const lookTimeout = 10 * time.Second
 
 // NoMeshBesides is NoMesh for the proxy of another process, by what it has in the kernel now.
 func NoMeshBesides(ctx context.Context, log *slog.Logger) string {
-	const kubeProxy = "kube-ipvs0" // the device of its mode ipvs
 	others := []proxyMode{{name: "ipvs of kube-proxy", noMesh: firstAtClusterIPs, present: func(context.Context) (bool, error) {
-		return link.HasDevice(kubeProxy)
+		return link.HasDevice(svc.KubeProxyDevice)
 	}}}
 	if connected, err := kconnect.Present(""); err != nil {
 		log.Warn("cannot find out whether a proxy translates connections when they are made", "err", err)

@@ -16,10 +16,11 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// The status bits IPS_SEEN_REPLY and IPS_ASSURED of nf_conntrack_common.h.
+// The status bits IPS_SEEN_REPLY, IPS_ASSURED and IPS_DST_NAT of nf_conntrack_common.h.
 const (
 	statusSeenReply = 1 << 1
 	statusAssured   = 1 << 2
+	statusDstNAT    = 1 << 5
 )
 
 // The attributes of nfnetlink_conntrack.h that x/sys/unix does not name.
@@ -223,7 +224,7 @@ func parse(body []byte) (entry, bool) {
 		case ctaStatus:
 			if len(v) == 4 {
 				status := binary.BigEndian.Uint32(v)
-				en.Replied, en.Assured = status&statusSeenReply != 0, status&statusAssured != 0
+				en.Replied, en.Assured, en.Marked = status&statusSeenReply != 0, status&statusAssured != 0, status&statusDstNAT != 0
 			}
 		case ctaTimeout:
 			if len(v) == 4 {

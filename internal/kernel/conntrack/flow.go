@@ -36,11 +36,12 @@ type Entry struct {
 	// Replied reports that there was an answer, Assured that the connection has lasted: of
 	// UDP, with an answer and packets for more than 2 s.
 	Replied, Assured bool
+	// Marked reports that rules of netfilter have translated the destination. IPVS marks nothing.
+	Marked bool
 	// Left is when the entry ends without another packet, in whole seconds, rounded down: the
 	// whole timeout only in the tick of the packet itself.
 	Left time.Duration
 }
 
-// Translated reports whether another address answers than was asked. (IPVS does
-// not mark its connections as translated, so the kernel's mark tells less.)
+// Translated reports whether another address answers than was asked, by rules or by IPVS.
 func (e *Entry) Translated() bool { return e.OrigDst != e.ReplySrc }

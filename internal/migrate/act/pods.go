@@ -3,7 +3,6 @@ package act
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"unicode"
@@ -55,9 +54,25 @@ func (c *Cluster) RunPod(ctx context.Context, pod *corev1.Pod) (err error) {
 	return err
 }
 
+// FailedError is why a Pod that ran once failed.
+type FailedError struct {
+	// ExitCode is its container's, 0 if that did not end by itself.
+	ExitCode int32
+	// Reported is what its container reported.
+	Reported string
+}
+
+func (e *FailedError) Error() string { return e.Reported }
+
 // failure is why a Pod failed: one that was evicted, or ran too long, may have no container that reported.
 func failure(p *corev1.Pod) error {
-	return errors.New(cmp.Or(Report(p), p.Status.Reason, "the Pod failed without a message"))
+	e := &FailedError{Reported: cmp.Or(Report(p), p.Status.Reason, "the Pod failed without a message")}
+	for _, s := range p.Status.ContainerStatuses {
+		if s.State.Terminated != nil {
+			e.ExitCode = s.State.Terminated.ExitCode
+		}
+	}
+	return e
 }
 
 // Report is the last line of a container that has failed, or why it has not started, without what a terminal acts on.

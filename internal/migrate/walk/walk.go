@@ -32,6 +32,8 @@ type Options struct {
 	Image string
 	// Timeout bounds each wait.
 	Timeout time.Duration
+	// EndConnections removes kube-proxy's rules although connections go on through them (migrate.Drain).
+	EndConnections bool
 }
 
 // Walk is one run of apply, verify or rollback.
@@ -41,6 +43,8 @@ type Walk struct {
 	plan    *migrate.Plan
 	objects *objects
 	act     *act.Cluster
+	// draining are the nodes that keep kube-proxy's last rules for connections.
+	draining int
 }
 
 // New looks at the cluster.
@@ -82,7 +86,19 @@ func (w *Walk) Apply(ctx context.Context) error {
 		return err
 	}
 	fmt.Fprintln(w.Out, "kube-proxy and fairlead proxy have their DaemonSets")
-	return w.each(ctx, func(n migrate.NodePlan) error { return w.change(ctx, n, false) })
+	err := w.each(ctx, func(n migrate.NodePlan) error { return w.change(ctx, n, false) })
+	if err == nil {
+		w.report()
+	}
+	return err
+}
+
+// report says how to go on with nodes that keep rules for connections.
+func (w *Walk) report() {
+	if w.draining > 0 {
+		fmt.Fprintf(w.Out, "new connections meet fairlead proxy on every node; nodes that keep kube-proxy's last rules for the connections that "+
+			"go through them: %d. Run 'fairlead migrate apply' again when they have ended, or with --end-connections to end them\n", w.draining)
+	}
 }
 
 // Rollback changes nodes one by one back to kube-proxy. With the last one it removes what Apply has added to the cluster.
@@ -171,11 +187,11 @@ func (w *Walk) each(ctx context.Context, do func(migrate.NodePlan) error) error 
 	return nil
 }
 
-// change takes a node to the end of its way. A failure is noted on the Node.
+// change takes a node to the end of its way, or to where it keeps rules for connections. A failure is noted on the Node.
 func (w *Walk) change(ctx context.Context, n migrate.NodePlan, back bool) error {
 	phase := n.Phase
 	for {
-		steps := migrate.Steps(phase, back)
+		steps := migrate.Steps(phase, back, w.plan.Settings().Drains() && !w.EndConnections)
 		if len(steps) == 0 {
 			fmt.Fprintf(w.Out, "%s: done: %s\n", n.Name, phase)
 			return nil
@@ -189,7 +205,13 @@ func (w *Walk) change(ctx context.Context, n migrate.NodePlan, back bool) error 
 				continue
 			}
 			fmt.Fprintf(w.Out, "%s: %s\n", n.Name, step)
-			if err := w.take(ctx, n.Name, step); err != nil {
+			err := w.take(ctx, n.Name, step)
+			if left := (*act.FailedError)(nil); step.Action == migrate.Drain && errors.As(err, &left) && left.ExitCode == migrate.StillOpen {
+				fmt.Fprintf(w.Out, "%s: %s: kube-proxy's last rules stay for now\n", n.Name, left.Reported)
+				w.draining++
+				return nil
+			}
+			if err != nil {
 				return w.stopped(ctx, n.Name, step, err)
 			}
 		}

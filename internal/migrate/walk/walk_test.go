@@ -261,3 +261,60 @@ func TestVerify(t *testing.T) {
 		t.Errorf("%v\n%s", err, &out)
 	}
 }
+
+// A node keeps the rules of kube-proxy's mode ipvs while connections go through them, and the next one is changed. With EndConnections
+// nothing is waited for.
+func TestConnectionsOfIPVS(t *testing.T) {
+	for _, c := range []struct {
+		open, end bool
+		want      string
+	}{
+		{true, false, "a: 3 connections go through IPVS: kube-proxy's last rules stay for now\nb: done: fairlead\nnew connections meet fairlead proxy " +
+			"on every node; nodes that keep kube-proxy's last rules for the connections that go through them: 1. Run 'fairlead migrate apply' " +
+			"again when they have ended, or with --end-connections to end them\n"},
+		{false, false, "a: waiting for the connections that go through kube-proxy\na: removing the rules of kube-proxy\n" +
+			"a: checking the rules of fairlead proxy\na: done: fairlead\nb: done: fairlead\n"},
+		{true, true, "a: checking the rules of fairlead proxy\na: removing the rules of kube-proxy\na: checking the rules of fairlead proxy\n" +
+			"a: done: fairlead\nb: done: fairlead\n"},
+	} {
+		theirs := migrate.Exclude(daemonSet(kubeProxyName, 0))
+		theirs.Spec.Template.Spec.Containers[0].Args = []string{"--proxy-mode=ipvs"}
+		s, err := migrate.ReadSettings(theirs, nil)
+		if err != nil || !s.Drains() {
+			t.Fatal(s, err)
+		}
+		ours := migrate.Ours(daemonSet(fairleadName, 2), theirs, s, "")
+		pod := podOf("a", "hash1", true)
+		pod.Labels, pod.Name = map[string]string{"app.kubernetes.io/name": fairleadName}, fairleadName+"-a"
+		client := fake.NewClientset(theirs, ours, node("a", true, "switched"), node("b", true, "fairlead"), pod)
+		client.PrependReactor("create", "pods", func(a ktesting.Action) (bool, runtime.Object, error) {
+			p := a.(ktesting.CreateAction).GetObject().(*corev1.Pod)
+			p.Status.Phase = corev1.PodSucceeded
+			if p.Labels[migrate.PodLabel] == "drain" && c.open {
+				p.Status.Phase = corev1.PodFailed
+				p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{
+					ExitCode: migrate.StillOpen, Message: "3 connections go through IPVS",
+				}}}}
+			}
+			return false, nil, nil
+		})
+		var out bytes.Buffer
+		o := options(client, &out)
+		o.Timeout, o.EndConnections = testbed.Patience, c.end
+		w, err := New(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.each(t.Context(), func(n migrate.NodePlan) error { return w.change(t.Context(), n, false) }); err != nil {
+			t.Error(err)
+		}
+		w.report()
+		if got := out.String(); !strings.HasSuffix(got, c.want) {
+			t.Errorf("%+v:\n%s", c, got)
+		}
+		now, err := client.CoreV1().Nodes().Get(t.Context(), "a", metav1.GetOptions{})
+		if want := map[bool]string{true: "switched", false: "fairlead"}[c.open && !c.end]; err != nil || now.Labels[migrate.Label] != want {
+			t.Errorf("%+v: the node has the phase %q, want %q, %v", c, now.Labels[migrate.Label], want, err)
+		}
+	}
+}

@@ -31,6 +31,7 @@ type command struct {
 	nodes     []string
 	image     string
 	timeout   time.Duration
+	end       bool
 	output    base.OutputFlag
 }
 
@@ -55,7 +56,8 @@ or from MetalLB to fairlead lb, and back.
 With --component proxy, the default, nodes are changed one by one. The proxy gets the flags
 and the file that kube-proxy has. On each node both run beside each other until the new rules
 are in the kernel and equal to what the API has; then kube-proxy ends, and its rules are
-removed. Established connections stay. The phase of a node is its label fairlead.dev/proxy.
+removed. Established connections stay; rules of mode ipvs stay as long as connections go through
+them. The phase of a node is its label fairlead.dev/proxy.
 
 With --component dns, fairlead dns gets the Corefile, ports, probes and nodes of CoreDNS. When
 its answers equal CoreDNS's, the Service kube-dns selects the Pods of both, then only the ones
@@ -79,7 +81,7 @@ every phase. Both stop at the first failure.`,
 		Args: base.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(c.plan(), c.apply(), c.verify(), c.rollback(), c.status(), c.checkNode(), c.compareDNS())
+	cmd.AddCommand(c.plan(), c.apply(), c.verify(), c.rollback(), c.status(), c.checkNode(), c.drainNode(), c.compareDNS())
 	return cmd
 }
 
@@ -105,6 +107,9 @@ func (c *command) add(cmd *cobra.Command, of string) *cobra.Command {
 		}
 		if len(c.nodes) > 0 && c.component != proxyComponent && c.component != "" {
 			return base.Usagef("--nodes is for --component proxy; %s has no nodes to choose", c.component)
+		}
+		if c.end && c.component != proxyComponent {
+			return base.Usagef("--end-connections is for --component proxy; %s has no rules with connections of their own", c.component)
 		}
 		return check(cmd, args)
 	}
@@ -151,7 +156,8 @@ func (c *command) look(ctx context.Context) (w walks, err error) {
 		return w, err
 	}
 	if c.component == proxyComponent || c.component == "" {
-		w.proxy, err = walk.New(ctx, walk.Options{Client: client, Out: c.Out, Nodes: c.nodes, Image: c.image, Timeout: c.timeout})
+		w.proxy, err = walk.New(ctx, walk.Options{Client: client, Out: c.Out, Nodes: c.nodes, Image: c.image, Timeout: c.timeout,
+			EndConnections: c.end})
 	}
 	if err == nil && (c.component == lbComponent || c.component == "") {
 		lb, lookErr := c.lookAtLB(ctx, cfg, client)
@@ -212,13 +218,23 @@ func (c *command) run(do func(walker, context.Context) error) func(*cobra.Comman
 }
 
 func (c *command) apply() *cobra.Command {
-	return c.addWalk(&cobra.Command{
+	cmd := &cobra.Command{
 		Use: "apply", Short: "Change nodes to fairlead proxy, one by one, DNS to fairlead dns, or load balancers to fairlead lb",
+		Long: `Change nodes to fairlead proxy, one by one, DNS to fairlead dns, or load balancers to
+fairlead lb.
+
+Where kube-proxy is in mode ipvs, a node keeps its last rules while connections go through
+them, and the command goes on with the next node. Run it again later to remove the rules, or
+end the connections with --end-connections.`,
 		Example: `  fairlead migrate apply --nodes node1 --image registry.example.com/fairlead:0.1.0
   fairlead migrate apply --component dns
-  fairlead migrate apply --component lb`,
+  fairlead migrate apply --component lb
+  fairlead migrate apply --end-connections  # of nodes that still keep rules of mode ipvs`,
 		RunE: c.run(walker.Apply),
-	})
+	}
+	cmd.Flags().BoolVar(&c.end, "end-connections", false,
+		"remove the rules of kube-proxy's mode ipvs although connections go through them")
+	return c.addWalk(cmd)
 }
 
 func (c *command) rollback() *cobra.Command {
