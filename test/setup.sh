@@ -9,7 +9,7 @@ declare -A package=(
   [openssl]=openssl [unshare]=util-linux [musl-gcc]=musl-tools
   [bird]=bird2 [systemctl]=systemd [dbus-daemon]=dbus-daemon [nginx]=nginx-light [haproxy]=haproxy
   [pg_lsclusters]=postgresql [redis-server]=redis-server [strace]=strace [h2load]=nghttp2-client [rpm]=rpm
-  [chromium]=chromium [containerd]=containerd [runc]=runc [promtool]=prometheus [rpc.nfsd]=nfs-kernel-server
+  [chromium]=chromium [containerd]=containerd [runc]=runc [promtool]=prometheus [rpc.nfsd]=nfs-kernel-server [ipset]=ipset
 )
 PATH=$PATH:/usr/sbin:/sbin
 

@@ -94,6 +94,8 @@ type Step struct {
 	// Only is set for a Check after the other program has ended: the port of health checks must answer, too.
 	Only  bool
 	Phase Phase // of Enter
+	// Again is set for a Pod that is run once more if it fails.
+	Again bool
 }
 
 // String describes the step while it is under way.
@@ -147,7 +149,9 @@ func Steps(from Phase, back, drains bool) []Step {
 		if drains {
 			out = append(out, Step{Action: Drain, Program: KubeProxy})
 		}
-		return append(out, Step{Action: CleanUp, Program: KubeProxy}, Step{Action: Check, Program: Fairlead, Only: true}, enter(After))
+		// kube-proxy v1.37.2 removes the chains of mode iptables first. They cannot go while the ones of mode ipvs refer to them, so a first
+		// cleanup fails; it removes the latter all the same.
+		return append(out, Step{Action: CleanUp, Program: KubeProxy, Again: true}, Step{Action: Check, Program: Fairlead, Only: true}, enter(After))
 	}
 	return nil
 }

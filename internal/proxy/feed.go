@@ -244,3 +244,43 @@ func (f *feed) trigger(s *discoveryv1.EndpointSlice) {
 		f.triggers = append(f.triggers, t)
 	}
 }
+
+// build builds the Table from what b was given. The first one waits for the ways to other nodes if a Service asks for direct return.
+func build(ctx context.Context, b *table.Builder, f *feed, o *Options, first bool) (next *table.Table, changed []table.Key) {
+	direct := b.ForwardsDirectly()
+	if direct {
+		b.SetNextHops(o.NextHops())
+	}
+	next, changed = b.Build()
+	if direct || !b.ForwardsDirectly() {
+		return next, changed
+	}
+	if !first || !f.awaitNextHops(ctx, o) {
+		f.wakeUp()
+		return next, changed
+	}
+	next, more := build(ctx, b, f, o, false)
+	return next, append(changed, more...)
+}
+
+// nextHopsWait is how long the first Table waits for the ways to other nodes.
+const nextHopsWait = 2 * time.Second
+
+// awaitNextHops waits until the ways to other nodes are known, but not for long, and reports whether they are. A first Table without
+// them would translate what the process before passed on, and end its connections.
+func (f *feed) awaitNextHops(ctx context.Context, o *Options) bool {
+	limit := time.NewTimer(nextHopsWait)
+	defer limit.Stop()
+	defer f.wakeUp() // for what arrives in the meantime
+	for o.NextHops() == nil {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-limit.C:
+			o.Log.Warn("the ways to other nodes are not known yet; translating what Services with direct return get until they are")
+			return false
+		case <-f.wake:
+		}
+	}
+	return true
+}

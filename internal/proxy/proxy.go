@@ -323,7 +323,7 @@ func (p *Proxy) sync(ctx context.Context) {
 	p.builder.SetServiceCIDRs(p.ranges.get())
 	p.arrived = [2]uint64{b.services.version, b.slices.version}
 	before := p.wanted
-	next, keys := p.build(ctx)
+	next, keys := build(ctx, p.builder, p.feed, &p.opts, p.applied == nil)
 	for _, k := range keys {
 		p.changed[k] = struct{}{}
 	}
@@ -344,47 +344,6 @@ func (p *Proxy) sync(ctx context.Context) {
 		return
 	}
 	p.apply(ctx, full, audit)
-}
-
-// build builds the Table from what the Builder was given.
-func (p *Proxy) build(ctx context.Context) (next *table.Table, changed []table.Key) {
-	direct := p.builder.ForwardsDirectly()
-	if direct {
-		p.builder.SetNextHops(p.opts.NextHops())
-	}
-	next, changed = p.builder.Build()
-	if direct || !p.builder.ForwardsDirectly() {
-		return next, changed
-	}
-	// The first Service asks for direct return.
-	if p.applied != nil || !p.awaitNextHops(ctx) {
-		p.feed.wakeUp()
-		return next, changed
-	}
-	next, more := p.build(ctx)
-	return next, append(changed, more...)
-}
-
-// nextHopsWait is how long the first Table waits for the ways to other nodes.
-const nextHopsWait = 2 * time.Second
-
-// awaitNextHops waits until the ways to other nodes are known, but not for long, and reports whether they are. A first Table without
-// them would translate what the process before passed on, and end its connections.
-func (p *Proxy) awaitNextHops(ctx context.Context) bool {
-	limit := time.NewTimer(nextHopsWait)
-	defer limit.Stop()
-	defer p.feed.wakeUp() // what arrives meanwhile
-	for p.opts.NextHops() == nil {
-		select {
-		case <-ctx.Done():
-			return false
-		case <-limit.C:
-			p.log.Warn("the ways to other nodes are not known yet; translating what Services with direct return get until they are")
-			return false
-		case <-p.feed.wake:
-		}
-	}
-	return true
 }
 
 // setNode takes in that the Node has changed, or does not exist, which is logged at its first time: at once, but an agent makes

@@ -5,6 +5,7 @@ package drain
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
@@ -15,9 +16,10 @@ import (
 // attempts are this far apart.
 const attempts = time.Second
 
-// Left is what goes on through IPVS.
+// Left are the connections of TCP and SCTP that would end with kube-proxy's rules: they go through IPVS, or the node itself opened them
+// from an address of kube-proxy's device.
 type Left struct {
-	// Open is the number of connections of TCP and SCTP, and One of them.
+	// Open is their number, and One of them.
 	Open int
 	One  ipvs.Connection
 }
@@ -26,17 +28,20 @@ type Left struct {
 func (l *Left) String() string {
 	switch l.Open {
 	case 0:
-		return "no connection goes through IPVS"
+		return "no connection depends on kube-proxy's rules"
 	case 1:
-		return fmt.Sprintf("1 connection goes through IPVS, from %s to %s", l.One.Client, l.One.Virtual)
+		return fmt.Sprintf("1 connection depends on kube-proxy's rules, from %s to %s", l.One.Client, l.One.Virtual)
 	}
-	return fmt.Sprintf("%d connections go through IPVS, such as from %s to %s", l.Open, l.One.Client, l.One.Virtual)
+	return fmt.Sprintf("%d connections depend on kube-proxy's rules, such as from %s to %s", l.Open, l.One.Client, l.One.Virtual)
 }
 
-// IPVS waits until no connection of TCP or SCTP goes through IPVS, for the given time at most, and returns what is left. Before, it has
-// the kernel forget where IPVS led the datagrams of UDP, so that the next ones meet the rules of fairlead proxy. It works in the network
-// namespace of the process.
+// IPVS waits until no connection depends on kube-proxy's rules, for the given time at most, and returns what is left. Before, it has the
+// kernel forget where IPVS led the datagrams of UDP, so that the next ones meet the rules of fairlead proxy, and has new connections of
+// the node begin at another address. It works in the network namespace of the process.
 func IPVS(ctx context.Context, within time.Duration) (Left, error) {
+	if err := ownSources(); err != nil {
+		return Left{}, err
+	}
 	if err := forget(ctx); err != nil {
 		return Left{}, err
 	}
@@ -60,13 +65,23 @@ func IPVS(ctx context.Context, within time.Duration) (Left, error) {
 }
 
 func look() (out Left, err error) {
+	through := map[netip.AddrPort]bool{} // from addresses of Services, as the node's own are
+	add := func(c ipvs.Connection) {
+		out.Open++
+		out.One = c
+	}
 	err = ipvs.Connections(func(c ipvs.Connection) {
 		if c.Open() {
-			out.Open++
-			out.One = c
+			add(c)
+			if c.Client.Addr() == c.Virtual.Addr() {
+				through[c.Client] = true
+			}
 		}
 	})
-	return out, err
+	if err != nil {
+		return out, err
+	}
+	return out, fromServices(through, add)
 }
 
 // forget deletes the entries of connection tracking by which IPVS leads datagrams on.

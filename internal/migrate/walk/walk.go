@@ -251,7 +251,12 @@ func (w *Walk) take(ctx context.Context, node string, step migrate.Step) error {
 	case migrate.AwaitGone:
 		return w.act.Await(ctx, func() error { return w.podGone(ctx, d, node) })
 	}
-	return w.act.RunPod(ctx, migrate.PodFor(step, node, w.cluster.KubeProxy, w.objects.daemonSet, w.plan.Settings()))
+	pod := migrate.PodFor(step, node, w.cluster.KubeProxy, w.objects.daemonSet, w.plan.Settings())
+	err := w.act.RunPod(ctx, pod)
+	if failed := (*act.FailedError)(nil); step.Again && errors.As(err, &failed) {
+		err = w.act.RunPod(ctx, pod)
+	}
+	return err
 }
 
 // errChanged is the error where another client has changed a node's phase.

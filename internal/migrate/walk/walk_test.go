@@ -269,7 +269,7 @@ func TestConnectionsOfIPVS(t *testing.T) {
 		open, end bool
 		want      string
 	}{
-		{true, false, "a: 3 connections go through IPVS: kube-proxy's last rules stay for now\nb: done: fairlead\nnew connections meet fairlead proxy " +
+		{true, false, "a: 3 connections depend on kube-proxy's rules: kube-proxy's last rules stay for now\nb: done: fairlead\nnew connections meet fairlead proxy " +
 			"on every node; nodes that keep kube-proxy's last rules for the connections that go through them: 1. Run 'fairlead migrate apply' " +
 			"again when they have ended, or with --end-connections to end them\n"},
 		{false, false, "a: waiting for the connections that go through kube-proxy\na: removing the rules of kube-proxy\n" +
@@ -293,7 +293,7 @@ func TestConnectionsOfIPVS(t *testing.T) {
 			if p.Labels[migrate.PodLabel] == "drain" && c.open {
 				p.Status.Phase = corev1.PodFailed
 				p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{
-					ExitCode: migrate.StillOpen, Message: "3 connections go through IPVS",
+					ExitCode: migrate.StillOpen, Message: "3 connections depend on kube-proxy's rules",
 				}}}}
 			}
 			return false, nil, nil

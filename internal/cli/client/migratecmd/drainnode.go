@@ -16,8 +16,9 @@ func (c *command) drainNode() *cobra.Command {
 	var within time.Duration
 	cmd := &cobra.Command{
 		Use: "drain-node", Hidden: true, Args: base.NoArgs, Short: "Wait for the connections of IPVS (run by 'fairlead migrate')",
-		Long: `Wait until no connection of TCP or SCTP goes through IPVS on this node. If some still do, the
-exit code is 75.`,
+		Long: `Wait until no connection of TCP or SCTP depends on the rules of kube-proxy's mode ipvs on this
+node. If some still do, the exit code is 75. New connections of the node begin at its own
+address from now on, and datagrams of UDP meet the rules of fairlead proxy.`,
 		Example: "  fairlead migrate drain-node --within 5s",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			left, err := drain.IPVS(cmd.Context(), within)
