@@ -23,112 +23,6 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
-// expression is what a panel shows, or what an alert compares. {} is what every dashboard puts between braces.
-type expression struct{ where, text string }
-
-// The expressions of the dashboard "Kubernetes / Proxy" and the alerts about kube-proxy in kubernetes-mixin (Apache-2.0),
-// https://github.com/kubernetes-monitoring/kubernetes-mixin at aa38e2bfa7ea: dashboards/proxy.libsonnet, alerts/kube_proxy.libsonnet.
-var ofProxy = []expression{
-	{"Up", `sum(up{})`},
-	{"Rules Sync Rate", `sum(rate(kubeproxy_sync_proxy_rules_duration_seconds_count{}[1m]))`},
-	{"Rules Sync Latency", `histogram_quantile(0.99, rate(kubeproxy_sync_proxy_rules_duration_seconds_bucket{}[1m]))`},
-	{"Network Programming Rate", `sum(rate(kubeproxy_network_programming_duration_seconds_count{}[1m]))`},
-	{"Network Programming Latency",
-		`histogram_quantile(0.99, sum(rate(kubeproxy_network_programming_duration_seconds_bucket{}[1m])) by (instance, le))`},
-	{"Kube API Request Rate 2xx", `sum(rate(rest_client_requests_total{code=~"2.."}[1m]))`},
-	{"Kube API Request Rate 3xx", `sum(rate(rest_client_requests_total{code=~"3.."}[1m]))`},
-	{"Kube API Request Rate 4xx", `sum(rate(rest_client_requests_total{code=~"4.."}[1m]))`},
-	{"Kube API Request Rate 5xx", `sum(rate(rest_client_requests_total{code=~"5.."}[1m]))`},
-	{"Post Request Latency",
-		`histogram_quantile(0.99, sum(rate(rest_client_request_duration_seconds_bucket{verb="POST"}[1m])) by (verb, le))`},
-	{"Get Request Latency",
-		`histogram_quantile(0.99, sum(rate(rest_client_request_duration_seconds_bucket{verb="GET"}[1m])) by (verb, le))`},
-	{"Memory", `process_resident_memory_bytes{}`},
-	{"CPU usage", `rate(process_cpu_seconds_total{}[1m])`},
-	{"Goroutines", `go_goroutines{}`},
-	{"KubeProxyDown", `up{}`},                     // fires when this is absent
-	{"KubeProxyInstanceUnreachable", `up{} != 0`}, // fires when it is 0
-}
-
-// Those of CoreDNS in https://github.com/povilasv/coredns-mixin at eb356cfbdcb9 (Apache-2.0): dashboards/coredns.libsonnet with and
-// without kubernetesPlugin, alerts/coredns.libsonnet, alerts/forward.libsonnet; and of the dashboard "Kubernetes / System / CoreDNS",
-// https://grafana.com/grafana/dashboards/15762 (Apache-2.0), in https://github.com/dotdc/grafana-dashboards-kubernetes at 7fc1dc8ccd23:
-// dashboards/k8s-system-coredns.json. What alerts compare is here without the bound, where the bound is far from a healthy server.
-var ofDNS = []expression{
-	{"instances", `coredns_build_info{}`}, // of both dashboards: without it they have no instance, or no job, to show
-	{"Up", `sum(up{})`},
-	{"Panics", `sum(coredns_panics_total{})`},
-	{"RPC Rate", `sum(rate(coredns_dns_responses_total{}[5m])) by (rcode)`},
-	{"RPC Rate forward", `sum(rate(coredns_forward_responses_total{}[5m])) by (rcode)`},
-	{"Request duration", `histogram_quantile(0.99, sum(rate(coredns_dns_request_duration_seconds_bucket{}[5m])) by (server, zone, le))`},
-	{"Request duration forward", `histogram_quantile(0.99, sum(rate(coredns_forward_request_duration_seconds_bucket{}[5m])) by (to, le))`},
-	{"Requests (by qtype)", `sum(rate(coredns_dns_requests_total{}[5m])) by (type)`},
-	{"Requests (by zone)", `sum(rate(coredns_dns_requests_total{}[5m])) by (zone)`},
-	{"Forward Requests (by to)", `sum(rate(coredns_forward_requests_total{}[5m])) by (to)`},
-	{"Kubernetes DNS programming duration",
-		`histogram_quantile(0.99, sum(rate(coredns_kubernetes_dns_programming_duration_seconds_bucket{}[5m])) by (service_kind, le))`},
-	{"Kubernetes DNS programming duration 50",
-		`histogram_quantile(0.50, sum(rate(coredns_kubernetes_dns_programming_duration_seconds_bucket{}[5m])) by (service_kind, le))`},
-	{"Plugins Enabled", `count(sum(coredns_plugin_enabled{}) by (name))`},
-	{"Request size", `histogram_quantile(0.99, sum(rate(coredns_dns_request_size_bytes_bucket{}[5m])) by (server, zone, proto, le))`},
-	{"Request size 50", `histogram_quantile(0.50, sum(rate(coredns_dns_request_size_bytes_bucket{}[5m])) by (server, zone, proto, le))`},
-	{"Response size", `histogram_quantile(0.99, sum(rate(coredns_dns_response_size_bytes_bucket{}[5m])) by (server, zone, proto, le))`},
-	{"Response size 50", `histogram_quantile(0.50, sum(rate(coredns_dns_response_size_bytes_bucket{}[5m])) by (server, zone, proto, le))`},
-	{"Cached", `sum(coredns_cache_hits_total{}) / (sum(coredns_cache_misses_total{}) + sum(coredns_cache_hits_total{}))`},
-	{"Cache hit Rate", `sum(rate(coredns_cache_hits_total{}[5m])) by (type)`},
-	{"Cache hit Rate misses", `sum(rate(coredns_cache_misses_total{}[5m]))`},
-	{"Cache Size", `sum(coredns_cache_entries{}) by (type)`},
-	{"Memory", `process_resident_memory_bytes{}`},
-	{"CPU usage", `rate(process_cpu_seconds_total{}[5m])`},
-	{"Goroutines", `go_goroutines{}`},
-	{"CoreDNSDown", `up{} == 1`}, // fires when this is absent
-	{"CoreDNSLatencyHigh",
-		`histogram_quantile(0.99, sum(rate(coredns_dns_request_duration_seconds_bucket{}[5m])) without (instance,pod))`},
-	{"CoreDNSErrorsHigh", `sum without (pod, instance, server, zone, view, rcode, plugin) ` +
-		`(rate(coredns_dns_responses_total{rcode="SERVFAIL"}[5m])) / ` +
-		`sum without (pod, instance, server, zone, view, rcode, plugin) (rate(coredns_dns_responses_total{}[5m])) > 0.03`},
-	{"CoreDNSForwardLatencyHigh",
-		`histogram_quantile(0.99, sum(rate(coredns_forward_request_duration_seconds_bucket{}[5m])) without (pod, instance, rcode))`},
-	{"CoreDNSForwardErrorsHigh", `sum without (pod, instance, rcode) (rate(coredns_forward_responses_total{rcode="SERVFAIL"}[5m])) / ` +
-		`sum without (pod, instance, rcode) (rate(coredns_forward_responses_total{}[5m])) > 0.03`},
-	{"CoreDNSForwardHealthcheckFailureCount",
-		`sum without (pod, instance) (rate(coredns_forward_healthcheck_failures_total{}[5m]))`},
-	{"CoreDNSForwardHealthcheckBrokenCount", `sum without (pod, instance) (rate(coredns_forward_healthcheck_broken_total{}[5m]))`},
-
-	{"15762 Health Status", `up{}`},
-	{"15762 CPU Usage", `rate(process_cpu_seconds_total{}[1m])`},
-	{"15762 Total DNS Requests", `sum(rate(coredns_dns_requests_total{proto="udp"}[1m]))`},
-	{"15762 Average Packet Size", `sum(rate(coredns_dns_request_size_bytes_sum{proto="udp"}[1m])) by (proto) / ` +
-		`sum(rate(coredns_dns_request_size_bytes_count{proto="udp"}[1m])) by (proto)`},
-	{"15762 Requests by type", `sum(rate(coredns_dns_requests_total{}[1m])) by (type)`},
-	{"15762 Requests by return code", `sum(rate(coredns_dns_responses_total{}[1m])) by (rcode)`},
-	{"15762 Total Forward Requests", `sum(rate(coredns_proxy_request_duration_seconds_count{proxy_name="forward"}[1m]))`},
-	{"15762 DNS Errors",
-		`sum(rate(coredns_proxy_request_duration_seconds_count{proxy_name="forward",rcode=~"SERVFAIL|REFUSED"}[1m])) by (rcode)`},
-	{"15762 Cache Hits", `sum(rate(coredns_cache_hits_total{}[1m])) by (type)`},
-	{"15762 Cache Misses", `sum(rate(coredns_cache_misses_total{}[1m])) by (type)`},
-	{"15762 DNS request duration", `sum(increase(coredns_dns_request_duration_seconds_bucket{}[1m])) by (le)`},
-	{"15762 DNS request size", `sum(increase(coredns_dns_request_size_bytes_bucket{le!="0"}[1m])) by (le)`},
-	{"15762 DNS response size", `sum(increase(coredns_dns_response_size_bytes_bucket{le!="0"}[1m])) by (le)`},
-}
-
-// jobs are what Prometheus scrapes, with the reasons why expressions return nothing there.
-var jobs = []struct {
-	name        string
-	expressions []expression
-	without     map[string]string
-}{
-	{"kube-proxy", ofProxy, map[string]string{
-		"Kube API Request Rate 3xx": "the API server redirects no request of a proxy",
-		"Kube API Request Rate 5xx": "the API server has no fault here",
-	}},
-	{"kube-dns", ofDNS, map[string]string{
-		"Panics":          "without a Corefile nothing goes on after a panic",
-		"Plugins Enabled": "without a Corefile there are no plugins",
-	}},
-	{"coredns", ofDNS, nil},
-}
-
 // corefile is that of kubeadm, without what the host of the API server has no use for.
 const corefile = `.:53 {
     errors
@@ -148,19 +42,30 @@ const corefile = `.:53 {
 
 // dashboards has Debian's Prometheus scrape the node, and a server of DNS by a Corefile beside the API server, while both work.
 type dashboards struct {
-	c       *cluster
-	servers []netip.AddrPort // of DNS
-	rounds  int
+	c        *cluster
+	servers  []netip.AddrPort // of DNS
+	services []string         // that have endpoints, of both families
+	typo     string           // has none
+	shop     string           // has a route
+	http     *http.Client     // of Prometheus
+	rounds   int
 }
 
 // dashboardsHaveData evaluates every expression until it returns data, unless the job has a reason why it does not.
 func (c *cluster) dashboardsHaveData(upstream string) {
 	c.t.Helper()
-	d := &dashboards{c: c, servers: []netip.AddrPort{
-		netip.MustParseAddrPort(clusterDNS + ":53"), netip.AddrPortFrom(c.server.Addr4(), 53),
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return c.node.Dial(ctx, svc.TCP, netip.MustParseAddrPort("127.0.0.1:9090"))
 	}}
+	defer transport.CloseIdleConnections()
+	d := &dashboards{
+		c:       c,
+		servers: []netip.AddrPort{netip.MustParseAddrPort(clusterDNS + ":53"), netip.AddrPortFrom(c.server.Addr4(), 53)},
+		http:    &http.Client{Timeout: 30 * time.Second, Transport: transport},
+	}
 	began := time.Now()
 	d.start(upstream)
+	d.serve()
 	missing := map[string]string{}
 	for _, job := range jobs {
 		names := map[string]bool{}
@@ -209,7 +114,15 @@ func (e expression) of(job string) string {
 	return strings.NewReplacer("{}", "{"+selection(job)+"}", "{", "{"+selection(job)+",").Replace(e.text)
 }
 
-func selection(job string) string { return fmt.Sprintf("job=%q,instance=~\".+\",cluster=\"\"", job) }
+func selection(job string) string {
+	s := fmt.Sprintf("job=%q,instance=~\".+\",cluster=\"\"", job)
+	if job == "hubble" { // all values of its variables
+		for _, label := range []string{"source_namespace", "source_workload", "destination_namespace", "destination_workload"} {
+			s += "," + label + `=~".*"`
+		}
+	}
+	return s
+}
 
 // start starts the server of DNS and Prometheus.
 func (d *dashboards) start(upstream string) {
@@ -222,6 +135,7 @@ global: {scrape_interval: 500ms, scrape_timeout: 500ms}
 scrape_configs:
 - {job_name: kube-proxy, static_configs: [{targets: ["127.0.0.1:10249"]}]}
 - {job_name: kube-dns, static_configs: [{targets: ["127.0.0.1:9153"], labels: {pod: node}}]}
+- {job_name: hubble, static_configs: [{targets: ["127.0.0.1:10249"], labels: {pod: node}}]}
 - {job_name: coredns, static_configs: [{targets: ["%s:9153"], labels: {pod: server}}]}
 `, c.server.Addr4()),
 	}
@@ -241,6 +155,30 @@ scrape_configs:
 	})
 }
 
+// both is a Service of both families.
+const both = `
+apiVersion: v1
+kind: Service
+metadata: {name: both}
+spec:
+  ipFamilyPolicy: RequireDualStack
+  ipFamilies: [IPv4, IPv6]
+  selector: {app: MyApp}
+  ports: [{port: 80, targetPort: 9376}]
+`
+
+// serve waits for a Service of both families, and looks where the others are.
+func (d *dashboards) serve() {
+	d.c.t.Helper()
+	d.typo, d.shop = d.c.frontend("typo"), d.c.frontend("shop")
+	d.c.apply(both)
+	for _, ip := range strings.Fields(d.c.kubectl("get", "service", "both", "-o", "jsonpath={.spec.clusterIPs[*]}")) {
+		at := net.JoinHostPort(ip, "80")
+		testbed.Until(d.c.t, "an answer of "+at, func() error { return d.c.dial(at) })
+		d.services = append(d.services, at)
+	}
+}
+
 // round makes every kind of traffic, and waits until all of it is scraped.
 func (d *dashboards) round() error {
 	d.rounds++
@@ -258,6 +196,9 @@ func (d *dashboards) round() error {
 			}
 		}
 	}
+	if err := d.connect(); err != nil {
+		return err
+	}
 	after := time.Now()
 	testbed.Until(d.c.t, "a scrape of every job", func() error {
 		if n, err := d.evaluate(fmt.Sprintf("timestamp(up) > %d.%03d", after.Unix(), after.Nanosecond()/1e6)); err != nil || n != len(jobs) {
@@ -266,6 +207,19 @@ func (d *dashboards) round() error {
 		return nil
 	})
 	return nil
+}
+
+// connect makes connections of both families to a Service, one that is refused, and requests by a route.
+func (d *dashboards) connect() error {
+	for _, at := range d.services {
+		if err := d.c.dial(at); err != nil {
+			return err
+		}
+	}
+	if err := d.c.dial(d.typo); !testbed.Refused(err) {
+		return fmt.Errorf("a Service without endpoints: %w, want refused", err)
+	}
+	return d.c.requests(d.shop)
 }
 
 // change makes a Service, whose endpoints the controller writes and the node programs, and a Pod, of which the node writes Events.
@@ -310,13 +264,7 @@ func (d *dashboards) ask(at netip.AddrPort, name string, want int) error {
 
 // evaluate returns how many values an expression has now that are numbers.
 func (d *dashboards) evaluate(expression string) (n int, err error) {
-	client := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return d.c.node.Dial(ctx, svc.TCP, netip.MustParseAddrPort("127.0.0.1:9090"))
-		},
-	}}
-	answer, err := client.Get("http://prometheus/api/v1/query?query=" + url.QueryEscape(expression))
+	answer, err := d.http.Get("http://prometheus/api/v1/query?query=" + url.QueryEscape(expression))
 	if err != nil {
 		return 0, err
 	}

@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -11,11 +12,12 @@ import (
 )
 
 // The metrics of an agent have series of the proxy, of DNS, of its speaker and of Pods, which go
-// with their Pod. Dashboards for kube-proxy and CoreDNS have data.
+// with their Pod. Dashboards for kube-proxy, CoreDNS and Hubble have data.
 func TestMetricsOfAnAgent(t *testing.T) {
 	t.Parallel()
-	const upstream = "192.168.77.13"                                        // the third host
-	c := newCluster(t, "--lb-pool", "192.0.2.0/28", "--upstream", upstream) // as the server has it, with one list of flags for all
+	const upstream = "192.168.77.13"                // the third host
+	c := newCluster(t, "--lb-pool", "192.0.2.0/28", // as the server has it, with one list of flags for all
+		"--upstream", upstream, "--hubble-listen-address", "unix://"+filepath.Join(openDir(t), "hubble.sock"))
 	if at := world(t, c.network.Outside("world")); at.Addr().String() != upstream {
 		t.Fatalf("the outside is at %s", at)
 	}
@@ -64,6 +66,8 @@ func TestMetricsOfAnAgent(t *testing.T) {
 	)
 	has("9153", `coredns_dns_requests_total\{.*\} [1-9]`, `fairlead_dns_api_up`)
 
+	c.apply(mustRead(t, "../../examples/debugging.yaml"))
+	(&shell{c: c}).applications()
 	c.dashboardsHaveData(upstream)
 
 	c.kubectl("delete", "pods", "-l", "app=MyApp")
