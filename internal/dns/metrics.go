@@ -2,9 +2,11 @@ package dns
 
 import (
 	"net/http"
+	"runtime"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/fairlead/fairlead/internal/clientmetrics"
@@ -31,6 +33,8 @@ func (s *Server) Collect(ch chan<- prometheus.Metric) {
 		c.gauge("coredns_hosts_reload_timestamp_seconds", "When the hosts file that is used was written.", float64(h.modified.UnixNano())/1e9)
 	}
 	s.follow.Collect(ch)
+	c.gauge("coredns_build_info", "The version of this server; its value is 1.", 1,
+		"version", s.options.Version, "revision", "", "goversion", runtime.Version())
 	c.gauge("fairlead_dns_tcp_connections", "Connections of clients.", float64(s.conns.len()))
 	c.counter("fairlead_dns_tcp_displaced_total", "Idle connections closed for new ones, of clients that had their share.",
 		s.conns.displaced.Load())
@@ -45,7 +49,7 @@ func (s *Server) Collect(ch chan<- prometheus.Metric) {
 // paths CoreDNS has on three ports.
 func (s *Server) Handler() http.Handler {
 	reg := prometheus.NewRegistry()
-	reg.MustRegister(s)
+	reg.MustRegister(s, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(prometheus.Gatherers{reg, clientmetrics.Gatherer()}, promhttp.HandlerOpts{}))
 	mux.HandleFunc("/health", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("OK")) })
@@ -134,11 +138,11 @@ func (c collector) forward(f *forwarder) {
 		f.metrics.clientRejects.Load())
 	c.counter("coredns_forward_healthcheck_broken_total", "Questions sent while every upstream was unhealthy.", f.metrics.broken.Load())
 	for _, u := range f.all() {
+		c.earlier(u)
 		for rcode := range u.stats.duration {
 			if n, sum, b := u.stats.duration[rcode].cumulative(); n > 0 {
 				c.histogram("coredns_proxy_request_duration_seconds", "Time upstreams took to answer.", n, sum, b,
 					"proxy_name", proxy, "to", u.name, "rcode", rcodeNames[rcode])
-				c.counter("coredns_forward_responses_total", "Answers of upstreams.", n, "to", u.name, "rcode", rcodeNames[rcode])
 			}
 		}
 		c.counter("coredns_proxy_healthcheck_failures_total", "Attempts without an answer.", u.stats.failures.Load(),
@@ -150,6 +154,21 @@ func (c collector) forward(f *forwarder) {
 		c.counter(misses, "Sockets and connections opened.", u.stats.tcp.Load(), "proxy_name", proxy, "to", u.name, "proto", "tcp")
 		c.gauge("fairlead_dns_upstream_healthy", "Whether the upstream is asked first.", truth(u.healthy()), "to", u.name)
 	}
+}
+
+// earlier gives what an upstream did under the names that CoreDNS had before coredns_proxy_…
+func (c collector) earlier(u *upstream) {
+	var answers uint64
+	for rcode := range u.stats.duration {
+		n, sum, b := u.stats.duration[rcode].cumulative()
+		if answers += n; n > 0 {
+			l := []string{"to", u.name, "rcode", rcodeNames[rcode]}
+			c.counter("coredns_forward_responses_total", "Answers of upstreams.", n, l...)
+			c.histogram("coredns_forward_request_duration_seconds", "Time upstreams took to answer.", n, sum, b, l...)
+		}
+	}
+	c.counter("coredns_forward_requests_total", "Questions that upstreams answered.", answers, "to", u.name)
+	c.counter("coredns_forward_healthcheck_failures_total", "Attempts without an answer.", u.stats.failures.Load(), "to", u.name)
 }
 
 func (c collector) cache(k *cache, f *forwardStats) {

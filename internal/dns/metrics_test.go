@@ -64,10 +64,16 @@ gauge     hosts_entries                               hostsfile
 gauge     hosts_reload_timestamp_seconds
 counter   autopath_success_total                      server
 histogram kubernetes_dns_programming_duration_seconds service_kind
+gauge     build_info                                  goversion revision version
 `
 
 // earlier are metrics that CoreDNS had before, and dashboards still have.
-const earlier = "counter forward_responses_total rcode to"
+const earlier = `
+counter   forward_requests_total                      to
+counter   forward_responses_total                     rcode to
+histogram forward_request_duration_seconds            rcode to
+counter   forward_healthcheck_failures_total          to
+`
 
 // Whatever CoreDNS has is here under the same name, of the same kind and with
 // the same labels; nothing else bears its prefix.
@@ -116,8 +122,8 @@ func TestMetricsAreThoseOfCoreDNS(t *testing.T) {
 	}
 	// A client has its answer a moment before it is counted.
 	eventually(t, "the answer is counted", gathered)
-	want := []string{earlier}
-	for line := range strings.Lines(strings.TrimSpace(corednsMetrics)) {
+	var want []string
+	for line := range strings.Lines(strings.TrimSpace(corednsMetrics) + earlier) {
 		want = append(want, strings.Join(strings.Fields(line), " "))
 	}
 	slices.Sort(want)
@@ -135,6 +141,7 @@ func checkBounds(t *testing.T, name string, got []float64) {
 	want := map[string][]float64{
 		"dns_request_duration_seconds":                times,
 		"proxy_request_duration_seconds":              times,
+		"forward_request_duration_seconds":            times,
 		"dns_request_size_bytes":                      sizes,
 		"dns_response_size_bytes":                     sizes,
 		"kubernetes_dns_programming_duration_seconds": prometheus.ExponentialBuckets(0.001, 2, 20),

@@ -96,6 +96,9 @@ type Options struct {
 	// of eight, and the cost is that such names seem to exist.
 	Autopath bool
 
+	// Version is a label of coredns_build_info.
+	Version string
+
 	// Publish lists this server behind the Service kube-system/kube-dns.
 	Publish *membership.Self
 	// NodeLocal answers questions to the Service kube-dns on this node itself.

@@ -2,6 +2,7 @@ package hubble
 
 import (
 	"net/http"
+	"net/netip"
 	"strconv"
 	"strings"
 	"sync"
@@ -13,8 +14,8 @@ import (
 
 // Metrics count the flows that are recorded under the names and labels of Hubble's metrics.
 type Metrics struct {
-	flows, drops, ports, questions, answers, requests, lost *counter
-	duration                                                *prometheus.HistogramVec
+	flows, drops, ports, flags, questions, answers, records, requests, responses, lost *counter
+	duration                                                                           *prometheus.HistogramVec
 }
 
 const (
@@ -77,12 +78,18 @@ func NewMetrics() *Metrics {
 			"reason", "protocol"),
 		ports: newCounter(prometheus.CounterOpts{Name: "hubble_port_distribution_total", Help: "Recorded flows by their destination port."},
 			"protocol", "port"),
+		flags: newCounter(prometheus.CounterOpts{Name: "hubble_tcp_flags_total", Help: "Recorded flows of TCP that were forwarded, by flag."},
+			"flag", "family"),
 		questions: newCounter(prometheus.CounterOpts{Name: "hubble_dns_queries_total", Help: "Recorded questions of DNS."},
 			"rcode", "qtypes", "ips_returned"),
 		answers: newCounter(prometheus.CounterOpts{Name: "hubble_dns_responses_total", Help: "Recorded answers of DNS."},
 			"rcode", "qtypes", "ips_returned"),
+		records: newCounter(prometheus.CounterOpts{Name: "hubble_dns_response_types_total", Help: "Records in recorded answers of DNS."},
+			"type", "qtypes"),
 		requests: newCounter(prometheus.CounterOpts{Name: "hubble_http_requests_total", Help: "Recorded requests of HTTP."},
 			"method", "protocol", "status", "reporter"),
+		responses: newCounter(prometheus.CounterOpts{Name: "hubble_http_responses_total", Help: "Recorded answers of HTTP."},
+			"status", "method", "reporter"),
 		lost: newCounter(prometheus.CounterOpts{Name: "hubble_lost_events_total", Help: "About how many flows were not recorded."}, "source"),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "hubble_http_request_duration_seconds", Help: "Time until the answers to recorded requests of HTTP began.",
@@ -91,7 +98,9 @@ func NewMetrics() *Metrics {
 }
 
 func (m *Metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.flows, m.drops, m.ports, m.questions, m.answers, m.requests, m.lost, m.duration}
+	return []prometheus.Collector{
+		m.flows, m.drops, m.ports, m.flags, m.questions, m.answers, m.records, m.requests, m.responses, m.lost, m.duration,
+	}
 }
 
 // Describe is part of prometheus.Collector.
@@ -137,6 +146,9 @@ func (m *Metrics) count(f *Flow) {
 	} else if !f.Answer {
 		m.ports.add(1, f.Protocol.String(), strconv.Itoa(int(f.Destination.Port())))
 	}
+	if f.SYN && !dropped {
+		m.flags.add(1, "SYN", familyOf(f.Destination.Addr()))
+	}
 	m.flows.add(1, protocol, kind, subKind, verdict.String())
 }
 
@@ -145,14 +157,27 @@ func (m *Metrics) application(f *Flow) {
 	switch l := f.L7; {
 	case l.DNS != nil && f.Answer:
 		m.answers.add(1, rcodeName(l.DNS), l.DNS.Type, strconv.Itoa(len(l.DNS.IPs)))
+		for _, t := range l.DNS.Types {
+			m.records.add(1, t, l.DNS.Type)
+		}
 	case l.DNS != nil:
 		m.questions.add(1, "", l.DNS.Type, "0")
 	case f.Answer:
 		reporter := reporterOf(f.Direction)
 		method := methodLabel(l.HTTP.Method)
-		m.requests.add(1, method, l.HTTP.Protocol, strconv.Itoa(l.HTTP.Code), reporter)
+		status := strconv.Itoa(l.HTTP.Code)
+		m.requests.add(1, method, l.HTTP.Protocol, status, reporter)
+		m.responses.add(1, status, method, reporter)
 		m.duration.WithLabelValues(method, reporter).Observe(l.Latency.Seconds())
 	}
+}
+
+// familyOf is the family of an address in the words of Hubble's metrics.
+func familyOf(a netip.Addr) string {
+	if a.Is4() {
+		return flow.IPVersion_IPv4.String()
+	}
+	return flow.IPVersion_IPv6.String()
 }
 
 // methodLabel is a method of RFC 9110, section 9.3, or RFC 5789, and otherLabel for others.

@@ -18,6 +18,7 @@ func TestMetrics(t *testing.T) {
 	ring, m := NewRing(8), NewMetrics()
 	ring.Count(m)
 	for _, f := range sample() {
+		f.SYN = f.Protocol == svc.TCP // one of two is refused
 		ring.Add(f)
 	}
 	ring.Add(MissedFlow(noon, 99))
@@ -34,12 +35,16 @@ func TestMetrics(t *testing.T) {
 		L7: &L7{DNS: &DNS{Type: "A", IPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}}},
 	}
 	ring.Add(dns)
-	dns.Answer = true
+	dns.Answer, dns.L7.DNS.Types = true, []string{"CNAME", "A"}
 	ring.Add(dns)
 	const want = `
 # HELP hubble_dns_queries_total Recorded questions of DNS.
 # TYPE hubble_dns_queries_total counter
 hubble_dns_queries_total{ips_returned="0",qtypes="A",rcode=""} 1
+# HELP hubble_dns_response_types_total Records in recorded answers of DNS.
+# TYPE hubble_dns_response_types_total counter
+hubble_dns_response_types_total{qtypes="A",type="A"} 1
+hubble_dns_response_types_total{qtypes="A",type="CNAME"} 1
 # HELP hubble_dns_responses_total Recorded answers of DNS.
 # TYPE hubble_dns_responses_total counter
 hubble_dns_responses_total{ips_returned="1",qtypes="A",rcode="No Error"} 1
@@ -58,6 +63,9 @@ hubble_flows_processed_total{protocol="UDP",subtype="to-endpoint",type="Trace",v
 # HELP hubble_http_requests_total Recorded requests of HTTP.
 # TYPE hubble_http_requests_total counter
 hubble_http_requests_total{method="GET",protocol="HTTP/1.1",reporter="client",status="503"} 1
+# HELP hubble_http_responses_total Recorded answers of HTTP.
+# TYPE hubble_http_responses_total counter
+hubble_http_responses_total{method="GET",reporter="client",status="503"} 1
 # HELP hubble_lost_events_total About how many flows were not recorded.
 # TYPE hubble_lost_events_total counter
 hubble_lost_events_total{source="observer_events_queue"} 99
@@ -65,10 +73,14 @@ hubble_lost_events_total{source="observer_events_queue"} 99
 # TYPE hubble_port_distribution_total counter
 hubble_port_distribution_total{port="53",protocol="UDP"} 2
 hubble_port_distribution_total{port="8080",protocol="TCP"} 1
+# HELP hubble_tcp_flags_total Recorded flows of TCP that were forwarded, by flag.
+# TYPE hubble_tcp_flags_total counter
+hubble_tcp_flags_total{family="IPv4",flag="SYN"} 1
 `
 	if err := testutil.CollectAndCompare(m, strings.NewReader(want), "hubble_dns_queries_total", "hubble_dns_responses_total",
 		"hubble_drop_total", "hubble_flows_processed_total", "hubble_http_requests_total", "hubble_lost_events_total",
-		"hubble_port_distribution_total"); err != nil {
+		"hubble_port_distribution_total", "hubble_tcp_flags_total", "hubble_dns_response_types_total",
+		"hubble_http_responses_total"); err != nil {
 		t.Error(err)
 	}
 	if n := testutil.CollectAndCount(m, "hubble_http_request_duration_seconds"); n != 1 {

@@ -42,12 +42,15 @@ func (c *cluster) build(name, compiler string, args ...string) string {
 	return out
 }
 
-// world is a resolver outside of the cluster that knows www.example.com.
+// world is a resolver outside of the cluster that knows www.example.com, and fails for names below fail.example.com.
 func world(t *testing.T, on *testbed.Host) netip.AddrPort {
 	t.Helper()
 	handler := dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
 		m := new(dns.Msg).SetReply(q)
-		if !strings.EqualFold(q.Question[0].Name, "www.example.com.") {
+		name := strings.ToLower(q.Question[0].Name)
+		if strings.HasSuffix(name, ".fail.example.com.") {
+			m.Rcode = dns.RcodeServerFailure
+		} else if name != "www.example.com." {
 			m.Rcode = dns.RcodeNameError
 		} else if q.Question[0].Qtype == dns.TypeA {
 			m.Answer = append(m.Answer, &dns.A{

@@ -115,26 +115,30 @@ func (s *shell) applications() {
 		_, err := c.try("apply", "-f", file)
 		return err
 	})
-	at := netip.MustParseAddrPort(c.frontend("shop"))
+	shop := c.frontend("shop")
+	testbed.Until(c.t, "requests go by the route", func() error { return c.requests(shop) })
+	c.name("my-service.default.svc.cluster.local.")
+}
+
+// requests makes a request for each path of the route, at the frontend of its Service.
+func (c *cluster) requests(shop string) error {
+	at := netip.MustParseAddrPort(shop)
 	client := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return c.node.Dial(ctx, svc.TCP, at) },
 	}}
-	testbed.Until(c.t, "requests go by the route", func() error {
-		for path, want := range map[string]int{"/cart/7?token=secret": 503, "/": 200} {
-			answer, err := client.Get("http://shop" + path)
-			if err != nil {
-				return err
-			}
-			_, _ = io.Copy(io.Discard, answer.Body)
-			_ = answer.Body.Close()
-			if answer.StatusCode != want {
-				return fmt.Errorf("%s: %s, want %d", path, answer.Status, want)
-			}
+	for path, want := range map[string]int{"/cart/7?token=secret": 503, "/": 200} {
+		answer, err := client.Get("http://shop" + path)
+		if err != nil {
+			return err
 		}
-		return nil
-	})
-	c.name("my-service.default.svc.cluster.local.")
+		_, _ = io.Copy(io.Discard, answer.Body)
+		_ = answer.Body.Close()
+		if answer.StatusCode != want {
+			return fmt.Errorf("%s: %s, want %d", path, answer.Status, want)
+		}
+	}
+	return nil
 }
 
 // name asks the DNS server of the node for the addresses of a name.

@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -11,10 +12,15 @@ import (
 )
 
 // The metrics of an agent have series of the proxy, of DNS, of its speaker and of Pods, which go
-// with their Pod.
+// with their Pod. Dashboards for kube-proxy, CoreDNS and Hubble have data.
 func TestMetricsOfAnAgent(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, "--lb-pool", "192.0.2.0/28") // as the server has it, with one list of flags for all
+	const upstream = "192.168.77.13"                // the third host
+	c := newCluster(t, "--lb-pool", "192.0.2.0/28", // as the server has it, with one list of flags for all
+		"--upstream", upstream, "--hubble-listen-address", "unix://"+filepath.Join(openDir(t), "hubble.sock"))
+	if at := world(t, c.network.Outside("world")); at.Addr().String() != upstream {
+		t.Fatalf("the outside is at %s", at)
+	}
 	c.agent.Says("--lb-pool has no effect on a node: the server gives out addresses")
 	c.backends()
 	c.kubectl("run", "loops", "--image=host", "--command", "--", "false")
@@ -59,6 +65,10 @@ func TestMetricsOfAnAgent(t *testing.T) {
 		`fairlead_lb_speaker_panics_total 0$`,
 	)
 	has("9153", `coredns_dns_requests_total\{.*\} [1-9]`, `fairlead_dns_api_up`)
+
+	c.apply(mustRead(t, "../../examples/debugging.yaml"))
+	(&shell{c: c}).applications()
+	c.dashboardsHaveData(upstream)
 
 	c.kubectl("delete", "pods", "-l", "app=MyApp")
 	testbed.Until(t, "the end of the series of Pods that are gone", func() error {

@@ -108,7 +108,7 @@ func CheckDomains(domains []string) error {
 func (f *DNSFlags) Options(networks base.NetworkFlags) (dns.Options, error) {
 	o := dns.Options{
 		Listen: f.Listen, Domains: f.Domains, ServiceCIDRs: networks.ServiceCIDRs, PodCIDRs: networks.PodCIDRs,
-		Hosts: f.hosts, Autopath: f.autopath, LogQueries: f.logQueries,
+		Hosts: f.hosts, Autopath: f.autopath, LogQueries: f.logQueries, Version: base.Version,
 	}
 	var err error
 	if o.Pods, err = zone.ParsePodMode(f.podMode); err != nil {

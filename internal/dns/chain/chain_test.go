@@ -59,7 +59,9 @@ func TestKubeadm(t *testing.T) {
 		"fairlead_dns_ready 1", "fairlead_dns_api_up 1", "go_goroutines ", "process_open_fds ",
 		"coredns_panics_total 0", `coredns_build_info{goversion="go`, `coredns_plugin_enabled{name="kubernetes",server="dns://:`,
 		`view="",zone="."} 1`, `coredns_cache_hits_total{server="dns://:`, `plugin="forward",rcode="NOERROR"`,
-		`coredns_forward_responses_total{rcode="NOERROR",to="` + up.addr + `"}`,
+		`coredns_forward_responses_total{rcode="NOERROR",to="` + up.addr + `"}`, `coredns_forward_requests_total{to="` + up.addr + `"} `,
+		`coredns_forward_request_duration_seconds_count{rcode="NOERROR",to="` + up.addr + `"}`,
+		`coredns_forward_healthcheck_failures_total{to="` + up.addr + `"} 0`,
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in the metrics:\n%s", want, text)

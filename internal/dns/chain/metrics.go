@@ -18,7 +18,7 @@ type metrics struct {
 	requests, do, responses *prometheus.CounterVec
 	duration, reqSize, size *prometheus.HistogramVec
 	upstream                *prometheus.HistogramVec
-	forwarded               *prometheus.CounterVec
+	earlier                 earlier
 	panics, reloadFailed    prometheus.Counter
 	version                 string
 }
@@ -53,9 +53,7 @@ func newMetrics(version string) *metrics {
 		upstream: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "coredns_proxy_request_duration_seconds", Help: "Time upstreams took to answer.", Buckets: timeBuckets,
 		}, []string{"proxy_name", "to", "rcode"}),
-		forwarded: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "coredns_forward_responses_total", Help: "Answers of upstreams.",
-		}, []string{"to", "rcode"}),
+		earlier: newEarlier(),
 		panics: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "coredns_panics_total", Help: "Questions whose plugin panicked; they are SERVFAIL.",
 		}),
@@ -65,10 +63,37 @@ func newMetrics(version string) *metrics {
 	}
 }
 
+// earlier are metrics of upstreams that CoreDNS had before coredns_proxy_…, and dashboards still have.
+type earlier struct {
+	requests, responses *prometheus.CounterVec
+	duration            *prometheus.HistogramVec
+}
+
+func newEarlier() earlier {
+	return earlier{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "coredns_forward_requests_total", Help: "Questions that upstreams answered.",
+		}, []string{"to"}),
+		responses: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "coredns_forward_responses_total", Help: "Answers of upstreams.",
+		}, []string{"to", "rcode"}),
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "coredns_forward_request_duration_seconds", Help: "Time upstreams took to answer.", Buckets: timeBuckets,
+		}, []string{"to", "rcode"}),
+	}
+}
+
+func (e earlier) observe(to, rcode string, took time.Duration) {
+	e.requests.WithLabelValues(to).Inc()
+	e.responses.WithLabelValues(to, rcode).Inc()
+	e.duration.WithLabelValues(to, rcode).Observe(took.Seconds())
+}
+
 // fixed returns the collectors that live as long as the process.
 func (m *metrics) fixed() []prometheus.Collector {
 	return []prometheus.Collector{
-		m.requests, m.do, m.responses, m.duration, m.reqSize, m.size, m.upstream, m.forwarded, m.panics, m.reloadFailed,
+		m.requests, m.do, m.responses, m.duration, m.reqSize, m.size, m.upstream, m.panics, m.reloadFailed,
+		m.earlier.requests, m.earlier.responses, m.earlier.duration,
 	}
 }
 
@@ -111,7 +136,7 @@ func (m *metrics) observe(f *forward.Forward) {
 	for _, u := range f.Upstreams() {
 		u.Observe = func(rcode int, took time.Duration) {
 			m.upstream.WithLabelValues("forward", u.Name, rcodeLabel(rcode)).Observe(took.Seconds())
-			m.forwarded.WithLabelValues(u.Name, rcodeLabel(rcode)).Inc()
+			m.earlier.observe(u.Name, rcodeLabel(rcode), took)
 		}
 	}
 }
@@ -227,6 +252,7 @@ func (w sender) forwards(all []*forward.Forward) {
 			seen[u.Name] = true
 			w.counter("coredns_proxy_healthcheck_failures_total", "Health checks without an answer.", u.HealthFailures.Load(),
 				"proxy_name", "forward", "to", u.Name)
+			w.counter("coredns_forward_healthcheck_failures_total", "Health checks without an answer.", u.HealthFailures.Load(), "to", u.Name)
 			w.counter("coredns_proxy_conn_cache_hits_total", "Questions over a connection that was open already.", u.Reused.Load(),
 				"proxy_name", "forward", "to", u.Name, "proto", "tcp")
 			const misses, help = "coredns_proxy_conn_cache_misses_total", "Sockets and connections opened."
