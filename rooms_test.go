@@ -151,6 +151,7 @@ var rooms = map[string]int{
 	"apiserver/serve":         4,
 	"apiserver/usage":         4,
 	"migrate/nodecheck":       4,
+	"migrate/drain":           4,
 	"cli/client/asnode":       4,
 	"cli/client/lbview":       4,
 	"controller/endpoints":    4,

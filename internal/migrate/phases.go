@@ -151,7 +151,8 @@ func Steps(from Phase, back, drains bool) []Step {
 		}
 		// kube-proxy v1.37.2 removes the chains of mode iptables first. They cannot go while the ones of mode ipvs refer to them, so a first
 		// cleanup fails; it removes the latter all the same.
-		return append(out, Step{Action: CleanUp, Program: KubeProxy, Again: true}, Step{Action: Check, Program: Fairlead, Only: true}, enter(After))
+		return append(out, Step{Action: CleanUp, Program: KubeProxy, Again: true}, Step{Action: Check, Program: Fairlead, Only: true},
+			enter(After))
 	}
 	return nil
 }

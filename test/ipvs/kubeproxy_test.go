@@ -253,7 +253,8 @@ func TestFromKubeProxy(t *testing.T) {
 	}
 	process.Output(t, c.kubeProxy("--cleanup"))
 	// kube-proxy leaves its sets of IPv6, which no rule names.
-	if left := c.inKernel(); strings.Contains(strings.ReplaceAll(left, "set KUBE-6-", ""), "KUBE-") || strings.Contains(left, "kube-ipvs0") || strings.Contains(left, " rr\n") {
+	left := strings.ReplaceAll(c.inKernel(), "set KUBE-6-", "")
+	if strings.Contains(left, "KUBE-") || strings.Contains(left, svc.KubeProxyDevice) || strings.Contains(left, " rr\n") {
 		t.Errorf("left of kube-proxy:\n%s", left)
 	}
 	c.led(socket)

@@ -172,7 +172,7 @@ func (c *endpointChecks) sync(ctx context.Context, name svc.Name) error {
 		return nil
 	}
 	if _, err := c.Client.DiscoveryV1().EndpointSlices(name.Namespace).Update(ctx, next, metav1.UpdateOptions{}); err != nil {
-		return kit.IgnoreReplaced(err) // the watch brings what is there now
+		return kit.IgnoreReplaced(err) // the watch brings the current one
 	}
 	if len(left) > 0 {
 		slices.Sort(left)

@@ -42,10 +42,10 @@ func TestScope(t *testing.T) {
 	open(t, host, svc.UDP, "10.96.0.2:53", "[fd00:10:96::2]:53")
 	open(t, host, svc.TCP, "10.96.0.1:53")
 	ep4 := netip.AddrPortFrom(ep.Addr4(), 5353)
-	answered := Entry{Protocol: svc.UDP, OrigDst: ap("10.96.0.1:53"), ReplySrc: ep4, Replied: true}
+	answered := Entry{Protocol: svc.UDP, OrigDst: ap("10.96.0.1:53"), ReplySrc: ep4, Replied: true, Marked: true}
 	waits := Entry{Protocol: svc.UDP, OrigDst: ap("10.96.0.2:53"), ReplySrc: ap("10.96.0.2:53")}
 	waits6 := Entry{Protocol: svc.UDP, OrigDst: ap("[fd00:10:96::2]:53"), ReplySrc: ap("[fd00:10:96::2]:53")}
-	tcp := Entry{Protocol: svc.TCP, OrigDst: ap("10.96.0.1:53"), ReplySrc: ep4, Replied: true, Assured: true}
+	tcp := Entry{Protocol: svc.TCP, OrigDst: ap("10.96.0.1:53"), ReplySrc: ep4, Replied: true, Assured: true, Marked: true}
 	sweep := func(scope Scope, remove Entry, want ...Entry) {
 		t.Helper()
 		seen := map[Entry]bool{}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
+	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -39,7 +40,7 @@ func (l *Left) String() string {
 // kernel forget where IPVS led the datagrams of UDP, so that the next ones meet the rules of fairlead proxy, and has new connections of
 // the node begin at another address. It works in the network namespace of the process.
 func IPVS(ctx context.Context, within time.Duration) (Left, error) {
-	if err := ownSources(); err != nil {
+	if err := link.LeaveSources(svc.KubeProxyDevice); err != nil {
 		return Left{}, err
 	}
 	if err := forget(ctx); err != nil {
@@ -81,7 +82,11 @@ func look() (out Left, err error) {
 	if err != nil {
 		return out, err
 	}
-	return out, fromServices(through, add)
+	return out, link.ConnectionsFrom(svc.KubeProxyDevice, func(from, to netip.AddrPort) {
+		if !through[from] {
+			add(ipvs.Connection{Proto: svc.TCP, Client: from, Virtual: to})
+		}
+	})
 }
 
 // forget deletes the entries of connection tracking by which IPVS leads datagrams on.

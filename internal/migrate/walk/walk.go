@@ -96,8 +96,8 @@ func (w *Walk) Apply(ctx context.Context) error {
 // report says how to go on with nodes that keep rules for connections.
 func (w *Walk) report() {
 	if w.draining > 0 {
-		fmt.Fprintf(w.Out, "new connections meet fairlead proxy on every node; nodes that keep kube-proxy's last rules for the connections that "+
-			"go through them: %d. Run 'fairlead migrate apply' again when they have ended, or with --end-connections to end them\n", w.draining)
+		fmt.Fprintf(w.Out, "new connections meet fairlead proxy on every node; nodes that keep kube-proxy's last rules for open "+
+			"connections: %d. Run 'fairlead migrate apply' again when they have ended, or with --end-connections to end them\n", w.draining)
 	}
 }
 
@@ -207,7 +207,7 @@ func (w *Walk) change(ctx context.Context, n migrate.NodePlan, back bool) error 
 			fmt.Fprintf(w.Out, "%s: %s\n", n.Name, step)
 			err := w.take(ctx, n.Name, step)
 			if left := (*act.FailedError)(nil); step.Action == migrate.Drain && errors.As(err, &left) && left.ExitCode == migrate.StillOpen {
-				fmt.Fprintf(w.Out, "%s: %s: kube-proxy's last rules stay for now\n", n.Name, left.Reported)
+				fmt.Fprintf(w.Out, "%s: the last rules stay for now: %s\n", n.Name, left.Reported)
 				w.draining++
 				return nil
 			}

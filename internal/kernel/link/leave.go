@@ -1,4 +1,4 @@
-package drain
+package link
 
 import (
 	"errors"
@@ -8,9 +8,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-
-	"github.com/fairlead/fairlead/internal/kernel/ipvs"
-	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // anywhere is an address of each family that no network has (RFC 5737, RFC 3849). No packet is sent to it.
@@ -18,10 +15,11 @@ func anywhere() map[int]string {
 	return map[int]string{netlink.FAMILY_V4: "192.0.2.1:9", netlink.FAMILY_V6: "[2001:db8::1]:9"}
 }
 
-// ownSources has new connections of the node itself begin at an address that the node keeps. While kube-proxy's device has the addresses of
-// Services, the kernel takes the address of the Service as the source, and the connection would hang once the device has gone.
-func ownSources() error {
-	device, err := netlink.LinkByName(svc.KubeProxyDevice)
+// LeaveSources has new connections of the node to the addresses of a device begin at the address from which it sends to other networks. By
+// itself the kernel takes the address that is called as the source, and such a connection hangs once the device has gone. It does nothing
+// without the device; nor for IPv6 while the device is down, and for a family in which the node sends nowhere.
+func LeaveSources(device string) error {
+	dev, err := netlink.LinkByName(device)
 	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
 		return nil
 	}
@@ -31,23 +29,25 @@ func ownSources() error {
 	for family, to := range anywhere() {
 		source := sourceTo(to)
 		if source == nil {
-			continue // without a way out there is no better one
+			continue
 		}
-		of := &netlink.Route{LinkIndex: device.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL}
+		of := &netlink.Route{LinkIndex: dev.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL}
 		routes, err := netlink.RouteListFiltered(family, of, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
 		if err != nil {
-			return fmt.Errorf("list the routes of %s: %w", svc.KubeProxyDevice, err)
+			return fmt.Errorf("list the routes of %s: %w", device, err)
 		}
 		for i := range routes {
-			if r := &routes[i]; !r.Src.Equal(source) && r.Dst != nil && !r.Dst.IP.IsLinkLocalUnicast() {
-				r.Src = source
-				err := netlink.RouteReplace(r)
-				if errors.Is(err, unix.ENETDOWN) { // IPv6: kube-proxy leaves its device down
-					break
-				}
-				if err != nil {
-					return fmt.Errorf("change the source of the route to %s: %w", r.Dst, err)
-				}
+			r := &routes[i]
+			if r.Dst == nil || r.Dst.IP.IsLinkLocalUnicast() || r.Src.Equal(source) {
+				continue
+			}
+			r.Src = source
+			err := netlink.RouteReplace(r)
+			if errors.Is(err, unix.ENETDOWN) {
+				break
+			}
+			if err != nil {
+				return fmt.Errorf("change the source of the route to %s: %w", r.Dst, err)
 			}
 		}
 	}
@@ -64,21 +64,21 @@ func sourceTo(to string) net.IP {
 	return c.LocalAddr().(*net.UDPAddr).IP
 }
 
-// fromServices calls f for each connection of TCP that the node itself has opened at an address of kube-proxy's device, and which does
-// not go through IPVS.
-func fromServices(through map[netip.AddrPort]bool, f func(ipvs.Connection)) error {
-	device, err := net.InterfaceByName(svc.KubeProxyDevice)
+// ConnectionsFrom calls f for each connection of TCP that the node itself has from an address of a device, unless it has closed it. It
+// calls f for none without the device.
+func ConnectionsFrom(device string, f func(from, to netip.AddrPort)) error {
+	dev, err := net.InterfaceByName(device)
 	if err != nil {
 		return nil //nolint:nilerr // it has none
 	}
-	addrs, err := device.Addrs()
+	addrs, err := dev.Addrs()
 	if err != nil {
 		return err
 	}
-	virtual := map[netip.Addr]bool{}
+	has := map[netip.Addr]bool{}
 	for _, a := range addrs {
 		if p, err := netip.ParsePrefix(a.String()); err == nil {
-			virtual[p.Addr()] = true
+			has[p.Addr()] = true
 		}
 	}
 	for family := range anywhere() {
@@ -88,8 +88,8 @@ func fromServices(through map[netip.AddrPort]bool, f func(ipvs.Connection)) erro
 		}
 		for _, s := range sockets {
 			from, to := addressOf(s.ID.Source, s.ID.SourcePort), addressOf(s.ID.Destination, s.ID.DestinationPort)
-			if open := s.State == netlink.TCP_ESTABLISHED || s.State == netlink.TCP_CLOSE_WAIT; open && virtual[from.Addr()] && !through[from] {
-				f(ipvs.Connection{Proto: svc.TCP, Client: from, Virtual: to})
+			if (s.State == netlink.TCP_ESTABLISHED || s.State == netlink.TCP_CLOSE_WAIT) && has[from.Addr()] {
+				f(from, to)
 			}
 		}
 	}
