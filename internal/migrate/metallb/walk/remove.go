@@ -33,6 +33,16 @@ func (w *Walk) removable(ctx context.Context) error {
 				"one of metallb.io, or delete it, first", pools[i].Name)
 		}
 	}
+	peers, err := w.LB.Peers.List(ctx, metav1.ListOptions{})
+	if !fine(err) {
+		return err
+	}
+	for i := range peers.Items {
+		if peers.Items[i].Labels[metallb.PoolLabel] == "" {
+			return fmt.Errorf("the BGPPeer %s of fairlead.dev is not MetalLB's: its router would lose the routes. Delete it first",
+				peers.Items[i].Name)
+		}
+	}
 	fronts, err := w.Client.CoreV1().Services("").List(ctx, metav1.ListOptions{LabelSelector: names.FrontLabel})
 	if err != nil {
 		return err

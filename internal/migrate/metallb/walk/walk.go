@@ -115,7 +115,7 @@ func (w *Walk) Verify(ctx context.Context) error {
 func (w *Walk) change(ctx context.Context, back bool) error {
 	phase := w.plan.Phase
 	for {
-		steps := metallb.Steps(phase, back)
+		steps := metallb.Steps(phase, back, w.plan.BGP())
 		for _, step := range steps {
 			if step.Action != metallb.Enter {
 				fmt.Fprintf(w.Out, "load balancers: %s\n", step)
@@ -175,6 +175,8 @@ func (w *Walk) take(ctx context.Context, step metallb.Step) error {
 		return w.act.Within(ctx, w.metalLBReady)
 	case metallb.Settle:
 		return w.settle(ctx)
+	case metallb.ApplyPeers, metallb.HoldPeers, metallb.FreePeers, metallb.MoveNodes, metallb.ReturnNodes, metallb.RenewPods:
+		return nodes{w}.take(ctx, step)
 	case metallb.Remove:
 		return w.remove(ctx)
 	}
