@@ -143,6 +143,9 @@ func (m *bgpMigration) installMetalLB(manifest string) {
 		if err != nil {
 			m.Fatal(err)
 		}
+		// A process here has no /var/run/secrets of its own.
+		const env, more = "        env:\n", "        - name: METALLB_NAMESPACE\n          value: metallb-system\n"
+		one = bytes.Replace(one, []byte(env), []byte(env+more), 1)
 		if o["kind"] == "Deployment" {
 			one = bytes.Replace(one, []byte("- --port=9120\n"), []byte("- --port=9120\n        - --webhook-mode=disabled\n"), 1)
 		}
@@ -228,6 +231,9 @@ func TestMigrateBGP(t *testing.T) {
 	before := objects()
 	end := m.ask()
 	for _, command := range migrateCommands(t, "MetalLB") {
+		if strings.HasPrefix(command, "apply") {
+			m.interruptedBGP()
+		}
 		out := m.must(strings.Fields(command)...)
 		t.Logf("%s:\n%s", command, out)
 		m.overBoth()
@@ -254,6 +260,23 @@ func TestMigrateBGP(t *testing.T) {
 			t.Errorf("left of fairlead lb is %s: %s", name, left)
 		}
 	}
+}
+
+// interruptedBGP kills 'apply' as soon as the first node's MetalLB ends; the next 'apply' goes on.
+func (m *bgpMigration) interruptedBGP() {
+	m.Helper()
+	p := process.Start(m.T, exec.Command(process.Program("fairlead"), "migrate", "apply", "--component", "lb",
+		"--kubeconfig", m.api.Kubeconfig))
+	testbed.Until(m.T, "the end of MetalLB's speaker on node1", func() error {
+		if p.Ended() {
+			m.Fatalf("apply has ended:\n%s", p.Log())
+		}
+		if m.kubectl("get", "node", "node1", "-o", `jsonpath={.metadata.labels.fairlead\.dev/lb}`) == "" {
+			return errors.New("the node has no label")
+		}
+		return nil
+	})
+	p.Kill()
 }
 
 // moved checks that only fairlead lb announces, with the attributes that MetalLB's objects have.
