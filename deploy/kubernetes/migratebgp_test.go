@@ -46,7 +46,13 @@ spec: {communities: ["64513:100"]}
 apiVersion: metallb.io/v1beta2
 kind: BGPPeer
 metadata: {name: router, namespace: metallb-system}
-spec: {myASN: 64513, peerASN: ROUTER_AS, peerAddress: ROUTER, holdTime: 3s}
+spec: {myASN: 64513, peerASN: ROUTER_AS, peerAddress: ROUTER, holdTime: 3s, passwordSecret: {name: router}}
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: router, namespace: metallb-system}
+type: kubernetes.io/basic-auth
+stringData: {password: s3cret}
 `
 
 // bgpMigration is a cluster of two nodes with kube-proxy and MetalLB, and a router between them and a client.
@@ -65,7 +71,8 @@ func newBGPMigration(t *testing.T) *bgpMigration {
 	m := &bgpMigration{migration: &migration{rig: &rig{T: t, node: n.Host("node1"), node2: n.Host("node2")}}}
 	var neighbors []string
 	for _, h := range []*testbed.Host{m.node, m.node2} {
-		neighbors = append(neighbors, "neighbor "+h.Addr4().String()+" as 64513;")
+		// Routers wait after an error: BIRD for 60 seconds by default.
+		neighbors = append(neighbors, "neighbor "+h.Addr4().String()+" as 64513; password \"s3cret\"; error wait time 4, 4;")
 	}
 	m.router, m.client = bird.Start(t, n.Host("router"), neighbors...), n.Outside("client")
 	m.client.Route(netip.MustParsePrefix("198.51.100.0/24"), m.router.Addr4())
@@ -254,24 +261,25 @@ func TestMigrateBGP(t *testing.T) {
 	if after := objects(); after != before {
 		t.Errorf("MetalLB's objects are\n%s\nand were\n%s", after, before)
 	}
-	left := m.kubectl("get", "ipaddresses,secrets,configmaps,leases,ingressclasses,customresourcedefinitions,daemonsets", "-A", "-o", "name")
-	for _, name := range []string{m.to.Addr().String(), "fairlead-lb", "ingressclass", "bgppeers.fairlead.dev"} {
+	left := m.kubectl("get", "ipaddresses,configmaps,leases,ingressclasses,customresourcedefinitions,daemonsets", "-A", "-o", "name") +
+		m.kubectl("get", "secrets", "-n", "kube-system", "-o", "name")
+	for _, name := range []string{m.to.Addr().String(), "secret/router", "fairlead-lb", "ingressclass", "bgppeers.fairlead.dev"} {
 		if strings.Contains(left, name) {
 			t.Errorf("left of fairlead lb is %s: %s", name, left)
 		}
 	}
 }
 
-// interruptedBGP kills 'apply' as soon as the first node's MetalLB ends; the next 'apply' goes on.
+// interruptedBGP kills 'apply' as soon as the second node's MetalLB ends; the next 'apply' goes on.
 func (m *bgpMigration) interruptedBGP() {
 	m.Helper()
 	p := process.Start(m.T, exec.Command(process.Program("fairlead"), "migrate", "apply", "--component", "lb",
 		"--kubeconfig", m.api.Kubeconfig))
-	testbed.Until(m.T, "the end of MetalLB's speaker on node1", func() error {
+	testbed.Until(m.T, "the end of MetalLB's speaker on node2", func() error {
 		if p.Ended() {
 			m.Fatalf("apply has ended:\n%s", p.Log())
 		}
-		if m.kubectl("get", "node", "node1", "-o", `jsonpath={.metadata.labels.fairlead\.dev/lb}`) == "" {
+		if m.kubectl("get", "node", "node2", "-o", `jsonpath={.metadata.labels.fairlead\.dev/lb}`) == "" {
 			return errors.New("the node has no label")
 		}
 		return nil

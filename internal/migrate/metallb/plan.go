@@ -57,6 +57,7 @@ type Plan struct {
 	replicas   int32
 	pools      []*v1.IPAddressPool
 	peers      []*v1.BGPPeer
+	passwords  map[string]string // by Secret
 	given      []Address
 	broken     error
 }
@@ -90,8 +91,12 @@ func Decide(c *Cluster) *Plan {
 		p.Refused = append(p.Refused, err.Error())
 		return p
 	}
-	p.Announce, p.pools, p.peers = r.Announce, r.Pools, r.Peers
-	p.Differs = append(p.Differs, r.Notes...)
+	p.Announce, p.pools, p.peers, p.passwords = r.Announce, r.Pools, r.Peers, r.Passwords
+	for _, note := range r.Notes {
+		if !strings.Contains(note, ": spec.password") { // 'apply' does what these say
+			p.Differs = append(p.Differs, note)
+		}
+	}
 	if r.Announce != v1.AnnounceBGP {
 		p.differ("fairlead chooses the node of each address by itself: open connections end if it is another one than MetalLB's, as " +
 			"when MetalLB's node fails")

@@ -73,7 +73,7 @@ func TestDecide(t *testing.T) {
 		{"a class", pool() + l2(), nil, "cannot be changed: default/d (192.0.2.11)", false},
 		{"BGP", pool() + bgp(""), nil, "one by one (n1, n2)", false},
 		{"BGP without a router", pool() + object("v1beta1", "BGPAdvertisement", "a", `{}`), nil, "there is no BGPPeer", true},
-		{"a password", pool() + bgp(`,"password":"x"`), nil, "BGPPeer/router: it has a password", true},
+		{"a password", pool() + bgp(`,"password":"x"`), nil, "copied to Secrets of kube-system: fairlead-bgp-router", false},
 		{"one node", pool() + bgp(""), func(c *metallb.Cluster) {
 			c.Sessions.Nodes = c.Sessions.Nodes[:1]
 		}, "no other node than n1 announces the address 192.0.2.10 of the Service default/a to BGPPeer router", true},

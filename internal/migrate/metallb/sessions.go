@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -74,6 +75,29 @@ func (p *Plan) Peers(only bool) (out []*v1.BGPPeer) {
 		out = append(out, peer)
 	}
 	return out
+}
+
+// Secrets are the names of the Secrets of svc.SystemNamespace with the passwords of peers.
+func (p *Plan) Secrets() (out []string) {
+	for _, peer := range p.peers {
+		if ref := peer.Spec.PasswordSecretRef; ref != nil {
+			out = append(out, ref.Name)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// Password is the password that has to be in a Secret, empty if it is that of MetalLB's Secret of the same name.
+func (p *Plan) Password(secret string) string { return p.passwords[secret] }
+
+// Permit lets the Role of fairlead lb read the Secrets, as lb.bgpSecrets of the chart does.
+func (p *Plan) Permit(role *rbacv1.Role) {
+	for i := range role.Rules {
+		if r := &role.Rules[i]; slices.Equal(r.Resources, []string{"secrets"}) && len(r.ResourceNames) > 0 {
+			r.ResourceNames = append(r.ResourceNames, p.Secrets()...)
+		}
+	}
 }
 
 // selects reports whether a node has a session with a peer.
@@ -226,11 +250,8 @@ func bracketed(address string) string {
 
 // decideBGP refuses sessions that cannot be changed without a loss of routes.
 func (p *Plan) decideBGP(c *Cluster) {
-	for _, peer := range p.peers {
-		if peer.Spec.PasswordSecretRef != nil {
-			p.refuse("BGPPeer/%s: it has a password, which 'fairlead migrate apply' does not copy: docs/loadbalancer.md has the steps "+
-				"by hand", peer.Name)
-		}
+	if names := p.Secrets(); len(names) > 0 {
+		p.differ("passwords of BGP are copied to Secrets of %s: %s", svc.SystemNamespace, some(names))
 	}
 	if c.Sessions == nil || p.Phase != Before {
 		return

@@ -1,6 +1,7 @@
 package walk
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,9 +16,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/migrate"
 	"github.com/fairlead/fairlead/internal/migrate/act"
 	"github.com/fairlead/fairlead/internal/migrate/metallb"
+	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/workloads"
 )
 
@@ -27,8 +30,15 @@ type nodes struct{ *Walk }
 // take takes a step that only BGP has.
 func (w nodes) take(ctx context.Context, step metallb.Step) error {
 	switch step.Action {
-	case metallb.ApplyPeers, metallb.FreePeers:
-		return w.act.Within(ctx, func(ctx context.Context) error { return w.applyPeers(ctx, step.Action == metallb.ApplyPeers) })
+	case metallb.ApplyPeers:
+		return w.act.Within(ctx, func(ctx context.Context) error {
+			if err := w.copyPasswords(ctx); err != nil {
+				return err
+			}
+			return w.applyPeers(ctx, true)
+		})
+	case metallb.FreePeers:
+		return w.act.Within(ctx, func(ctx context.Context) error { return w.applyPeers(ctx, false) })
 	case metallb.HoldPeers:
 		return w.holdPeers(ctx)
 	case metallb.MoveNodes:
@@ -56,6 +66,38 @@ func (w nodes) applyPeers(ctx context.Context, only bool) error {
 		}
 		if err != nil {
 			return fmt.Errorf("BGPPeer %s: %w", want.Name, err)
+		}
+	}
+	return nil
+}
+
+// copyPasswords makes the Secrets with the passwords of the peers. One of the same name that is not of a migration must have the same.
+func (w nodes) copyPasswords(ctx context.Context) error {
+	api := w.Client.CoreV1().Secrets(svc.SystemNamespace)
+	for _, name := range w.plan.Secrets() {
+		want := []byte(w.plan.Password(name))
+		if len(want) == 0 {
+			from, err := w.Client.CoreV1().Secrets(w.plan.Speaker().Namespace).Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			want = from.Data[v1.PasswordKey]
+		}
+		have, err := api.Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			made := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{metallb.PoolLabel: "true"}}}
+			made.Data = map[string][]byte{v1.PasswordKey: want}
+			_, err = api.Create(ctx, made, metav1.CreateOptions{FieldManager: act.Manager})
+		case err != nil || bytes.Equal(have.Data[v1.PasswordKey], want):
+		case have.Labels[metallb.PoolLabel] == "":
+			err = errors.New("it has another password than MetalLB's: delete it first")
+		default:
+			have.Data = map[string][]byte{v1.PasswordKey: want}
+			_, err = api.Update(ctx, have, metav1.UpdateOptions{FieldManager: act.Manager})
+		}
+		if err != nil {
+			return fmt.Errorf("the Secret %s/%s: %w", svc.SystemNamespace, name, err)
 		}
 	}
 	return nil

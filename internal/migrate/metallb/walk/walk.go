@@ -10,6 +10,7 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -62,6 +63,9 @@ func New(ctx context.Context, o Options) (*Walk, error) {
 		if d, ok := o.(*appsv1.DaemonSet); ok {
 			w.base = d
 			continue
+		}
+		if role, ok := o.(*rbacv1.Role); ok {
+			w.plan.Permit(role)
 		}
 		w.rest = append(w.rest, o)
 	}
