@@ -52,9 +52,9 @@ test-unit: ## the pure rooms: no root, no set-up, under a minute
 kube-proxy: ## make bench/bin/kube-proxy and bench/bin/coredns, the real ones, from their published modules
 	$(MAKE) -C bench bin/kube-proxy bin/coredns
 
-migrate-test: setup build kubectl test-apiserver kube-proxy ## the way from the real kube-proxy and CoreDNS to fairlead and back, and drains
+migrate-test: setup build kubectl test-apiserver kube-proxy ## the way from the real kube-proxy, CoreDNS and MetalLB to fairlead and back, and drains
 	$(MAKE) -C bench bin/kube-prestop
-	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test ./deploy/kubernetes -v -run '(TestMigrate|TestDrain)$$' -count=1 -timeout 30m
+	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test ./deploy/kubernetes -v -run '(TestMigrate|TestMigrateBGP|TestDrain)$$' -count=1 -timeout 30m
 
 conformance: setup build ## the conformance tests of the Gateway API, as 'make test' runs them, with reports, and the experimental channel
 	$(FETCH_CONFORMANCE)
@@ -103,6 +103,8 @@ fetch: ## download what tests build themselves: their namespaces have no network
 	go -C test/helm build -o /dev/null helm.sh/helm/v3/cmd/helm
 	go -C test/hubble build -o /dev/null github.com/cilium/cilium/hubble
 	go -C test/otlp build -o /dev/null .
+	go -C test/metallb build -o /dev/null go.universe.tf/metallb/speaker
+	go -C test/metallb build -o /dev/null go.universe.tf/metallb/controller
 	$(FETCH_CONFORMANCE)
 	go -C test/h2spec build -o /dev/null github.com/summerwind/h2spec/cmd/h2spec
 	go -C bench/peers/s3 build -o /dev/null .

@@ -24,10 +24,11 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
-// kubelet runs the Pods of the rig's node: the program of an image with the arguments, ConfigMaps, account and probe that the Pod
+// kubelet runs the Pods of nodes: the program of an image with the arguments, ConfigMaps, account and probe that the Pod
 // has, as a process in the network namespace of the node, or in one with an address if the Pod has no hostNetwork.
 type kubelet struct {
 	*rig
+	nodes    map[string]*testbed.Host
 	dir      string            // of the Pods
 	programs map[string]string // by image
 	pods     map[types.UID]*process.Process
@@ -36,10 +37,14 @@ type kubelet struct {
 
 const serviceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// startKubelet runs a kubelet until the test ends; then it ends its processes.
-func startKubelet(r *rig, programs map[string]string) {
+// startKubelet runs a kubelet of the rig's node and of others until the test ends; then it ends its processes.
+func startKubelet(r *rig, programs map[string]string, others ...*testbed.Host) {
 	r.Helper()
 	k := &kubelet{rig: r, dir: r.TempDir(), programs: programs, pods: map[types.UID]*process.Process{}, ending: map[types.UID]bool{}}
+	k.nodes = map[string]*testbed.Host{r.node.Name(): r.node}
+	for _, h := range others {
+		k.nodes[h.Name()] = h
+	}
 	ctx, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -66,12 +71,15 @@ func startKubelet(r *rig, programs map[string]string) {
 
 // sync starts and ends Pods, and writes their status.
 func (k *kubelet) sync(ctx context.Context) error {
-	list, err := k.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=node1"})
+	list, err := k.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for i := range list.Items {
+		if k.nodes[list.Items[i].Spec.NodeName] == nil {
+			continue
+		}
 		errs = append(errs, k.syncPod(ctx, &list.Items[i]))
 	}
 	return errors.Join(errs...)
@@ -119,10 +127,11 @@ func (k *kubelet) syncPod(ctx context.Context, pod *corev1.Pod) error {
 
 // host is where a Pod runs.
 func (k *kubelet) host(pod *corev1.Pod) *testbed.Host {
+	node := k.nodes[pod.Spec.NodeName]
 	if pod.Spec.HostNetwork {
-		return k.node
+		return node
 	}
-	return k.node.Pod("p" + string(pod.UID)[:8])
+	return node.Pod("p" + string(pod.UID)[:8])
 }
 
 // ready asks the readiness probe.
@@ -138,7 +147,7 @@ func (k *kubelet) ready(ctx context.Context, pod *corev1.Pod) bool {
 			port = fmt.Sprint(named.ContainerPort)
 		}
 	}
-	_, err := process.Try(k.node.Command(ctx, "curl", "-sf", "-m", "2",
+	_, err := process.Try(k.nodes[pod.Spec.NodeName].Command(ctx, "curl", "-sf", "-m", "2",
 		fmt.Sprintf("http://%s:%s%s", cmp.Or(get.Host, k.host(pod).Addr4().String()), port, get.Path)))
 	return err == nil
 }
@@ -183,13 +192,23 @@ func (k *kubelet) start(ctx context.Context, pod *corev1.Pod) (*process.Process,
 	}
 	cmd := k.host(pod).Command(context.Background(), k.programs[c.Image], args...)
 	cmd.Env = []string{"KUBECONFIG=" + filepath.Join(dir, kubeconfigFile), "HOME=" + dir, "PATH=" + os.Getenv("PATH")}
+	for _, e := range c.Env {
+		value := e.Value
+		if e.ValueFrom != nil && e.ValueFrom.FieldRef != nil {
+			value = map[string]string{
+				"metadata.name": pod.Name, "spec.nodeName": pod.Spec.NodeName, "status.podIP": k.host(pod).Addr4().String(),
+				"status.hostIP": k.nodes[pod.Spec.NodeName].Addr4().String(),
+			}[e.ValueFrom.FieldRef.FieldPath]
+		}
+		cmd.Env = append(cmd.Env, e.Name+"="+paths.Replace(value))
+	}
 	return process.Begin(k.T, filepath.Join(dir, "log"), cmd)
 }
 
 // kubeconfigFile is in the directory of a Pod.
 const kubeconfigFile = "kubeconfig"
 
-// volumes writes the ConfigMaps, the account and a kubeconfig of a Pod, and returns what replaces paths of the container.
+// volumes writes the ConfigMaps, the Secrets, the account and a kubeconfig of a Pod, and returns what replaces paths of the container.
 func (k *kubelet) volumes(ctx context.Context, pod *corev1.Pod, dir string) (*strings.Replacer, error) {
 	account := filepath.Join(dir, "account")
 	replace := map[string]string{serviceAccountDir: account}
@@ -215,7 +234,16 @@ func (k *kubelet) volumes(ctx context.Context, pod *corev1.Pod, dir string) (*st
 	write(filepath.Join(account, "ca.crt"), string(k.gatewayCA()))
 	for _, v := range pod.Spec.Volumes {
 		at := slices.IndexFunc(pod.Spec.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == v.Name })
-		if v.ConfigMap == nil || at < 0 {
+		if at >= 0 && v.Secret != nil {
+			secret, gone := k.client.CoreV1().Secrets(pod.Namespace).Get(ctx, v.Secret.SecretName, metav1.GetOptions{})
+			if gone != nil {
+				return nil, gone
+			}
+			for name, data := range secret.Data {
+				write(filepath.Join(dir, fmt.Sprint("mount", at), name), string(data))
+			}
+		}
+		if v.ConfigMap == nil || at < 0 || v.ConfigMap.Optional != nil && *v.ConfigMap.Optional {
 			continue
 		}
 		config, gone := k.client.CoreV1().ConfigMaps(pod.Namespace).Get(ctx, v.ConfigMap.Name, metav1.GetOptions{})

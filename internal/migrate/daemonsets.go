@@ -20,12 +20,12 @@ func excluding() corev1.NodeSelectorRequirement {
 // Exclude returns kube-proxy's DaemonSet with an affinity that keeps it off changed nodes, beside the affinity that it has.
 func Exclude(d *appsv1.DaemonSet) *appsv1.DaemonSet {
 	out := Include(d)
-	require(&out.Spec.Template.Spec, excluding())
+	Require(&out.Spec.Template.Spec, excluding())
 	return out
 }
 
-// require adds an expression to every term of a Pod's required affinity to nodes, of which one must match.
-func require(spec *corev1.PodSpec, e corev1.NodeSelectorRequirement) {
+// Require adds an expression to every term of a Pod's required affinity to nodes, of which one must match.
+func Require(spec *corev1.PodSpec, e corev1.NodeSelectorRequirement) {
 	if spec.Affinity == nil {
 		spec.Affinity = &corev1.Affinity{}
 	}
@@ -57,20 +57,25 @@ func byPhase(d *appsv1.DaemonSet) bool {
 // Include returns the DaemonSet without what Exclude has added, so that its template is the one before.
 func Include(d *appsv1.DaemonSet) *appsv1.DaemonSet {
 	out := d.DeepCopy()
-	spec := &out.Spec.Template.Spec
+	Unrequire(&out.Spec.Template.Spec, Label)
+	return out
+}
+
+// Unrequire removes what Require has added for a label of nodes.
+func Unrequire(spec *corev1.PodSpec, label string) {
 	if spec.Affinity == nil || spec.Affinity.NodeAffinity == nil {
-		return out
+		return
 	}
 	required := spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 	if required == nil {
-		return out
+		return
 	}
 	var left []corev1.NodeSelectorTerm
 	removed := false
 	for _, t := range required.NodeSelectorTerms {
 		n := len(t.MatchExpressions)
 		t.MatchExpressions = slices.DeleteFunc(t.MatchExpressions, func(e corev1.NodeSelectorRequirement) bool {
-			return e.Key == Label
+			return e.Key == label
 		})
 		removed = removed || len(t.MatchExpressions) < n
 		if len(t.MatchExpressions)+len(t.MatchFields) > 0 {
@@ -78,7 +83,7 @@ func Include(d *appsv1.DaemonSet) *appsv1.DaemonSet {
 		}
 	}
 	if required.NodeSelectorTerms = left; len(left) > 0 || !removed {
-		return out
+		return
 	}
 	spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution = nil
 	if equality.Semantic.DeepEqual(spec.Affinity.NodeAffinity, &corev1.NodeAffinity{}) {
@@ -87,7 +92,6 @@ func Include(d *appsv1.DaemonSet) *appsv1.DaemonSet {
 	if equality.Semantic.DeepEqual(spec.Affinity, &corev1.Affinity{}) {
 		spec.Affinity = nil
 	}
-	return out
 }
 
 // Ours returns the DaemonSet of fairlead proxy that takes kube-proxy's place with its arguments, environment and files, on the
@@ -96,7 +100,7 @@ func Ours(base, theirs *appsv1.DaemonSet, s *Settings, image string) *appsv1.Dae
 	out := base.DeepCopy()
 	spec := &out.Spec.Template.Spec
 	spec.Affinity = Include(theirs).Spec.Template.Spec.Affinity.DeepCopy()
-	require(spec, corev1.NodeSelectorRequirement{Key: Label, Operator: corev1.NodeSelectorOpIn, Values: slices.Clone(withFairlead)})
+	Require(spec, corev1.NodeSelectorRequirement{Key: Label, Operator: corev1.NodeSelectorOpIn, Values: slices.Clone(withFairlead)})
 	spec.NodeSelector = maps.Clone(theirs.Spec.Template.Spec.NodeSelector)
 	c, from := &spec.Containers[0], &theirs.Spec.Template.Spec.Containers[0]
 	if image != "" {

@@ -44,8 +44,21 @@ func PodFor(step Step, node string, theirs, ours *appsv1.DaemonSet, s *Settings)
 	default:
 		verb, args = "cleanup", []string{"proxy", "--cleanup"}
 	}
+	pod := Once(from, verb, string(step.Program), node)
+	c := &pod.Spec.Containers[0]
+	if from == theirs {
+		c.Args = append(slices.Clone(c.Args), "--cleanup")
+	} else {
+		c.Args = args
+	}
+	return pod
+}
+
+// Once returns a copy of a DaemonSet's Pod that runs once on a node, with its first container. The verb and of, what it is about, are
+// in its name.
+func Once(from *appsv1.DaemonSet, verb, of, node string) *corev1.Pod {
 	h := fnv.New64a()
-	_, _ = fmt.Fprint(h, node, step.Program)
+	_, _ = fmt.Fprint(h, node, of)
 	template := from.Spec.Template.DeepCopy()
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -61,10 +74,5 @@ func PodFor(step Step, node string, theirs, ours *appsv1.DaemonSet, s *Settings)
 	c := &pod.Spec.Containers[0]
 	c.StartupProbe, c.LivenessProbe, c.ReadinessProbe, c.Lifecycle, c.Ports = nil, nil, nil, nil, nil
 	c.TerminationMessagePolicy = corev1.TerminationMessageFallbackToLogsOnError
-	if from == theirs {
-		c.Args = append(slices.Clone(c.Args), "--cleanup")
-	} else {
-		c.Args = args
-	}
 	return pod
 }

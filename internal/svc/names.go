@@ -107,6 +107,10 @@ const (
 	LBPhaseAnnotation    = "fairlead.dev/lb"
 	LBReplicasAnnotation = "fairlead.dev/lb-replicas"
 	LBFailureAnnotation  = "fairlead.dev/lb-failure"
+	// LBStrategyAnnotation is the update strategy that the DaemonSet had, and LBNodeLabel the label of a node whose sessions of BGP
+	// it changes.
+	LBStrategyAnnotation = "fairlead.dev/lb-update-strategy"
+	LBNodeLabel          = "fairlead.dev/lb"
 	// EndpointAnnotation on the Lease of an API server is its address and port.
 	EndpointAnnotation = "fairlead.dev/endpoint"
 	// DefaultQuotaAnnotation with the value DefaultQuotaNone on a Namespace keeps it without the default quota.

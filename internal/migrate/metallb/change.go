@@ -1,6 +1,7 @@
 package metallb
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -11,10 +12,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
+	"github.com/fairlead/fairlead/internal/migrate"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// PoolLabel is the label of the pools that a migration makes.
+// PoolLabel is the label of the pools and the BGPPeers that a migration makes.
 const PoolLabel = "fairlead.dev/migrate-lb"
 
 // offLabel is the node label that MetalLB's speakers are given as their selector, and that no node has.
@@ -46,6 +48,11 @@ func (p *Plan) Enter(d *appsv1.DaemonSet, to Phase) *appsv1.DaemonSet {
 		}
 		spec.NodeSelector[offLabel] = "true"
 	}
+	if byNode := to == Both || to == After || to == Returning; p.BGP() && byNode {
+		hold(out)
+	} else {
+		release(out)
+	}
 	if to == Before {
 		delete(out.Annotations, Annotation)
 		delete(out.Annotations, Replicas)
@@ -55,16 +62,63 @@ func (p *Plan) Enter(d *appsv1.DaemonSet, to Phase) *appsv1.DaemonSet {
 	return out
 }
 
+// HeldLabel is the label of MetalLB's Pods that were made while nodes are changed one by one.
+const HeldLabel = PoolLabel
+
+// hold keeps MetalLB's speakers off nodes with a NodeLabel, and its present Pods from being replaced by ones of that template.
+func hold(d *appsv1.DaemonSet) {
+	if _, held := d.Annotations[Strategy]; !held {
+		text, _ := json.Marshal(d.Spec.UpdateStrategy) // of numbers and strings
+		d.Annotations[Strategy] = string(text)
+	}
+	d.Spec.UpdateStrategy = appsv1.DaemonSetUpdateStrategy{Type: appsv1.OnDeleteDaemonSetStrategyType}
+	t := &d.Spec.Template
+	migrate.Unrequire(&t.Spec, NodeLabel)
+	migrate.Require(&t.Spec, corev1.NodeSelectorRequirement{Key: NodeLabel, Operator: corev1.NodeSelectorOpDoesNotExist})
+	t.Labels = maps.Clone(t.Labels)
+	if t.Labels == nil {
+		t.Labels = map[string]string{}
+	}
+	t.Labels[HeldLabel] = "true"
+}
+
+// release takes back what hold has done.
+func release(d *appsv1.DaemonSet) {
+	var before appsv1.DaemonSetUpdateStrategy
+	text, held := d.Annotations[Strategy]
+	if held && json.Unmarshal([]byte(text), &before) == nil {
+		d.Spec.UpdateStrategy = before
+	}
+	delete(d.Annotations, Strategy)
+	releaseTemplate(d)
+}
+
+func releaseTemplate(d *appsv1.DaemonSet) {
+	migrate.Unrequire(&d.Spec.Template.Spec, NodeLabel)
+	d.Spec.Template.Labels = maps.Clone(d.Spec.Template.Labels)
+	delete(d.Spec.Template.Labels, HeldLabel)
+}
+
+// Released returns the DaemonSet of MetalLB's speakers with the template that it had before. Its Pods are not replaced by that.
+func (p *Plan) Released(d *appsv1.DaemonSet) *appsv1.DaemonSet {
+	out := d.DeepCopy()
+	releaseTemplate(out)
+	return out
+}
+
 // Ours returns the DaemonSet of fairlead lb for the nodes of MetalLB's speakers. base is the manifest's; image replaces its image
 // unless it is empty.
 func (p *Plan) Ours(base *appsv1.DaemonSet, image string) *appsv1.DaemonSet {
-	out, from := base.DeepCopy(), &p.speaker.Spec.Template.Spec
+	out, from := base.DeepCopy(), &p.Released(p.speaker).Spec.Template.Spec
 	spec := &out.Spec.Template.Spec
 	spec.NodeSelector, spec.Tolerations = maps.Clone(from.NodeSelector), slices.Clone(from.Tolerations)
 	spec.Affinity = from.Affinity.DeepCopy()
 	delete(spec.NodeSelector, offLabel)
 	if image != "" {
 		spec.Containers[0].Image = image
+	}
+	if p.Announce == v1.AnnounceBGP {
+		spec.Containers[0].Args = append(slices.Clone(spec.Containers[0].Args), "--lb-announce="+v1.AnnounceBGP)
 	}
 	return out
 }

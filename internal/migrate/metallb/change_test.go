@@ -14,48 +14,48 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// From every phase both ways lead to their end. MetalLB's speakers end only when fairlead lb announces, and fairlead lb only when
-// MetalLB is ready.
+// From every phase both ways lead to their end, in both ways to announce. MetalLB's speakers end only when fairlead lb announces, and
+// fairlead lb only when MetalLB is ready; by BGP, when its nodes have their sessions back.
 func TestStepsLeadOnFromEveryPhase(t *testing.T) {
-	for _, back := range []bool{false, true} {
-		want := metallb.After
-		if back {
-			want = metallb.Before
-		}
+	for _, bgp := range []bool{false, true} {
 		for _, start := range []metallb.Phase{metallb.Before, metallb.Beside, metallb.Both, metallb.After, metallb.Returning} {
-			at, announced, ready, settled := start, false, false, false
-			for n := 0; ; n++ {
-				if n > 5 {
-					t.Fatalf("from %s, back %t: the way does not end", start, back)
-				}
-				before := at
-				for _, s := range metallb.Steps(at, back) {
-					switch s.Action {
-					case metallb.AwaitAnnounced:
-						announced = true
-					case metallb.AwaitMetalLB:
-						ready = true
-					case metallb.Settle:
-						settled = ready
-					case metallb.Remove:
-						if !settled {
-							t.Errorf("from %s: fairlead lb ends before MetalLB announces", start)
-						}
-					case metallb.Enter:
-						if s.Phase == metallb.After && !announced {
-							t.Errorf("from %s: MetalLB's speakers end before fairlead lb announces", start)
-						}
-						at = s.Phase
-					}
-				}
-				if at == before {
-					break
-				}
-			}
-			if at != want {
-				t.Errorf("from %s, back %t: the way ends at %s", start, back, at)
+			for _, back := range []bool{false, true} {
+				leadOn(t, start, back, bgp)
 			}
 		}
+	}
+}
+
+func leadOn(t *testing.T, start metallb.Phase, back, bgp bool) {
+	t.Helper()
+	want, at, done := metallb.After, start, map[metallb.Action]bool{}
+	if back {
+		want = metallb.Before
+	}
+	for n, before := 0, metallb.Phase("x"); at != before; n++ {
+		if n > 5 {
+			t.Fatalf("from %s, back %t: the way does not end", start, back)
+		}
+		before = at
+		for _, s := range metallb.Steps(at, back, bgp) {
+			switch {
+			case s.Action == metallb.Remove && !done[metallb.AwaitMetalLB],
+				s.Action == metallb.Remove && !bgp && !done[metallb.Settle],
+				s.Action == metallb.Remove && bgp && !(done[metallb.ReturnNodes] && done[metallb.RenewPods]):
+				t.Errorf("from %s, BGP %t: fairlead lb ends before MetalLB announces", start, bgp)
+			case s.Action == metallb.MoveNodes && !(done[metallb.Install] && done[metallb.ApplyPools] && done[metallb.ApplyPeers]):
+				t.Errorf("from %s: MetalLB's sessions end before fairlead lb can begin its own", start)
+			case s.Action == metallb.Enter && s.Phase == metallb.After && !done[metallb.AwaitAnnounced],
+				s.Action == metallb.Enter && s.Phase == metallb.After && bgp && !done[metallb.MoveNodes]:
+				t.Errorf("from %s, BGP %t: MetalLB's speakers end before fairlead lb announces", start, bgp)
+			}
+			if done[s.Action] = true; s.Action == metallb.Enter {
+				at = s.Phase
+			}
+		}
+	}
+	if at != want {
+		t.Errorf("from %s, back %t, BGP %t: the way ends at %s", start, back, bgp, at)
 	}
 }
 

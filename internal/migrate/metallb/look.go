@@ -6,13 +6,17 @@ import (
 	"fmt"
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/workloads"
 )
 
 // group is the group of MetalLB's objects.
@@ -77,7 +81,71 @@ func Look(ctx context.Context, client kubernetes.Interface) (*Cluster, error) {
 	for i := range services.Items {
 		c.Services = append(c.Services, &services.Items[i])
 	}
-	return c, nil
+	if c.Speaker != nil {
+		c.Sessions, err = LookAtSessions(ctx, client, c.Speaker, nil)
+	}
+	return c, err
+}
+
+// LookAtSessions reads the nodes on which Pods of MetalLB's speakers or of fairlead lb run, with their Speakers, and what they
+// have to announce.
+func LookAtSessions(ctx context.Context, client kubernetes.Interface, speaker *appsv1.DaemonSet, ours []v1.Speaker) (*Sessions, error) {
+	ready := map[string]bool{} // by the nodes of MetalLB's Pods
+	selector, err := metav1.LabelSelectorAsSelector(speaker.Spec.Selector)
+	if err != nil {
+		return nil, err
+	}
+	pods, err := client.CoreV1().Pods(speaker.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector.String()})
+	if err != nil {
+		return nil, err
+	}
+	for i := range pods.Items {
+		p := &pods.Items[i]
+		ready[p.Spec.NodeName] = ready[p.Spec.NodeName] || workloads.IsReady(p) && p.DeletionTimestamp == nil
+	}
+	speakers := map[string]*v1.Speaker{}
+	for i := range ours {
+		speakers[ours[i].Name] = &ours[i]
+	}
+	out := &Sessions{Endpoints: map[svc.Name]map[string]bool{}}
+	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for i := range nodes.Items {
+		n := &nodes.Items[i]
+		if _, runs := ready[n.Name]; runs || speakers[n.Name] != nil || n.Labels[NodeLabel] != "" {
+			out.Nodes = append(out.Nodes, Node{Name: n.Name, Labels: n.Labels, Ready: ready[n.Name], Speaker: speakers[n.Name]})
+		}
+	}
+	services, err := client.CoreV1().Services("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for i := range services.Items {
+		out.Services = append(out.Services, &services.Items[i])
+	}
+	slices, err := client.DiscoveryV1().EndpointSlices("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for i := range slices.Items {
+		out.addEndpoints(&slices.Items[i])
+	}
+	return out, nil
+}
+
+func (s *Sessions) addEndpoints(o *discoveryv1.EndpointSlice) {
+	of := svc.Name{Namespace: o.Namespace, Name: o.Labels[discoveryv1.LabelServiceName]}
+	for _, e := range o.Endpoints {
+		if e.NodeName == nil || e.Conditions.Ready != nil && !*e.Conditions.Ready {
+			continue
+		}
+		if s.Endpoints[of] == nil {
+			s.Endpoints[of] = map[string]bool{}
+		}
+		s.Endpoints[of][*e.NodeName] = true
+	}
 }
 
 // lookAtObjects reads the objects of a namespace, of all if it is empty, where the cluster has the group.

@@ -8,12 +8,13 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// The annotations of the DaemonSet of MetalLB's speakers: its Phase, the number of Pods that MetalLB's controller had before, and
-// why the last step failed.
+// The annotations of the DaemonSet of MetalLB's speakers: its Phase, the number of Pods that MetalLB's controller had before, why
+// the last step failed, and the update strategy that the DaemonSet had, while another one counts.
 const (
 	Annotation = svc.LBPhaseAnnotation
 	Replicas   = svc.LBReplicasAnnotation
 	Failure    = svc.LBFailureAnnotation
+	Strategy   = svc.LBStrategyAnnotation
 )
 
 // Phase is how far a cluster is.
@@ -26,11 +27,12 @@ const (
 	// Beside has fairlead lb, too, which has no pool and so announces nothing.
 	Beside Phase = "beside"
 	// Both has the pools in fairlead lb: its nodes announce the addresses, and MetalLB's speakers still do. MetalLB's controller has
-	// ended, so that one program gives out addresses.
+	// ended, so that one program gives out addresses. By BGP, each node announces with one of them.
 	Both Phase = "both"
 	// After has only fairlead lb; MetalLB's speakers have ended, or end.
 	After Phase = "fairlead"
-	// Returning has MetalLB, whose speakers begin to announce while fairlead lb still does. Then fairlead lb ends.
+	// Returning has MetalLB, whose speakers begin to announce while fairlead lb still does; by BGP, node by node. Then fairlead lb
+	// ends.
 	Returning Phase = "returning"
 )
 
@@ -76,6 +78,16 @@ const (
 	AwaitMetalLB
 	// Settle gives MetalLB's speakers the time to choose nodes and announce.
 	Settle
+	// ApplyPeers makes MetalLB's BGPPeers peers of fairlead lb on the nodes that are Moved, HoldPeers makes that of all its nodes, and
+	// FreePeers makes them peers on every node.
+	ApplyPeers
+	HoldPeers
+	FreePeers
+	// MoveNodes changes the sessions of one node after another to fairlead lb, ReturnNodes back to MetalLB, and RenewPods gives
+	// MetalLB's Pods the template that they had before, one by one.
+	MoveNodes
+	ReturnNodes
+	RenewPods
 	// Remove ends fairlead lb, gives its claims of addresses up, and deletes its objects. Services keep their addresses.
 	Remove
 	// Enter gives the cluster its next phase. MetalLB has no speakers in After, and all of them in every other one.
@@ -109,6 +121,14 @@ func (s Step) String() string {
 		return "waiting for MetalLB to be ready"
 	case Settle:
 		return "waiting for MetalLB's speakers to announce"
+	case ApplyPeers, HoldPeers, FreePeers:
+		return "giving MetalLB's BGPPeers to fairlead lb"
+	case MoveNodes:
+		return "changing the sessions of BGP to fairlead lb, node by node"
+	case ReturnNodes:
+		return "changing the sessions of BGP to MetalLB, node by node"
+	case RenewPods:
+		return "replacing MetalLB's speakers, node by node"
 	case Remove:
 		return "removing fairlead lb"
 	}
@@ -116,29 +136,43 @@ func (s Step) String() string {
 }
 
 // Steps returns the steps from a phase to the next one: towards After, or towards Before if back is set. The last one is Enter,
-// but for After, whose steps wait for its end. From every phase both directions lead on.
-func Steps(from Phase, back bool) []Step {
-	enter := func(p Phase) Step { return Step{Action: Enter, Phase: p} }
-	if back {
-		switch from {
-		case Before:
-			return nil
-		case Returning:
-			return []Step{
-				{Action: HoldPools}, {Action: StartController}, {Action: AwaitMetalLB}, {Action: Settle}, {Action: Remove}, enter(Before),
-			}
+// but for After, whose steps wait for its end. From every phase both directions lead on. With bgp, nodes are changed one by one.
+func Steps(from Phase, back, bgp bool) []Step {
+	enter := Step{Action: Enter}
+	next := func(p Phase, actions ...Action) (out []Step) {
+		for _, a := range actions {
+			out = append(out, Step{Action: a})
 		}
-		return []Step{enter(Returning)}
+		if enter.Phase = p; p != from {
+			out = append(out, enter)
+		}
+		return out
 	}
-	switch from {
-	case Before, Returning:
-		return []Step{enter(Beside)}
-	case Beside:
-		return []Step{{Action: Install}, {Action: StopController}, enter(Both)}
-	case Both:
-		return []Step{{Action: ApplyPools}, {Action: AwaitAnnounced}, enter(After)}
+	switch {
+	case back && from == Before:
+		return nil
+	case back && bgp && from == Returning:
+		return next(Before, HoldPools, StartController, ReturnNodes, RenewPods, AwaitMetalLB, Remove)
+	case back && from == Returning:
+		return next(Before, HoldPools, StartController, AwaitMetalLB, Settle, Remove)
+	case back && bgp && from == After:
+		return next(Returning, HoldPeers)
+	case back:
+		return next(Returning)
+	case bgp && from == Returning: // its speakers are replaced node by node only
+		return next(Both)
+	case from == Before || from == Returning:
+		return next(Beside)
+	case from == Beside:
+		return next(Both, Install, StopController)
+	case bgp && from == Both:
+		return next(After, Install, StopController, ApplyPools, ApplyPeers, MoveNodes, AwaitAnnounced)
+	case from == Both:
+		return next(After, ApplyPools, AwaitAnnounced)
+	case bgp:
+		return next(After, AwaitNoSpeakers, AwaitAnnounced, FreePeers)
 	}
-	return []Step{{Action: AwaitNoSpeakers}, {Action: AwaitAnnounced}}
+	return next(After, AwaitNoSpeakers, AwaitAnnounced)
 }
 
 // Verification returns the steps that verify a cluster where it is, without changing it.

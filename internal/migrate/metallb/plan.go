@@ -30,6 +30,8 @@ type Cluster struct {
 	// Fairlead is the DaemonSet of fairlead lb, nil if there is none.
 	Fairlead *appsv1.DaemonSet
 	Services []*corev1.Service
+	// Sessions are the nodes of the speakers, and where Services have endpoints.
+	Sessions *Sessions
 }
 
 // Name is the name of fairlead's DaemonSet, in the manifest and in the chart.
@@ -54,6 +56,8 @@ type Plan struct {
 	controller *appsv1.Deployment
 	replicas   int32
 	pools      []*v1.IPAddressPool
+	peers      []*v1.BGPPeer
+	passwords  map[string]string // by Secret
 	given      []Address
 	broken     error
 }
@@ -87,18 +91,22 @@ func Decide(c *Cluster) *Plan {
 		p.Refused = append(p.Refused, err.Error())
 		return p
 	}
-	p.Announce, p.pools = r.Announce, r.Pools
-	p.Differs = append(p.Differs, r.Notes...)
-	if r.Announce == v1.AnnounceBGP || len(r.Peers) > 0 {
-		p.differ("routers lose the routes of a node from the end of MetalLB's BGP session until fairlead's begins, since both have the " +
-			"address of the node: while all nodes change at the same time, load balancers cannot be reached")
-		p.refuse("pools are announced by BGP: 'fairlead migrate apply' changes pools that are only announced by ARP and NDP; " +
-			"docs/loadbalancer.md has the steps by hand")
-	} else {
+	p.Announce, p.pools, p.peers, p.passwords = r.Announce, r.Pools, r.Peers, r.Passwords
+	for _, note := range r.Notes {
+		if !strings.Contains(note, ": spec.password") { // 'apply' does what these say
+			p.Differs = append(p.Differs, note)
+		}
+	}
+	if r.Announce != v1.AnnounceBGP {
 		p.differ("fairlead chooses the node of each address by itself: open connections end if it is another one than MetalLB's, as " +
 			"when MetalLB's node fails")
+	} else if len(r.Peers) == 0 {
+		p.refuse("pools are announced by BGP, and there is no BGPPeer: add one, or remove the BGPAdvertisements")
 	}
 	p.decideServices(c, r.Pools)
+	if p.BGP() {
+		p.decideBGP(c)
+	}
 	return p
 }
 

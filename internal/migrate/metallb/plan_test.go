@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/migrate/metallb"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // object is one of metallb.io, as the API lists it.
@@ -26,6 +27,23 @@ func pool() string {
 }
 
 func l2() string { return object("v1beta1", "L2Advertisement", "a", `{}`) }
+
+// bgp announces all pools to a router; more are fields of the peer.
+func bgp(more string) string {
+	return object("v1beta1", "BGPAdvertisement", "a", `{}`) + object("v1beta2", "BGPPeer", "router",
+		`{"myASN":65000,"peerASN":65001,"peerAddress":"192.0.2.1"`+more+`}`)
+}
+
+// sessions are of two nodes, of which one is in rack 1. Both have endpoints of the Services.
+func sessions(services []*corev1.Service) *metallb.Sessions {
+	out := &metallb.Sessions{Services: services, Endpoints: map[svc.Name]map[string]bool{}, Nodes: []metallb.Node{
+		{Name: "n1", Ready: true, Labels: map[string]string{"rack": "1"}}, {Name: "n2", Ready: true, Labels: map[string]string{}},
+	}}
+	for _, s := range services {
+		out.Endpoints[svc.NameOf(s)] = map[string]bool{"n1": true, "n2": true}
+	}
+	return out
+}
 
 func service(name, ip, class string) *corev1.Service {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
@@ -53,8 +71,27 @@ func TestDecide(t *testing.T) {
 		{"addresses", pool() + l2(), nil, `"addresses":2`, false},
 		{"outside", pool() + l2(), nil, "does not announce it: default/c (192.0.2.21)", false},
 		{"a class", pool() + l2(), nil, "cannot be changed: default/d (192.0.2.11)", false},
-		{"BGP", pool() + object("v1beta1", "BGPAdvertisement", "a", `{}`) + object("v1beta2", "BGPPeer", "a",
-			`{"myASN":65000,"peerASN":65001,"peerAddress":"192.0.2.1"}`), nil, "routers lose the routes", true},
+		{"BGP", pool() + bgp(""), nil, "one by one (n1, n2)", false},
+		{"BGP without a router", pool() + object("v1beta1", "BGPAdvertisement", "a", `{}`), nil, "there is no BGPPeer", true},
+		{"a password", pool() + bgp(`,"password":"x"`), nil, "copied to Secrets of kube-system: fairlead-bgp-router", false},
+		{"one node", pool() + bgp(""), func(c *metallb.Cluster) {
+			c.Sessions.Nodes = c.Sessions.Nodes[:1]
+		}, "no other node than n1 announces the address 192.0.2.10 of the Service default/a to BGPPeer router", true},
+		{"one node of a router", pool() + bgp(`,"nodeSelectors":[{"matchLabels":{"rack":"1"}}]`), nil, "no other node than n1", true},
+		{"one node without an address", pool() + bgp(""), func(c *metallb.Cluster) {
+			c.Sessions.Nodes, c.Sessions.Services = c.Sessions.Nodes[:1], nil
+		}, "one by one (n1)", false},
+		{"a local Service on one node", pool() + bgp(""), func(c *metallb.Cluster) {
+			c.Services[0].Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+			delete(c.Sessions.Endpoints[svc.NameOf(c.Services[0])], "n2")
+		}, "no other node than n1", true},
+		{"an excluded node", pool() + bgp(""), func(c *metallb.Cluster) {
+			c.Sessions.Nodes[1].Labels[corev1.LabelNodeExcludeBalancers] = ""
+		}, "no other node than n1", true},
+		{"one node, on the way", pool() + bgp(""), func(c *metallb.Cluster) {
+			c.Speaker.Annotations = map[string]string{metallb.Annotation: "both", metallb.Replicas: "1"}
+			c.Sessions.Nodes = c.Sessions.Nodes[:1]
+		}, `"phase":"both"`, false},
 		{"a refusal", pool() + object("v1beta1", "L2Advertisement", "a", `{"nodeSelectors":[{"matchLabels":{"a":"b"}}]}`), nil,
 			"L2Advertisement/a: spec.nodeSelectors", true},
 		{"an unknown field", object("v1beta1", "IPAddressPool", "a", `{"adresses":[]}`), nil, "adresses", true},
@@ -90,6 +127,7 @@ func TestDecide(t *testing.T) {
 		in.Speaker = &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "metallb-system", Name: "speaker"}}
 		in.Speaker.Spec.Template.Spec.Containers = []corev1.Container{{Image: "speaker:1"}}
 		in.Speaker.Status.DesiredNumberScheduled, in.Speaker.Status.NumberReady = 3, 3
+		in.Sessions = sessions(in.Services)
 		in.Controller = &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "metallb-system", Name: "controller"}}
 		if c.change != nil {
 			c.change(in)

@@ -66,8 +66,9 @@ fairlead.dev/dns of CoreDNS's Deployment.
 
 With --component lb, fairlead lb gets the nodes and the pools of MetalLB, whose Services keep
 their addresses. MetalLB's speakers end when the nodes of fairlead lb announce every address.
-Pools that are announced by BGP are refused. The phase is the annotation fairlead.dev/lb of
-the DaemonSet of MetalLB's speakers.
+Where pools are announced by BGP, nodes change their sessions one by one, while others have
+routes. The phase is the annotation fairlead.dev/lb of the DaemonSet of MetalLB's speakers,
+and of a node with BGP the label fairlead.dev/lb.
 
 An interrupted command is continued by the next one, and 'apply' and 'rollback' lead on from
 every phase. Both stop at the first failure.`,
@@ -81,7 +82,8 @@ every phase. Both stop at the first failure.`,
 		Args: base.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(c.plan(), c.apply(), c.verify(), c.rollback(), c.status(), c.checkNode(), c.drainNode(), c.compareDNS())
+	cmd.AddCommand(c.plan(), c.apply(), c.verify(), c.rollback(), c.status(), c.checkNode(), c.drainNode(), c.compareDNS(),
+		c.checkSessions())
 	return cmd
 }
 
@@ -246,8 +248,8 @@ removed from the cluster and kube-proxy's DaemonSet is as it was before.
 With --component dns, CoreDNS gets as many Pods as before. When the Service selects them,
 fairlead's objects are removed.
 
-With --component lb, MetalLB's controller and speakers start again. When they have had the
-time to announce, fairlead lb ends, and its objects are removed.`,
+With --component lb, MetalLB's controller and speakers start again, with BGP node by node.
+When they have had the time to announce, fairlead lb ends, and its objects are removed.`,
 		Example: "  fairlead migrate rollback\n  fairlead migrate rollback --nodes node1\n  fairlead migrate rollback --component dns\n" +
 			"  fairlead migrate rollback --component lb",
 		RunE: c.run(walker.Rollback),

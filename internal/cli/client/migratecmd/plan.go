@@ -153,8 +153,8 @@ select it), both (it selects both), switched (it selects only fairlead dns, Core
 runs), fairlead (done), or returning (it selects only CoreDNS, fairlead dns ends).
 
 With --component lb: metallb (not changed), beside (fairlead lb runs without pools), both
-(both announce the addresses), fairlead (done), or returning (MetalLB runs again, fairlead
-lb ends).`,
+(both announce the addresses, by BGP each on some nodes), fairlead (done), or returning
+(MetalLB runs again, fairlead lb ends).`,
 		Example: "  fairlead migrate status -o json\n  fairlead migrate status --component dns\n  fairlead migrate status --component lb",
 	}, proxyComponent, func(w walks) error {
 		switch {

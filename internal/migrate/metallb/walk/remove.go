@@ -33,6 +33,16 @@ func (w *Walk) removable(ctx context.Context) error {
 				"one of metallb.io, or delete it, first", pools[i].Name)
 		}
 	}
+	peers, err := w.LB.Peers.List(ctx, metav1.ListOptions{})
+	if !fine(err) {
+		return err
+	}
+	for i := range peers.Items {
+		if peers.Items[i].Labels[metallb.PoolLabel] == "" {
+			return fmt.Errorf("the BGPPeer %s of fairlead.dev is not MetalLB's: its router would lose the routes. Delete it first",
+				peers.Items[i].Name)
+		}
+	}
 	fronts, err := w.Client.CoreV1().Services("").List(ctx, metav1.ListOptions{LabelSelector: names.FrontLabel})
 	if err != nil {
 		return err
@@ -124,6 +134,7 @@ func (w *Walk) removeMade(ctx context.Context) error {
 	for _, err := range []error{
 		core.ConfigMaps(svc.SystemNamespace).Delete(ctx, svc.VotersConfigMap, metav1.DeleteOptions{}),
 		core.Secrets(svc.SystemNamespace).Delete(ctx, svc.SpeakerKeySecret, metav1.DeleteOptions{}),
+		w.removePasswords(ctx),
 		leases.Delete(ctx, svc.LoadBalancer, metav1.DeleteOptions{}),
 		leases.Delete(ctx, svc.WitnessLease, metav1.DeleteOptions{}),
 	} {
@@ -132,6 +143,21 @@ func (w *Walk) removeMade(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// removePasswords deletes the Secrets that the migration has made.
+func (w *Walk) removePasswords(ctx context.Context) error {
+	api := w.Client.CoreV1().Secrets(svc.SystemNamespace)
+	list, err := api.List(ctx, metav1.ListOptions{LabelSelector: metallb.PoolLabel})
+	if err != nil {
+		return err
+	}
+	for i := range list.Items {
+		if err := api.Delete(ctx, list.Items[i].Name, metav1.DeleteOptions{}); !fine(err) {
+			return err
+		}
+	}
+	return nil
 }
 
 func ours(c *networkingv1.IngressClass) bool {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -63,6 +64,9 @@ func New(ctx context.Context, o Options) (*Walk, error) {
 			w.base = d
 			continue
 		}
+		if role, ok := o.(*rbacv1.Role); ok {
+			w.plan.Permit(role)
+		}
 		w.rest = append(w.rest, o)
 	}
 	if err == nil && w.base == nil {
@@ -115,7 +119,7 @@ func (w *Walk) Verify(ctx context.Context) error {
 func (w *Walk) change(ctx context.Context, back bool) error {
 	phase := w.plan.Phase
 	for {
-		steps := metallb.Steps(phase, back)
+		steps := metallb.Steps(phase, back, w.plan.BGP())
 		for _, step := range steps {
 			if step.Action != metallb.Enter {
 				fmt.Fprintf(w.Out, "load balancers: %s\n", step)
@@ -175,6 +179,8 @@ func (w *Walk) take(ctx context.Context, step metallb.Step) error {
 		return w.act.Within(ctx, w.metalLBReady)
 	case metallb.Settle:
 		return w.settle(ctx)
+	case metallb.ApplyPeers, metallb.HoldPeers, metallb.FreePeers, metallb.MoveNodes, metallb.ReturnNodes, metallb.RenewPods:
+		return nodes{w}.take(ctx, step)
 	case metallb.Remove:
 		return w.remove(ctx)
 	}
