@@ -270,21 +270,47 @@ func TestMigrateBGP(t *testing.T) {
 	}
 }
 
-// interruptedBGP kills 'apply' as soon as the second node's MetalLB ends; the next 'apply' goes on.
+// interruptedBGP kills 'apply' as soon as the second node's MetalLB ends; the next 'apply' goes on. Before, the router does not hear the
+// first node for a time: the second one must wait for its session.
 func (m *bgpMigration) interruptedBGP() {
 	m.Helper()
 	p := process.Start(m.T, exec.Command(process.Program("fairlead"), "migrate", "apply", "--component", "lb",
 		"--kubeconfig", m.api.Kubeconfig))
-	testbed.Until(m.T, "the end of MetalLB's speaker on node2", func() error {
-		if p.Ended() {
-			m.Fatalf("apply has ended:\n%s", p.Log())
+	until := func(what, node string, labels ...string) {
+		testbed.Until(m.T, what, func() error {
+			if p.Ended() {
+				m.Fatalf("apply has ended:\n%s", p.Log())
+			}
+			if label := m.lbLabel(node); !slices.Contains(labels, label) {
+				return fmt.Errorf("the label of %s is %q", node, label)
+			}
+			return nil
+		})
+	}
+	until("the end of MetalLB's speaker on node1", "node1", "leaving", "fairlead")
+	nft := func(args ...string) { process.Output(m.T, m.router.Command(m.Context(), "nft", args...)) }
+	nft("add", "table", "ip", "deaf")
+	nft("add", "chain", "ip", "deaf", "in", "{ type filter hook input priority 0; }")
+	nft("add", "rule", "ip", "deaf", "in", "ip", "saddr", m.node.Addr4().String(), "tcp", "dport", "179", "drop")
+	nft("add", "rule", "ip", "deaf", "in", "ip", "saddr", m.node.Addr4().String(), "tcp", "sport", "179", "drop")
+	until("the sessions of node1", "node1", "fairlead")
+	for begin := time.Now(); time.Since(begin) < deaf; {
+		if label := m.lbLabel("node2"); label != "" {
+			m.Errorf("the router does not hear node1, and the label of node2 is %q", label)
 		}
-		if m.kubectl("get", "node", "node2", "-o", `jsonpath={.metadata.labels.fairlead\.dev/lb}`) == "" {
-			return errors.New("the node has no label")
-		}
-		return nil
-	})
+	}
+	nft("delete", "table", "ip", "deaf")
+	until("the end of MetalLB's speaker on node2", "node2", "leaving", "fairlead")
 	p.Kill()
+}
+
+// deaf is how long the router does not hear node1: some times what a session takes to begin.
+const deaf = 5 * time.Second
+
+// lbLabel is how far a node is.
+func (m *bgpMigration) lbLabel(node string) string {
+	m.Helper()
+	return m.kubectl("get", "node", node, "-o", `jsonpath={.metadata.labels.fairlead\.dev/lb}`)
 }
 
 // moved checks that only fairlead lb announces, with the attributes that MetalLB's objects have.

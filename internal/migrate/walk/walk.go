@@ -191,7 +191,7 @@ func (w *Walk) each(ctx context.Context, do func(migrate.NodePlan) error) error 
 func (w *Walk) change(ctx context.Context, n migrate.NodePlan, back bool) error {
 	phase := n.Phase
 	for {
-		steps := migrate.Steps(phase, back, w.plan.Settings().Drains() && !w.EndConnections)
+		steps := migrate.Steps(phase, back, w.plan.Settings().Drains())
 		if len(steps) == 0 {
 			fmt.Fprintf(w.Out, "%s: done: %s\n", n.Name, phase)
 			return nil
@@ -206,16 +206,26 @@ func (w *Walk) change(ctx context.Context, n migrate.NodePlan, back bool) error 
 			}
 			fmt.Fprintf(w.Out, "%s: %s\n", n.Name, step)
 			err := w.take(ctx, n.Name, step)
-			if left := (*act.FailedError)(nil); step.Action == migrate.Drain && errors.As(err, &left) && left.ExitCode == migrate.StillOpen {
-				fmt.Fprintf(w.Out, "%s: the last rules stay for now: %s\n", n.Name, left.Reported)
+			switch open := stillOpen(step, err); {
+			case open != "" && w.EndConnections:
+				fmt.Fprintf(w.Out, "%s: ended with the rules: %s\n", n.Name, open)
+			case open != "":
+				fmt.Fprintf(w.Out, "%s: the last rules stay for now: %s\n", n.Name, open)
 				w.draining++
 				return nil
-			}
-			if err != nil {
+			case err != nil:
 				return w.stopped(ctx, n.Name, step, err)
 			}
 		}
 	}
+}
+
+// stillOpen is what a Drain reports of connections that are left, empty if it is something else that happened.
+func stillOpen(step migrate.Step, err error) string {
+	if left := (*act.FailedError)(nil); step.Action == migrate.Drain && errors.As(err, &left) && left.ExitCode == migrate.StillOpen {
+		return left.Reported
+	}
+	return ""
 }
 
 // stopped is the error of a step, with the two ways on.

@@ -263,7 +263,7 @@ func TestVerify(t *testing.T) {
 }
 
 // A node keeps the rules of kube-proxy's mode ipvs while connections go through them, and the next one is changed. With EndConnections
-// nothing is waited for.
+// it does not.
 func TestConnectionsOfIPVS(t *testing.T) {
 	for _, c := range []struct {
 		open, end bool
@@ -274,8 +274,8 @@ func TestConnectionsOfIPVS(t *testing.T) {
 			"Run 'fairlead migrate apply' again when they have ended, or with --end-connections to end them\n"},
 		{false, false, "a: waiting for the connections that go through kube-proxy\na: removing the rules of kube-proxy\n" +
 			"a: checking the rules of fairlead proxy\na: done: fairlead\nb: done: fairlead\n"},
-		{true, true, "a: checking the rules of fairlead proxy\na: removing the rules of kube-proxy\na: checking the rules of fairlead proxy\n" +
-			"a: done: fairlead\nb: done: fairlead\n"},
+		{true, true, "a: ended with the rules: 3 connections depend on kube-proxy's rules\na: removing the rules of kube-proxy\n" +
+			"a: checking the rules of fairlead proxy\na: done: fairlead\nb: done: fairlead\n"},
 	} {
 		theirs := migrate.Exclude(daemonSet(kubeProxyName, 0))
 		theirs.Spec.Template.Spec.Containers[0].Args = []string{"--proxy-mode=ipvs"}
