@@ -31,6 +31,10 @@ func TestStepsLeadOnFromEveryPhase(t *testing.T) {
 				if n > 4 {
 					t.Fatalf("from %s, back %v: the way does not end", start, back)
 				}
+				undrains := len(steps) > 0 && steps[0].Action == migrate.Undrain
+				if undrains != (back && c.drains && at == migrate.Switched) {
+					t.Errorf("from %s, back %v, drains %v: %v", at, back, c.drains, steps)
+				}
 				for i, s := range steps {
 					if s.Action == migrate.Check && s.Only {
 						checked = s.Program

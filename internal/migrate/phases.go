@@ -81,8 +81,10 @@ const (
 	// Check runs a Pod on the node that checks the program's rules; CleanUp one that removes them.
 	Check
 	CleanUp
-	// Drain runs a Pod on the node that waits until no connection goes through the program any more.
+	// Drain runs a Pod on the node that waits until no connection goes through the program any more; Undrain one that undoes what
+	// Drain has changed for that.
 	Drain
+	Undrain
 	// Enter gives the node its next phase.
 	Enter
 )
@@ -112,6 +114,8 @@ func (s Step) String() string {
 		return "removing the rules of " + name
 	case Drain:
 		return "waiting for the connections that go through " + name
+	case Undrain:
+		return "undoing what the wait for connections has changed"
 	}
 	return "phase " + s.Phase.String()
 }
@@ -123,7 +127,12 @@ func Steps(from Phase, back, drains bool) []Step {
 	enter := func(p Phase) Step { return Step{Action: Enter, Phase: p} }
 	if back {
 		switch from {
-		case After, Switched:
+		case Switched:
+			if drains {
+				return []Step{{Action: Undrain, Program: KubeProxy}, enter(Beside)}
+			}
+			return []Step{enter(Beside)}
+		case After:
 			return []Step{enter(Beside)}
 		case Beside:
 			return []Step{{Action: AwaitReady, Program: KubeProxy}, enter(Returning)}
@@ -149,9 +158,9 @@ func Steps(from Phase, back, drains bool) []Step {
 		if drains {
 			out = append(out, Step{Action: Drain, Program: KubeProxy})
 		}
-		// kube-proxy v1.37.2 removes the chains of mode iptables first. They cannot go while the ones of mode ipvs refer to them, so a first
-		// cleanup fails; it removes the latter all the same.
-		return append(out, Step{Action: CleanUp, Program: KubeProxy, Again: true}, Step{Action: Check, Program: Fairlead, Only: true},
+		// kube-proxy v1.37.2 in mode ipvs removes the chains of mode iptables first. They cannot go while the ones of mode ipvs refer to
+		// them, so a first cleanup fails; it removes the latter all the same.
+		return append(out, Step{Action: CleanUp, Program: KubeProxy, Again: drains}, Step{Action: Check, Program: Fairlead, Only: true},
 			enter(After))
 	}
 	return nil

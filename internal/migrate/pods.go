@@ -25,7 +25,7 @@ const drainWithin = 5
 // StillOpen is the exit code of the Pod of a Drain if connections are left (EX_TEMPFAIL of sysexits.h).
 const StillOpen = 75
 
-// PodFor returns the Pod that takes a step Check, CleanUp or Drain on a node: a copy of a proxy's Pod, which runs once. Those of
+// PodFor returns the Pod that takes a step Check, CleanUp, Drain or Undrain on a node: a copy of a proxy's Pod, which runs once. Those of
 // fairlead need no program of the node; kube-proxy's rules are removed by kube-proxy, whose image has iptables.
 func PodFor(step Step, node string, theirs, ours *appsv1.DaemonSet, s *Settings) *corev1.Pod {
 	from, verb, args := ours, "check", []string(nil)
@@ -39,6 +39,8 @@ func PodFor(step Step, node string, theirs, ours *appsv1.DaemonSet, s *Settings)
 		}
 	case step.Action == Drain:
 		verb, args = "drain", []string{"migrate", "drain-node", fmt.Sprintf("--within=%ds", drainWithin)}
+	case step.Action == Undrain:
+		verb, args = "undrain", []string{"migrate", "drain-node", "--undo"}
 	case step.Program == KubeProxy:
 		from, verb = theirs, "cleanup"
 	default:

@@ -245,24 +245,6 @@ func (f *feed) trigger(s *discoveryv1.EndpointSlice) {
 	}
 }
 
-// build builds the Table from what b was given. The first one waits for the ways to other nodes if a Service asks for direct return.
-func build(ctx context.Context, b *table.Builder, f *feed, o *Options, first bool) (next *table.Table, changed []table.Key) {
-	direct := b.ForwardsDirectly()
-	if direct {
-		b.SetNextHops(o.NextHops())
-	}
-	next, changed = b.Build()
-	if direct || !b.ForwardsDirectly() {
-		return next, changed
-	}
-	if !first || !f.awaitNextHops(ctx, o) {
-		f.wakeUp()
-		return next, changed
-	}
-	next, more := build(ctx, b, f, o, false)
-	return next, append(changed, more...)
-}
-
 // nextHopsWait is how long the first Table waits for the ways to other nodes.
 const nextHopsWait = 2 * time.Second
 

@@ -323,7 +323,21 @@ func (p *Proxy) sync(ctx context.Context) {
 	p.builder.SetServiceCIDRs(p.ranges.get())
 	p.arrived = [2]uint64{b.services.version, b.slices.version}
 	before := p.wanted
-	next, keys := build(ctx, p.builder, p.feed, &p.opts, p.applied == nil)
+	direct := p.builder.ForwardsDirectly()
+	if direct {
+		p.builder.SetNextHops(p.opts.NextHops())
+	}
+	next, keys := p.builder.Build()
+	if !direct && p.builder.ForwardsDirectly() { // the first Service that asks for it
+		if p.feed.wakeUp(); p.applied == nil && p.feed.awaitNextHops(ctx, &p.opts) {
+			p.builder.SetNextHops(p.opts.NextHops())
+			again, more := p.builder.Build()
+			next, keys = again, append(keys, more...)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+	}
 	for _, k := range keys {
 		p.changed[k] = struct{}{}
 	}

@@ -188,6 +188,23 @@ func (c *cluster) led(conn net.Conn) {
 	}
 }
 
+// undrains runs what the Pods of 'fairlead migrate rollback' run. An address that leaves kube-proxy's device then leaves no route.
+func (c *cluster) undrains() {
+	c.t.Helper()
+	const addr, route = "10.96.0.250/32", "local 10.96.0.250 dev " + svc.KubeProxyDevice + " proto kernel scope host src "
+	c.on("ip", "address", "add", addr, "dev", svc.KubeProxyDevice)
+	for _, step := range []struct{ flag, source string }{{"--within=0s", c.node.Addr4().String()}, {"--undo", "10.96.0.250"}} {
+		_, stderr, code := process.Result(c.t, c.command("migrate", "drain-node", step.flag))
+		if routes := c.on("ip", "route", "show", "table", "local"); !strings.Contains(routes, route+step.source) || code != 0 && code != 75 {
+			c.t.Errorf("after %s: exit code %d, %s; want the source %s in\n%s", step.flag, code, stderr, step.source, routes)
+		}
+	}
+	c.on("ip", "address", "del", addr, "dev", svc.KubeProxyDevice)
+	if routes := c.on("ip", "route", "show", "table", "local"); strings.Contains(routes, "10.96.0.250") {
+		c.t.Errorf("the address has gone, and its route is there:\n%s", routes)
+	}
+}
+
 // A node changes from the real kube-proxy in mode ipvs to fairlead proxy and back, in the order of 'fairlead migrate'. No new connection
 // fails, clients keep their address, and open connections go on until they end.
 func TestFromKubeProxy(t *testing.T) {
@@ -232,6 +249,8 @@ func TestFromKubeProxy(t *testing.T) {
 	}
 	c.led(socket)
 	all.alive("beside kube-proxy's last rules")
+	c.undrains()
+	c.drains() // as apply does, which goes on
 	for name, conn := range all.open {
 		if err := conn.Close(); err != nil {
 			t.Error(err)

@@ -17,8 +17,23 @@ func anywhere() map[int]string {
 
 // LeaveSources has new connections of the node to the addresses of a device begin at the address from which it sends to other networks. By
 // itself the kernel takes the address that is called as the source, and such a connection hangs once the device has gone. It does nothing
-// without the device; nor for IPv6 while the device is down, and for a family in which the node sends nowhere.
+// without the device; nor for IPv6 while the device is down, and for a family in which the node sends nowhere. RestoreSources undoes it: the
+// kernel removes the route to an address with the address only if the two are the same.
 func LeaveSources(device string) error {
+	sources := map[int]net.IP{}
+	for family, to := range anywhere() {
+		sources[family] = sourceTo(to)
+	}
+	return setSources(device, func(family int, _ net.IP) net.IP { return sources[family] })
+}
+
+// RestoreSources has new connections of the node to the addresses of a device begin at these addresses, as they do by themselves.
+func RestoreSources(device string) error {
+	return setSources(device, func(_ int, to net.IP) net.IP { return to })
+}
+
+// setSources sets the sources of the routes to a device's own addresses. Those for which choose returns nil stay.
+func setSources(device string, choose func(family int, to net.IP) net.IP) error {
 	dev, err := netlink.LinkByName(device)
 	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
 		return nil
@@ -26,11 +41,7 @@ func LeaveSources(device string) error {
 	if err != nil {
 		return err
 	}
-	for family, to := range anywhere() {
-		source := sourceTo(to)
-		if source == nil {
-			continue
-		}
+	for family := range anywhere() {
 		of := &netlink.Route{LinkIndex: dev.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL}
 		routes, err := netlink.RouteListFiltered(family, of, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
 		if err != nil {
@@ -38,7 +49,11 @@ func LeaveSources(device string) error {
 		}
 		for i := range routes {
 			r := &routes[i]
-			if r.Dst == nil || r.Dst.IP.IsLinkLocalUnicast() || r.Src.Equal(source) {
+			if r.Dst == nil || r.Dst.IP.IsLinkLocalUnicast() {
+				continue
+			}
+			source := choose(family, r.Dst.IP)
+			if source == nil || r.Src.Equal(source) {
 				continue
 			}
 			r.Src = source

@@ -65,6 +65,10 @@ func IPVS(ctx context.Context, within time.Duration) (Left, error) {
 	}
 }
 
+// Undo has new connections of the node begin where they did before IPVS. kube-proxy's device keeps routes to addresses that leave it
+// otherwise: the kernel takes those with the address as their source for the address's own.
+func Undo() error { return link.RestoreSources(svc.KubeProxyDevice) }
+
 func look() (out Left, err error) {
 	through := map[netip.AddrPort]bool{} // from addresses of Services, as the node's own are
 	add := func(c ipvs.Connection) {

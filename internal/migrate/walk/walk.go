@@ -96,7 +96,7 @@ func (w *Walk) Apply(ctx context.Context) error {
 // report says how to go on with nodes that keep rules for connections.
 func (w *Walk) report() {
 	if w.draining > 0 {
-		fmt.Fprintf(w.Out, "new connections meet fairlead proxy on every node; nodes that keep kube-proxy's last rules for open "+
+		fmt.Fprintf(w.Out, "new connections meet fairlead proxy on these nodes; nodes that keep kube-proxy's last rules for open "+
 			"connections: %d. Run 'fairlead migrate apply' again when they have ended, or with --end-connections to end them\n", w.draining)
 	}
 }

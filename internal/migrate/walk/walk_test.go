@@ -270,7 +270,7 @@ func TestConnectionsOfIPVS(t *testing.T) {
 		want      string
 	}{
 		{true, false, "a: the last rules stay for now: 3 connections depend on kube-proxy's rules\nb: done: fairlead\n" +
-			"new connections meet fairlead proxy on every node; nodes that keep kube-proxy's last rules for open connections: 1. " +
+			"new connections meet fairlead proxy on these nodes; nodes that keep kube-proxy's last rules for open connections: 1. " +
 			"Run 'fairlead migrate apply' again when they have ended, or with --end-connections to end them\n"},
 		{false, false, "a: waiting for the connections that go through kube-proxy\na: removing the rules of kube-proxy\n" +
 			"a: checking the rules of fairlead proxy\na: done: fairlead\nb: done: fairlead\n"},

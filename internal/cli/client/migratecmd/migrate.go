@@ -226,8 +226,9 @@ func (c *command) apply() *cobra.Command {
 fairlead lb.
 
 Where kube-proxy is in mode ipvs, a node keeps its last rules while connections go through
-them, and the command goes on with the next node. Run it again later to remove the rules, or
-end the connections with --end-connections.`,
+them, and the command goes on with the next node and ends with exit code 0. 'status' shows
+these nodes as switched. Run it again later to remove the rules, or end the connections with
+--end-connections.`,
 		Example: `  fairlead migrate apply --nodes node1 --image registry.example.com/fairlead:0.1.0
   fairlead migrate apply --component dns
   fairlead migrate apply --component lb
