@@ -17,8 +17,8 @@ func anywhere() map[int]string {
 
 // LeaveSources has new connections of the node to the addresses of a device begin at the address from which it sends to other networks. By
 // itself the kernel takes the address that is called as the source, and such a connection hangs once the device has gone. It does nothing
-// without the device; nor for IPv6 while the device is down, and for a family in which the node sends nowhere. RestoreSources undoes it: the
-// kernel removes the route to an address with the address only if the two are the same.
+// without the device; nor for IPv6 while the device is down, and for a family in which the node sends nowhere. RestoreSources undoes it:
+// the kernel removes the route to an address with the address only if its source is the same.
 func LeaveSources(device string) error {
 	sources := map[int]net.IP{}
 	for family, to := range anywhere() {
