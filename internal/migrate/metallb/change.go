@@ -32,7 +32,7 @@ func (p *Plan) Controller() *appsv1.Deployment { return p.controller }
 func (p *Plan) ControllerReplicas() int32 { return p.replicas }
 
 // Enter returns the DaemonSet of MetalLB's speakers as it is in a phase.
-func (p *Plan) Enter(d *appsv1.DaemonSet, to Phase) *appsv1.DaemonSet {
+func (p *Plan) Enter(d *appsv1.DaemonSet, to Phase) (*appsv1.DaemonSet, error) {
 	out := d.DeepCopy()
 	out.Annotations = maps.Clone(out.Annotations)
 	if out.Annotations == nil {
@@ -50,16 +50,16 @@ func (p *Plan) Enter(d *appsv1.DaemonSet, to Phase) *appsv1.DaemonSet {
 	}
 	if byNode := to == Both || to == After || to == Returning; p.BGP() && byNode {
 		hold(out)
-	} else {
-		release(out)
+	} else if err := release(out); err != nil {
+		return nil, err
 	}
 	if to == Before {
 		delete(out.Annotations, Annotation)
 		delete(out.Annotations, Replicas)
-		return out
+		return out, nil
 	}
 	out.Annotations[Annotation], out.Annotations[Replicas] = string(to), strconv.Itoa(int(p.replicas))
-	return out
+	return out, nil
 }
 
 // HeldLabel is the label of MetalLB's Pods that were made while nodes are changed one by one.
@@ -83,14 +83,30 @@ func hold(d *appsv1.DaemonSet) {
 }
 
 // release takes back what hold has done.
-func release(d *appsv1.DaemonSet) {
-	var before appsv1.DaemonSetUpdateStrategy
-	text, held := d.Annotations[Strategy]
-	if held && json.Unmarshal([]byte(text), &before) == nil {
-		d.Spec.UpdateStrategy = before
+func release(d *appsv1.DaemonSet) error {
+	before, err := strategy(d)
+	if err != nil {
+		return err
+	}
+	if before != nil {
+		d.Spec.UpdateStrategy = *before
 	}
 	delete(d.Annotations, Strategy)
 	releaseTemplate(d)
+	return nil
+}
+
+// strategy is the update strategy that a DaemonSet had before hold, nil if it is not held.
+func strategy(d *appsv1.DaemonSet) (*appsv1.DaemonSetUpdateStrategy, error) {
+	text, held := d.Annotations[Strategy]
+	if !held {
+		return nil, nil
+	}
+	before := &appsv1.DaemonSetUpdateStrategy{}
+	if err := json.Unmarshal([]byte(text), before); err != nil {
+		return nil, fmt.Errorf("on the DaemonSet %s, the annotation %s is %q; want an update strategy as JSON: %w", d.Name, Strategy, text, err)
+	}
+	return before, nil
 }
 
 func releaseTemplate(d *appsv1.DaemonSet) {

@@ -77,6 +77,15 @@ func decided(t *testing.T) *metallb.Plan {
 	return p
 }
 
+func enter(t *testing.T, p *metallb.Plan, d *appsv1.DaemonSet, to metallb.Phase) *appsv1.DaemonSet {
+	t.Helper()
+	out, err := p.Enter(d, to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
 // The DaemonSet of the speakers selects no node in the phase "fairlead" only, and is the same again at the end.
 func TestEnter(t *testing.T) {
 	p := decided(t)
@@ -84,7 +93,7 @@ func TestEnter(t *testing.T) {
 	d := p.Speaker()
 	d.Annotations = map[string]string{}
 	for _, phase := range []metallb.Phase{metallb.Beside, metallb.Both, metallb.After, metallb.Returning} {
-		d = p.Enter(d, phase)
+		d = enter(t, p, d, phase)
 		d.Annotations[metallb.Failure] = "x"
 		if off := len(d.Spec.Template.Spec.NodeSelector) > 1; off != (phase == metallb.After) || d.Annotations[metallb.Replicas] != "2" {
 			t.Errorf("in phase %s: %v, %v", phase, d.Spec.Template.Spec.NodeSelector, d.Annotations)
@@ -96,7 +105,7 @@ func TestEnter(t *testing.T) {
 			t.Errorf("fairlead's DaemonSet is %+v", ours.Spec.Template.Spec)
 		}
 	}
-	if after, _ := json.Marshal(p.Enter(d, metallb.Before)); string(after) != string(before) {
+	if after, _ := json.Marshal(enter(t, p, d, metallb.Before)); string(after) != string(before) {
 		t.Errorf("is %s, was %s", after, before)
 	}
 }

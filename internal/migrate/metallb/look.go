@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead/fairlead/internal/lb/metallb"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/workloads"
@@ -81,10 +83,42 @@ func Look(ctx context.Context, client kubernetes.Interface) (*Cluster, error) {
 	for i := range services.Items {
 		c.Services = append(c.Services, &services.Items[i])
 	}
-	if c.Speaker != nil {
-		c.Sessions, err = LookAtSessions(ctx, client, c.Speaker, nil)
+	if c.Speaker == nil {
+		return c, nil
 	}
-	return c, err
+	if c.Sessions, err = LookAtSessions(ctx, client, c.Speaker, nil); err != nil {
+		return nil, err
+	}
+	return c, c.lookAtSecrets(ctx, client, namespace)
+}
+
+// lookAtSecrets reads the Secrets that MetalLB's BGPPeers name.
+func (c *Cluster) lookAtSecrets(ctx context.Context, client kubernetes.Interface, namespace string) error {
+	c.Secrets = map[string]*corev1.Secret{}
+	for _, name := range secretNames(c.Objects) {
+		s, err := client.CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case err == nil:
+			c.Secrets[name] = s
+		case !apierrors.IsNotFound(err):
+			return err
+		}
+	}
+	return nil
+}
+
+// secretNames are the names of the Secrets of MetalLB's namespace in its objects, none if these are refused.
+func secretNames(objects []byte) (out []string) {
+	r, err := metallb.Convert(bytes.NewReader(objects))
+	if err != nil {
+		return nil
+	}
+	for _, peer := range r.Peers {
+		if ref := peer.Spec.PasswordSecretRef; ref != nil && !inline(peer, r.Passwords) {
+			out = append(out, ref.Name)
+		}
+	}
+	return out
 }
 
 // LookAtSessions reads the nodes on which Pods of MetalLB's speakers or of fairlead lb run, with their Speakers, and what they

@@ -32,6 +32,8 @@ type Cluster struct {
 	Services []*corev1.Service
 	// Sessions are the nodes of the speakers, and where Services have endpoints.
 	Sessions *Sessions
+	// Secrets are those of MetalLB's namespace that its BGPPeers name, by name.
+	Secrets map[string]*corev1.Secret
 }
 
 // Name is the name of fairlead's DaemonSet, in the manifest and in the chart.
@@ -60,10 +62,15 @@ type Plan struct {
 	passwords  map[string]string // by Secret
 	given      []Address
 	broken     error
+	begun      string // what shows that nodes change their sessions of BGP, empty if nothing does
+	unread     error
 }
 
 // Broken is an error if the phase cannot be read or MetalLB is not found. No command goes on then.
 func (p *Plan) Broken() error { return p.broken }
+
+// Unread is an error if nodes change their sessions of BGP, and with which routers cannot be read. No command changes anything then.
+func (p *Plan) Unread() error { return p.unread }
 
 // maxNamed bounds the Services that a line names.
 const maxNamed = 5
@@ -81,17 +88,24 @@ func Decide(c *Cluster) *Plan {
 	} else {
 		p.decideStart(c)
 	}
+	p.begun = begun(c)
 	r, err := metallb.Convert(bytes.NewReader(c.Objects))
+	if err == nil && len(r.Peers) == 0 {
+		p.readNone(c, errors.New("there is no BGPPeer"))
+	}
 	var refusals metallb.Refusals
 	switch {
 	case errors.As(err, &refusals):
+		p.readNone(c, refusals)
 		p.Refused = append(p.Refused, refusals...)
 		return p
 	case err != nil:
+		p.readNone(c, err)
 		p.Refused = append(p.Refused, err.Error())
 		return p
 	}
 	p.Announce, p.pools, p.peers, p.passwords = r.Announce, r.Pools, r.Peers, r.Passwords
+	p.takePasswords(c)
 	for _, note := range r.Notes {
 		if !strings.Contains(note, ": spec.password") { // 'apply' does what these say
 			p.Differs = append(p.Differs, note)
@@ -134,6 +148,9 @@ func (p *Plan) find(c *Cluster) (err error) {
 		return fmt.Errorf("on the DaemonSet %s/%s: %w", c.Speaker.Namespace, c.Speaker.Name, err)
 	}
 	p.Failure = c.Speaker.Annotations[Failure]
+	if _, err := strategy(c.Speaker); err != nil {
+		return err
+	}
 	if c.Controller == nil {
 		return fmt.Errorf("there is no Deployment of MetalLB's controller in the namespace %s", c.Speaker.Namespace)
 	}

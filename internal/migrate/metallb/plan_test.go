@@ -55,6 +55,17 @@ func service(name, ip, class string) *corev1.Service {
 	return s
 }
 
+// speakerEnv gives MetalLB's speaker a mode of BGP, speakerArg an argument.
+func speakerEnv(mode string) func(*metallb.Cluster) {
+	return func(c *metallb.Cluster) {
+		c.Speaker.Spec.Template.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "METALLB_BGP_TYPE", Value: mode}}
+	}
+}
+
+func speakerArg(arg string) func(*metallb.Cluster) {
+	return func(c *metallb.Cluster) { c.Speaker.Spec.Template.Spec.Containers[0].Args = []string{arg} }
+}
+
 // The plan has the refusals and the notes of the conversion, what the change does to clients, and the Services whose addresses are
 // not taken over. Without MetalLB it is empty.
 func TestDecide(t *testing.T) {
@@ -85,6 +96,13 @@ func TestDecide(t *testing.T) {
 			c.Services[0].Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 			delete(c.Sessions.Endpoints[svc.NameOf(c.Services[0])], "n2")
 		}, "no other node than n1", true},
+		{"the mode frr-k8s", pool() + bgp(""), speakerEnv("frr-k8s"), "they stay when MetalLB's speaker ends", true},
+		{"the mode frr", pool() + bgp(""), speakerEnv("frr"), "in the mode frr, with which this change is not tested", false},
+		{"the native mode", pool() + bgp(""), speakerEnv("native"), "one by one (n1, n2)", false},
+		{"the mode frr-k8s, by ARP", pool() + l2(), speakerEnv("frr-k8s"), `"announce":"arp"`, false},
+		{"excluded nodes announce", pool() + bgp(""), speakerArg("--ignore-exclude-lb"), "MetalLB has --ignore-exclude-lb", true},
+		{"excluded nodes announce, with a value", pool() + bgp(""), speakerArg("--ignore-exclude-lb=true"), "--ignore-exclude-lb", true},
+		{"excluded nodes do not announce", pool() + bgp(""), speakerArg("--ignore-exclude-lb=false"), "one by one (n1, n2)", false},
 		{"an excluded node", pool() + bgp(""), func(c *metallb.Cluster) {
 			c.Sessions.Nodes[1].Labels[corev1.LabelNodeExcludeBalancers] = ""
 		}, "no other node than n1", true},
@@ -105,6 +123,9 @@ func TestDecide(t *testing.T) {
 		{"a mistake in the phase", pool() + l2(), func(c *metallb.Cluster) {
 			c.Speaker.Annotations = map[string]string{metallb.Annotation: "bot"}
 		}, "want none, or one of beside, both", true},
+		{"a mistake in the strategy", pool() + bgp(""), func(c *metallb.Cluster) {
+			c.Speaker.Annotations = map[string]string{metallb.Annotation: "both", metallb.Strategy: "{"}
+		}, "want an update strategy as JSON", true},
 		{"a mistake in the replicas", pool() + l2(), func(c *metallb.Cluster) {
 			c.Speaker.Annotations = map[string]string{metallb.Annotation: "both", metallb.Replicas: "0"}
 		}, "want a number from 1 on", true},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -58,23 +59,73 @@ func (s *Sessions) node(name string) *Node {
 }
 
 // BGP reports whether nodes are changed one by one, because pools are announced by BGP.
-func (p *Plan) BGP() bool { return len(p.peers) > 0 }
+func (p *Plan) BGP() bool { return len(p.peers) > 0 || p.begun != "" }
 
-// Peers returns MetalLB's peers as peers of fairlead lb: of the nodes that are Moved if only is set.
-func (p *Plan) Peers(only bool) (out []*v1.BGPPeer) {
+// begun is what shows that nodes change their sessions, or have changed them, whatever MetalLB's objects are now.
+func begun(c *Cluster) string {
+	if c.Speaker == nil {
+		return ""
+	}
+	if _, held := c.Speaker.Annotations[Strategy]; held {
+		return fmt.Sprintf("the DaemonSet %s/%s has the annotation %s", c.Speaker.Namespace, c.Speaker.Name, Strategy)
+	}
+	if c.Sessions == nil {
+		return ""
+	}
+	for _, n := range c.Sessions.Nodes {
+		if n.Labels[NodeLabel] != "" {
+			return fmt.Sprintf("node %s has the label %s", n.Name, NodeLabel)
+		}
+	}
+	return ""
+}
+
+// readNone notes why there are no peers, and refuses what would need them.
+func (p *Plan) readNone(c *Cluster, why error) {
+	if p.begun == "" {
+		return
+	}
+	if p.Phase == Before {
+		p.refuse("%s of an earlier change, and %v: remove that first", p.begun, why)
+		return
+	}
+	p.unread = fmt.Errorf("nodes change their sessions of BGP (%s), and MetalLB's peers cannot be read: %w. Repair its objects in the "+
+		"namespace %s first; where its webhook refuses that, start its controller for that time", p.begun, why, c.Speaker.Namespace)
+	p.Refused = append(p.Refused, p.unread.Error())
+}
+
+// Peers returns MetalLB's peers as peers of fairlead lb, of the nodes that are Moved.
+func (p *Plan) Peers() (out []*v1.BGPPeer) {
 	for _, from := range p.peers {
 		peer := from.DeepCopy()
 		peer.Labels = map[string]string{PoolLabel: "true"}
-		if only {
-			if peer.Spec.NodeSelector == nil {
-				peer.Spec.NodeSelector = &metav1.LabelSelector{}
-			}
-			peer.Spec.NodeSelector.MatchExpressions = append(peer.Spec.NodeSelector.MatchExpressions,
-				metav1.LabelSelectorRequirement{Key: NodeLabel, Operator: metav1.LabelSelectorOpIn, Values: []string{Moved}})
-		}
+		Restrict(peer, true)
 		out = append(out, peer)
 	}
 	return out
+}
+
+// Restrict makes a peer one of the nodes that are Moved, or takes that back, and reports whether it was not so before.
+func Restrict(peer *v1.BGPPeer, moved bool) bool {
+	is := func(r metav1.LabelSelectorRequirement) bool { return r.Key == NodeLabel }
+	s := peer.Spec.NodeSelector
+	if moved == (s != nil && slices.ContainsFunc(s.MatchExpressions, is)) {
+		return false
+	}
+	if !moved {
+		s.MatchExpressions = slices.DeleteFunc(s.MatchExpressions, is)
+		if len(s.MatchExpressions)+len(s.MatchLabels) == 0 {
+			peer.Spec.NodeSelector = nil
+		}
+		return true
+	}
+	if s == nil {
+		s = &metav1.LabelSelector{}
+		peer.Spec.NodeSelector = s
+	}
+	s.MatchExpressions = append(s.MatchExpressions,
+		metav1.LabelSelectorRequirement{Key: NodeLabel, Operator: metav1.LabelSelectorOpIn, Values: []string{Moved}})
+	return true
 }
 
 // Secrets are the names of the Secrets of svc.SystemNamespace with the passwords of peers.
@@ -88,10 +139,37 @@ func (p *Plan) Secrets() (out []string) {
 	return slices.Compact(out)
 }
 
-// Password is the password that has to be in a Secret, empty if it is that of MetalLB's Secret of the same name.
+// takePasswords gives each peer with a password a Secret of its own, as passwords in objects have, and reads MetalLB's. A name of
+// MetalLB's could be one that another program of svc.SystemNamespace has.
+func (p *Plan) takePasswords(c *Cluster) {
+	for _, peer := range p.peers {
+		ref := peer.Spec.PasswordSecretRef
+		if ref == nil || inline(peer, p.passwords) {
+			continue
+		}
+		from := ref.Name
+		ref.Name = svc.BGPPasswordPrefix + peer.Name
+		var password []byte
+		if s := c.Secrets[from]; s != nil {
+			password = s.Data[v1.PasswordKey]
+		}
+		if p.passwords[ref.Name] = string(password); len(password) == 0 && p.Phase != After {
+			p.refuse("BGPPeer %s: the Secret %s of MetalLB's namespace is missing, or its key %q is missing or empty", peer.Name, from,
+				v1.PasswordKey)
+		}
+	}
+}
+
+// inline reports whether MetalLB's object has the password of a converted peer, which then refers to a Secret of its own.
+func inline(peer *v1.BGPPeer, passwords map[string]string) bool {
+	name := peer.Spec.PasswordSecretRef.Name
+	return name == svc.BGPPasswordPrefix+peer.Name && passwords[name] != ""
+}
+
+// Password is the password that has to be in a Secret.
 func (p *Plan) Password(secret string) string { return p.passwords[secret] }
 
-// Permit lets the Role of fairlead lb read the Secrets, as lb.bgpSecrets of the chart does.
+// Permit lets the Role of fairlead lb read these Secrets, as lb.bgpSecrets of the chart does.
 func (p *Plan) Permit(role *rbacv1.Role) {
 	for i := range role.Rules {
 		if r := &role.Rules[i]; slices.Equal(r.Resources, []string{"secrets"}) && len(r.ResourceNames) > 0 {
@@ -253,6 +331,7 @@ func (p *Plan) decideBGP(c *Cluster) {
 	if names := p.Secrets(); len(names) > 0 {
 		p.differ("passwords of BGP are copied to Secrets of %s: %s", svc.SystemNamespace, some(names))
 	}
+	p.decideSpeaker(c)
 	if c.Sessions == nil || p.Phase != Before {
 		return
 	}
@@ -266,7 +345,7 @@ func (p *Plan) decideBGP(c *Cluster) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(lost)) {
-		p.refuse("%v: with BGP the router would have no route while the session of the node changes, about %s. Let a second node announce "+
+		p.refuse("%v: with BGP the router would have no route while the session of the node changes, for %s. Let a second node announce "+
 			"it, or see the steps by hand in docs/loadbalancer.md", lost[name], gap)
 	}
 	slices.Sort(names)
@@ -274,5 +353,43 @@ func (p *Plan) decideBGP(c *Cluster) {
 		"connections again: some that are open end", some(names))
 }
 
-// gap is how long a node has no session while it changes the program: the end of a Pod, and a session's begin.
-const gap = "5 seconds"
+// gap is how long a node has no session while it changes the program: some seconds, or what the router adds.
+const gap = "as long as the router waits after a session has ended"
+
+// The variable of MetalLB's speaker with its mode, and values of it. Without it the speaker has sessions of its own.
+const (
+	modeVariable = "METALLB_BGP_TYPE"
+	modeFRR      = "frr"
+	modeFRRK8s   = "frr-k8s"
+)
+
+// decideSpeaker refuses a speaker that has no sessions of its own, or that announces where fairlead lb does not.
+func (p *Plan) decideSpeaker(c *Cluster) {
+	if c.Speaker == nil {
+		return
+	}
+	for _, container := range c.Speaker.Spec.Template.Spec.Containers {
+		for _, e := range container.Env {
+			switch {
+			case e.Name != modeVariable:
+			case e.Value == modeFRRK8s:
+				p.refuse("MetalLB has BGP in the mode %s, where other Pods have the sessions: they stay when MetalLB's speaker ends. Change "+
+					"MetalLB to its native mode first (frrk8s.enabled and speaker.frr.enabled of its chart), or see the steps by hand in "+
+					"docs/loadbalancer.md", e.Value)
+			case e.Value == modeFRR:
+				p.differ("MetalLB has BGP in the mode %s, with which this change is not tested", e.Value)
+			}
+		}
+		if slices.ContainsFunc(slices.Concat(container.Command, container.Args), isIgnoreExclude) {
+			p.refuse("MetalLB has --ignore-exclude-lb, and fairlead lb announces from no node with the label %s: remove the flag first",
+				corev1.LabelNodeExcludeBalancers)
+		}
+	}
+}
+
+// isIgnoreExclude reports whether an argument has MetalLB announce from nodes that are excluded from load balancers.
+func isIgnoreExclude(arg string) bool {
+	name, value, has := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+	on, err := strconv.ParseBool(value)
+	return strings.HasPrefix(arg, "-") && name == "ignore-exclude-lb" && (!has || on || err != nil)
+}

@@ -2,11 +2,14 @@ package metallb_test
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
@@ -116,7 +119,7 @@ func TestHeldSpeakers(t *testing.T) {
 	before, _ := json.Marshal(p.Speaker())
 	d := p.Speaker()
 	for _, phase := range []metallb.Phase{metallb.Beside, metallb.Both, metallb.After, metallb.Returning, metallb.Both, metallb.Returning} {
-		d = p.Enter(d, phase)
+		d = enter(t, p, d, phase)
 		held := d.Spec.UpdateStrategy.Type == appsv1.OnDeleteDaemonSetStrategyType
 		off := d.Spec.Template.Spec.Affinity != nil && d.Spec.Template.Labels[metallb.HeldLabel] != ""
 		if want := phase != metallb.Beside; held != want || off != want {
@@ -126,8 +129,13 @@ func TestHeldSpeakers(t *testing.T) {
 	if d = p.Released(d); d.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType || d.Spec.Template.Spec.Affinity != nil {
 		t.Errorf("released is %+v", d.Spec)
 	}
-	if after, _ := json.Marshal(p.Enter(d, metallb.Before)); string(after) != string(before) {
+	if after, _ := json.Marshal(enter(t, p, d, metallb.Before)); string(after) != string(before) {
 		t.Errorf("is %s, was %s", after, before)
+	}
+	lost := enter(t, p, d, metallb.Both)
+	lost.Annotations[metallb.Strategy] = "{"
+	if out, err := p.Enter(lost, metallb.Before); err == nil || !strings.Contains(err.Error(), metallb.Strategy) {
+		t.Errorf("without the strategy: %+v, %v", out, err)
 	}
 	base := &appsv1.DaemonSet{}
 	base.Spec.Template.Spec.Containers = []corev1.Container{{Args: []string{"lb"}}}
@@ -137,14 +145,101 @@ func TestHeldSpeakers(t *testing.T) {
 	}
 }
 
-// On the way, only nodes that are moved have sessions of fairlead lb.
+// On the way, only nodes that are moved have sessions of fairlead lb. Afterwards a peer is for its nodes as before, and what else was
+// changed in it stays.
 func TestPeers(t *testing.T) {
 	p, _ := byBGP(t)
-	only, all := p.Peers(true), p.Peers(false)
-	if len(only) != 1 || only[0].Spec.NodeSelector == nil || only[0].Labels[metallb.PoolLabel] == "" {
-		t.Errorf("%+v", only)
+	peers := p.Peers()
+	if len(peers) != 1 || peers[0].Spec.NodeSelector == nil || peers[0].Labels[metallb.PoolLabel] == "" {
+		t.Fatalf("%+v", peers)
 	}
-	if len(all) != 1 || all[0].Spec.NodeSelector != nil || all[0].Spec.Address != "192.0.2.1" {
-		t.Errorf("%+v", all)
+	for _, selector := range []*metav1.LabelSelector{nil, {MatchLabels: map[string]string{"rack": "1"}}} {
+		peer := peers[0].DeepCopy()
+		peer.Spec.NodeSelector, peer.Spec.Address = selector.DeepCopy(), "192.0.2.9"
+		before := peer.DeepCopy()
+		for _, moved := range []bool{false, true, false} {
+			metallb.Restrict(peer, moved)
+			if metallb.Restrict(peer, moved) {
+				t.Errorf("%t a second time is a change: %+v", moved, peer.Spec)
+			}
+			if same := equality.Semantic.DeepEqual(peer.Spec, before.Spec); same == moved || peer.Spec.Address != "192.0.2.9" {
+				t.Errorf("%t: %+v", moved, peer.Spec)
+			}
+		}
+	}
+}
+
+// A change of BGP stays one whatever becomes of MetalLB's objects: where its peers cannot be read, nothing goes on.
+func TestUnread(t *testing.T) {
+	without := pool() + object("v1beta1", "L2Advertisement", "a", `{}`)
+	held := func(c *metallb.Cluster) { c.Speaker.Annotations[metallb.Strategy] = `{"type":"RollingUpdate"}` }
+	labelled := func(c *metallb.Cluster) { c.Sessions.Nodes[1].Labels[metallb.NodeLabel] = metallb.Moved }
+	for _, c := range []struct {
+		name, objects string
+		phase         metallb.Phase
+		change        func(*metallb.Cluster)
+		bgp           bool
+		want          string // a part of the error
+	}{
+		{"by BGP", pool() + bgp(""), metallb.Both, held, true, ""},
+		{"without a peer", without, metallb.Both, held, true, metallb.Strategy + "), and MetalLB's peers cannot be read: there is no"},
+		{"a moved node", without, metallb.After, labelled, true, "node n2 has the label"},
+		{"a new field", pool() + bgp(`,"new":1`), metallb.Returning, held, true, `unknown field "spec.new"`},
+		{"no objects", "", metallb.Both, labelled, true, "there is no object of metallb.io"},
+		{"by ARP", without, metallb.Both, func(*metallb.Cluster) {}, false, ""},
+		{"by ARP, and not read", "x", metallb.Both, func(*metallb.Cluster) {}, false, ""},
+		{"not begun", without, metallb.Before, labelled, true, ""},
+	} {
+		in := &metallb.Cluster{Objects: []byte(c.objects), Sessions: sessions(nil), Controller: &appsv1.Deployment{}}
+		in.Speaker = &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "metallb-system", Name: "speaker"}}
+		in.Speaker.Annotations = map[string]string{metallb.Annotation: string(c.phase), metallb.Replicas: "1"}
+		c.change(in)
+		p := metallb.Decide(in)
+		err := p.Unread()
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) || p.BGP() != c.bgp {
+			t.Errorf("%s: %v, BGP %t", c.name, err, p.BGP())
+		}
+		if err != nil && !slices.Contains(p.Refused, err.Error()) {
+			t.Errorf("%s: refused is %v", c.name, p.Refused)
+		}
+	}
+}
+
+// Each peer with a password has a Secret of its own, and fairlead lb may read no other one: a name of MetalLB's could be that of any
+// Secret of kube-system.
+func TestPasswords(t *testing.T) {
+	const secret = `,"passwordSecret":{"name":"bootstrap-token-x"}`
+	for _, c := range []struct {
+		name, peer string
+		secret     map[string][]byte // nil if there is none
+		password   string            // empty if it is refused
+	}{
+		{"in a Secret", secret, map[string][]byte{"password": []byte("s3cret")}, "s3cret"},
+		{"no Secret", secret, nil, ""},
+		{"another key", secret, map[string][]byte{"pasword": []byte("s3cret")}, ""},
+		{"an empty key", secret, map[string][]byte{"password": {}}, ""},
+		{"in the object", `,"password":"x"`, nil, "x"},
+		{"a Secret of our name", `,"passwordSecret":{"name":"fairlead-bgp-router"}`, nil, ""},
+	} {
+		in := &metallb.Cluster{Objects: []byte(pool() + bgp(c.peer)), Sessions: sessions(nil), Controller: &appsv1.Deployment{}}
+		in.Speaker = &appsv1.DaemonSet{}
+		in.Speaker.Status.DesiredNumberScheduled, in.Speaker.Status.NumberReady = 2, 2
+		if c.secret != nil {
+			in.Secrets = map[string]*corev1.Secret{"bootstrap-token-x": {Data: c.secret}}
+		}
+		p := metallb.Decide(in)
+		role := &rbacv1.Role{Rules: []rbacv1.PolicyRule{{Resources: []string{"secrets"}, ResourceNames: []string{"fairlead-lb"}}}}
+		p.Permit(role)
+		if got := role.Rules[0].ResourceNames; !slices.Equal(got, []string{"fairlead-lb", "fairlead-bgp-router"}) {
+			t.Errorf("%s: the Role names %v", c.name, got)
+		}
+		if got := p.Peers()[0].Spec.PasswordSecretRef; got == nil || got.Name != "fairlead-bgp-router" {
+			t.Errorf("%s: the peer refers to %+v", c.name, got)
+		}
+		refused := strings.Join(p.Refused, "\n")
+		bad := strings.Contains(refused, "BGPPeer router: the Secret")
+		if got := p.Password("fairlead-bgp-router"); got != c.password || bad != (c.password == "") {
+			t.Errorf("%s: the password is %q, refused %q", c.name, got, refused)
+		}
 	}
 }

@@ -23,7 +23,7 @@ func Sessions(ctx context.Context, routers []netip.AddrPort, hold, within time.D
 	defer again.Stop()
 	since := map[connection]time.Time{}
 	for {
-		now, err := connections()
+		now, err := connections(routers)
 		if err != nil {
 			return err
 		}
@@ -71,8 +71,8 @@ func waiting(routers []netip.AddrPort, now []connection, since map[connection]ti
 	return ""
 }
 
-// connections reads the established connections of this network namespace.
-func connections() (out []connection, err error) {
+// connections reads the established connections of this network namespace with routers.
+func connections(routers []netip.AddrPort) (out []connection, err error) {
 	for _, file := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
 		f, err := os.Open(file)
 		if os.IsNotExist(err) { // without IPv6
@@ -81,7 +81,7 @@ func connections() (out []connection, err error) {
 		if err != nil {
 			return nil, err
 		}
-		more, err := parseConnections(f)
+		more, err := parseConnections(f, routers)
 		_ = f.Close()
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", file, err)
@@ -94,7 +94,8 @@ func connections() (out []connection, err error) {
 // established is the state in such a file.
 const established = "01"
 
-func parseConnections(in io.Reader) (out []connection, err error) {
+// parseConnections reads such a file. A node may have very many other connections.
+func parseConnections(in io.Reader, routers []netip.AddrPort) (out []connection, err error) {
 	lines := bufio.NewScanner(in)
 	lines.Scan() // the names of the columns
 	for lines.Scan() {
@@ -102,9 +103,12 @@ func parseConnections(in io.Reader) (out []connection, err error) {
 		if len(f) < 4 || f[3] != established {
 			continue
 		}
-		local, err1 := parseEnd(f[1])
-		remote, err2 := parseEnd(f[2])
-		if err1 != nil || err2 != nil {
+		remote, err := parseEnd(f[2])
+		if err == nil && !slices.Contains(routers, remote) {
+			continue
+		}
+		local, localErr := parseEnd(f[1])
+		if err != nil || localErr != nil {
 			return nil, fmt.Errorf("cannot read %q", lines.Text())
 		}
 		out = append(out, connection{local, remote})

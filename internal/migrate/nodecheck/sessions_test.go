@@ -11,15 +11,16 @@ const connected = `  sl  local_address rem_address   st tx_queue rx_queue tr tm-
    0: 0B4DA8C0:9C40 0C4DA8C0:00B3 01 00000000:00000000 00:00000000 00000000     0        0 1 1 0 20 4 24 10 -1
    1: 0100007F:2809 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 2 1 0 100 0 0 10 0
    2: B80D0120000000000000000001000000:C000 B80D0120000000000000000002000000:00B3 01 00000000:00000000 00:00000000 0 0 0 3 1 0 20
+   3: 0B4DA8C0:9C41 0C4DA8C0:01BB 01 00000000:00000000 00:00000000 00000000     0        0 1 1 0 20 4 24 10 -1
 `
 
-// Established connections count, in both families, and only one that lasts.
+// Established connections with routers count, in both families, and only one that lasts.
 func TestWaiting(t *testing.T) {
-	now, err := parseConnections(strings.NewReader(connected))
+	routers := []netip.AddrPort{netip.MustParseAddrPort("192.168.77.12:179"), netip.MustParseAddrPort("[2001:db8::2]:179")}
+	now, err := parseConnections(strings.NewReader(connected), routers)
 	if err != nil || len(now) != 2 {
 		t.Fatalf("%v, %v", now, err)
 	}
-	routers := []netip.AddrPort{netip.MustParseAddrPort("192.168.77.12:179"), netip.MustParseAddrPort("[2001:db8::2]:179")}
 	since := map[connection]time.Time{}
 	if got := waiting(routers, now, since, time.Hour); !strings.Contains(got, "younger than 1h0m0s") {
 		t.Errorf("at the begin: %q", got)
@@ -36,7 +37,7 @@ func TestWaiting(t *testing.T) {
 	if got := waiting(routers, now, since, time.Hour); !strings.Contains(got, "[2001:db8::2]:179 is younger") {
 		t.Errorf("with a new one: %q", got)
 	}
-	if _, err := parseConnections(strings.NewReader("x\n 0: 0:1 0:2 01 0\n")); err == nil {
+	if _, err := parseConnections(strings.NewReader("x\n 0: 0:1 0:2 01 0\n"), routers); err == nil {
 		t.Error("a wrong file is read")
 	}
 }

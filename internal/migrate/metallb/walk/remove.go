@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -153,6 +154,9 @@ func (w *Walk) removePasswords(ctx context.Context) error {
 		return err
 	}
 	for i := range list.Items {
+		if !strings.HasPrefix(list.Items[i].Name, svc.BGPPasswordPrefix) {
+			continue
+		}
 		if err := api.Delete(ctx, list.Items[i].Name, metav1.DeleteOptions{}); !fine(err) {
 			return err
 		}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -31,14 +32,9 @@ type nodes struct{ *Walk }
 func (w nodes) take(ctx context.Context, step metallb.Step) error {
 	switch step.Action {
 	case metallb.ApplyPeers:
-		return w.act.Within(ctx, func(ctx context.Context) error {
-			if err := w.copyPasswords(ctx); err != nil {
-				return err
-			}
-			return w.applyPeers(ctx, true)
-		})
+		return w.act.Within(ctx, w.applyPeers)
 	case metallb.FreePeers:
-		return w.act.Within(ctx, func(ctx context.Context) error { return w.applyPeers(ctx, false) })
+		return w.act.Within(ctx, func(ctx context.Context) error { return w.restrictPeers(ctx, false) })
 	case metallb.HoldPeers:
 		return w.holdPeers(ctx)
 	case metallb.MoveNodes:
@@ -49,10 +45,10 @@ func (w nodes) take(ctx context.Context, step metallb.Step) error {
 	return w.renewPods(ctx)
 }
 
-// applyPeers makes the BGPPeers, of the nodes that are moved if only is set. A peer of the same name that is not of a migration is an
-// error.
-func (w nodes) applyPeers(ctx context.Context, only bool) error {
-	for _, want := range w.plan.Peers(only) {
+// applyPeers makes the BGPPeers, of the nodes that are moved. MetalLB's objects count, as nodes still have its sessions. A peer of the
+// same name that is not of a migration is an error.
+func (w nodes) applyPeers(ctx context.Context) error {
+	for _, want := range w.plan.Peers() {
 		have, err := w.LB.Peers.Get(ctx, want.Name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
@@ -71,17 +67,32 @@ func (w nodes) applyPeers(ctx context.Context, only bool) error {
 	return nil
 }
 
+// restrictPeers makes the peers of a migration those of the nodes that are moved, or takes that back. What else was changed in them
+// stays.
+func (w nodes) restrictPeers(ctx context.Context, moved bool) error {
+	list, err := w.LB.Peers.List(ctx, metav1.ListOptions{LabelSelector: metallb.PoolLabel})
+	if err != nil {
+		return err
+	}
+	for i := range list.Items {
+		peer := &list.Items[i]
+		if !metallb.Restrict(peer, moved) {
+			continue
+		}
+		if _, err := w.LB.Peers.Update(ctx, peer, metav1.UpdateOptions{FieldManager: act.Manager}); err != nil {
+			return fmt.Errorf("BGPPeer %s: %w", peer.Name, err)
+		}
+	}
+	return nil
+}
+
 // copyPasswords makes the Secrets with the passwords of the peers. One of the same name that is not of a migration must have the same.
 func (w nodes) copyPasswords(ctx context.Context) error {
 	api := w.Client.CoreV1().Secrets(svc.SystemNamespace)
 	for _, name := range w.plan.Secrets() {
 		want := []byte(w.plan.Password(name))
 		if len(want) == 0 {
-			from, err := w.Client.CoreV1().Secrets(w.plan.Speaker().Namespace).Get(ctx, name, metav1.GetOptions{})
-			if err != nil {
-				return err
-			}
-			want = from.Data[v1.PasswordKey]
+			return fmt.Errorf("MetalLB has no password for the Secret %s/%s", svc.SystemNamespace, name)
 		}
 		have, err := api.Get(ctx, name, metav1.GetOptions{})
 		switch {
@@ -121,7 +132,7 @@ func (w nodes) holdPeers(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return w.act.Within(ctx, func(ctx context.Context) error { return w.applyPeers(ctx, true) })
+	return w.act.Within(ctx, func(ctx context.Context) error { return w.restrictPeers(ctx, true) })
 }
 
 // sessions reads what announces by BGP now.
@@ -135,6 +146,32 @@ func (w nodes) sessions(ctx context.Context) (*metallb.Sessions, error) {
 	}
 	return metallb.LookAtSessions(ctx, w.Client, w.plan.Speaker(), list.Items)
 }
+
+// announcing says what announces the addresses after a failure: a node that changes its sessions does not.
+func (w nodes) announcing(ctx context.Context) string {
+	stays := "What announces the addresses stays"
+	if !w.plan.BGP() {
+		return stays
+	}
+	s, err := w.sessions(ctx)
+	if err != nil {
+		return "A node that changes its sessions may announce nothing; the others announce"
+	}
+	var between []string
+	for _, n := range s.Nodes {
+		if l := n.Labels[metallb.NodeLabel]; l == metallb.Leaving || l == metallb.Coming || l == metallb.Moved && !w.has(s, n.Name) {
+			between = append(between, n.Name)
+		}
+	}
+	if len(between) == 0 {
+		return stays
+	}
+	return fmt.Sprintf("The sessions of node %s change: it announces nothing, or not all; the other nodes announce",
+		strings.Join(between, ", "))
+}
+
+// has reports whether fairlead lb has the sessions of a node.
+func (w nodes) has(s *metallb.Sessions, node string) bool { return w.plan.Established(s, node) == nil }
 
 // eachNode calls do for the nodes of the speakers, until it fails.
 func (w nodes) eachNode(ctx context.Context, do func(context.Context, string) error) error {
@@ -218,7 +255,9 @@ func (w nodes) returnNode(ctx context.Context, node string) error {
 
 // renewPods gives MetalLB's speakers the template that they had before. Pods of the other one are replaced one by one.
 func (w nodes) renewPods(ctx context.Context) error {
-	err := w.act.Within(ctx, func(ctx context.Context) error { return w.update(ctx, w.plan.Phase, w.plan.Released) })
+	err := w.act.Within(ctx, func(ctx context.Context) error {
+		return w.update(ctx, w.plan.Phase, func(d *appsv1.DaemonSet) (*appsv1.DaemonSet, error) { return w.plan.Released(d), nil })
+	})
 	if err != nil {
 		return err
 	}

@@ -20,9 +20,12 @@ import (
 	"github.com/fairlead/fairlead/internal/workloads"
 )
 
-// install applies fairlead's objects and waits until its Pods are ready.
+// install copies the passwords of BGP, applies fairlead's objects and waits until its Pods are ready.
 func (w *Walk) install(ctx context.Context) error {
 	ours := w.plan.Ours(w.base, w.Image)
+	if err := w.act.Within(ctx, nodes{w}.copyPasswords); err != nil { // before fairlead lb may read Secrets of that name
+		return err
+	}
 	if err := w.act.Apply(ctx, append(w.rest[:len(w.rest):len(w.rest)], runtime.Object(ours))); err != nil {
 		return err
 	}

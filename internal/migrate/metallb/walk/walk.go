@@ -92,6 +92,9 @@ func (w *Walk) Apply(ctx context.Context) error {
 // Rollback changes the cluster back to MetalLB, and removes what Apply has added.
 func (w *Walk) Rollback(ctx context.Context) error {
 	err := w.plan.Broken()
+	if err == nil {
+		err = w.plan.Unread()
+	}
 	if err == nil && w.plan.Phase != metallb.Before {
 		err = w.removable(ctx)
 	}
@@ -148,14 +151,14 @@ func (w *Walk) stopped(ctx context.Context, phase metallb.Phase, step metallb.St
 	text := fmt.Sprintf("%s: %v", step, err)
 	noting, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	note := w.update(noting, phase, func(d *appsv1.DaemonSet) *appsv1.DaemonSet {
+	note := w.update(noting, phase, func(d *appsv1.DaemonSet) (*appsv1.DaemonSet, error) {
 		if phase != metallb.Before {
 			d.Annotations[metallb.Failure] = text
 		}
-		return d
+		return d, nil
 	})
-	return errors.Join(fmt.Errorf("%s. What announces the addresses stays. Go on with 'fairlead migrate apply --component lb', "+
-		"or back with 'fairlead migrate rollback --component lb'", text), note)
+	return errors.Join(fmt.Errorf("%s. %s. Go on with 'fairlead migrate apply --component lb', "+
+		"or back with 'fairlead migrate rollback --component lb'", text, nodes{w}.announcing(noting)), note)
 }
 
 // take takes a step.
@@ -199,7 +202,7 @@ func (w *Walk) settle(ctx context.Context) error {
 
 // enter gives the DaemonSet of the speakers its next phase, if it still has the current one.
 func (w *Walk) enter(ctx context.Context, from, to metallb.Phase) error {
-	err := w.update(ctx, from, func(d *appsv1.DaemonSet) *appsv1.DaemonSet { return w.plan.Enter(d, to) })
+	err := w.update(ctx, from, func(d *appsv1.DaemonSet) (*appsv1.DaemonSet, error) { return w.plan.Enter(d, to) })
 	if errors.Is(err, errChanged) { // or the answer to an earlier try was lost
 		if d, again := w.speaker(ctx); again == nil && d.Annotations[metallb.Annotation] == string(to) {
 			return nil
@@ -215,7 +218,7 @@ func (w *Walk) speaker(ctx context.Context) (*appsv1.DaemonSet, error) {
 }
 
 // update changes the DaemonSet of the speakers, if it has a phase. A conflict is tried again, as other programs write it, too.
-func (w *Walk) update(ctx context.Context, phase metallb.Phase, change func(*appsv1.DaemonSet) *appsv1.DaemonSet) error {
+func (w *Walk) update(ctx context.Context, phase metallb.Phase, change func(*appsv1.DaemonSet) (*appsv1.DaemonSet, error)) error {
 	for {
 		d, err := w.speaker(ctx)
 		if err != nil {
@@ -224,8 +227,11 @@ func (w *Walk) update(ctx context.Context, phase metallb.Phase, change func(*app
 		if d.Annotations[metallb.Annotation] != string(phase) {
 			return errChanged
 		}
+		if d, err = change(d); err != nil {
+			return err
+		}
 		api := w.Client.AppsV1().DaemonSets(d.Namespace)
-		_, err = api.Update(ctx, change(d), metav1.UpdateOptions{FieldManager: act.Manager})
+		_, err = api.Update(ctx, d, metav1.UpdateOptions{FieldManager: act.Manager})
 		if !apierrors.IsConflict(err) || ctx.Err() != nil {
 			return err
 		}

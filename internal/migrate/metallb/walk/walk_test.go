@@ -86,6 +86,9 @@ func TestRefused(t *testing.T) {
 	front := &corev1.Service{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "a", Name: "shop", Labels: map[string]string{names.FrontLabel: names.FrontGateway},
 	}}
+	held := cluster(metallb.Both, byHand, &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "node1", Labels: map[string]string{metallb.NodeLabel: metallb.Leaving}},
+	})
 	const made = `{"metadata":{"name":"a","labels":{"` + metallb.PoolLabel + `":"true"}}}`
 	for _, c := range []struct {
 		name, pools string
@@ -99,6 +102,8 @@ func TestRefused(t *testing.T) {
 		{"apply without MetalLB", "", fake.NewClientset(), (*Walk).Apply, "MetalLB does not run"},
 		{"rollback with a Gateway", made, cluster(metallb.After, byHand, front), (*Walk).Rollback, "Service a/shop"},
 		{"rollback with another pool", made + `,{"metadata":{"name":"b"}}`, cluster(metallb.After, byHand), (*Walk).Rollback, "IPAddressPool b"},
+		{"rollback of BGP without peers", made, held, (*Walk).Rollback, "MetalLB's peers cannot be read"},
+		{"apply of BGP without peers", made, held, (*Walk).Apply, "MetalLB's peers cannot be read"},
 		{"apply with a mistake in the phase", "", cluster("bothh"), (*Walk).Apply, "want none, or one of beside"},
 	} {
 		err := c.do(newWalk(t, c.client, c.pools), t.Context())
