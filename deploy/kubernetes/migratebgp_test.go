@@ -263,7 +263,9 @@ func TestMigrateBGP(t *testing.T) {
 	}
 	left := m.kubectl("get", "ipaddresses,configmaps,leases,ingressclasses,customresourcedefinitions,daemonsets", "-A", "-o", "name") +
 		m.kubectl("get", "secrets", "-n", "kube-system", "-o", "name")
-	for _, name := range []string{m.to.Addr().String(), "secret/router", "fairlead-bgp-", "fairlead-lb", "ingressclass", "bgppeers.fairlead.dev"} {
+	for _, name := range []string{
+		m.to.Addr().String(), "secret/router", "fairlead-bgp-", "fairlead-lb", "ingressclass", "bgppeers.fairlead.dev",
+	} {
 		if strings.Contains(left, name) {
 			t.Errorf("left of fairlead lb is %s: %s", name, left)
 		}

@@ -43,7 +43,9 @@ func setSources(device string, choose func(family int, to net.IP) net.IP) error 
 	}
 	for family := range anywhere() {
 		of := &netlink.Route{LinkIndex: dev.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL}
-		routes, err := netlink.RouteListFiltered(family, of, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
+		routes, err := Whole(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(family, of, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
+		})
 		if err != nil {
 			return fmt.Errorf("list the routes of %s: %w", device, err)
 		}
@@ -97,7 +99,7 @@ func ConnectionsFrom(device string, f func(from, to netip.AddrPort)) error {
 		}
 	}
 	for family := range anywhere() {
-		sockets, err := netlink.SocketDiagTCP(uint8(family)) //nolint:gosec // a constant
+		sockets, err := Whole(func() ([]*netlink.Socket, error) { return netlink.SocketDiagTCP(uint8(family)) }) //nolint:gosec // a constant
 		if err != nil {
 			return fmt.Errorf("list the connections of the node: %w", err)
 		}
