@@ -298,7 +298,7 @@ func (m *bgpMigration) interruptedBGP() {
 	until("the sessions of node1", "node1", "fairlead")
 	for begin := time.Now(); time.Since(begin) < deaf; {
 		if label := m.lbLabel("node2"); label != "" {
-			m.Errorf("the router does not hear node1, and the label of node2 is %q", label)
+			m.Fatalf("the router does not hear node1, and the label of node2 is %q", label)
 		}
 	}
 	nft("delete", "table", "ip", "deaf")
