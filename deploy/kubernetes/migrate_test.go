@@ -194,11 +194,9 @@ func (m *migration) phase() string {
 // each open, until the test calls the function that it returns.
 func (m *migration) traffic() (end func()) {
 	m.Helper()
-	ctx, stop := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
+	all := repeat(m.T)
 	var made, failed atomic.Int64
 	var kept []net.Conn
-	m.Cleanup(func() { stop(); wg.Wait() }) // whatever ends the test before end does
 	for _, way := range []struct {
 		from *testbed.Host
 		to   netip.AddrPort
@@ -209,28 +207,22 @@ func (m *migration) traffic() (end func()) {
 			m.Fatal(err)
 		}
 		kept = append(kept, first)
-		wg.Go(func() {
-			pace := time.NewTicker(10 * time.Millisecond)
-			defer pace.Stop()
-			for ctx.Err() == nil {
-				a, err := way.from.Ask(context.Background(), svc.TCP, way.to)
-				if !way.seen.IsValid() && err == nil {
-					way.seen = a.Client.Addr()
-				}
-				if err != nil || a.Client.Addr() != way.seen {
-					if failed.Add(1) < 5 {
-						m.Errorf("from %s to %s: %v, client %s, want %s", way.from.Name(), way.to, err, a.Client, way.seen)
-					}
-				}
-				made.Add(1)
-				<-pace.C
+		all.every(10*time.Millisecond, func() {
+			a, err := way.from.Ask(context.Background(), svc.TCP, way.to)
+			if !way.seen.IsValid() && err == nil {
+				way.seen = a.Client.Addr()
 			}
+			if err != nil || a.Client.Addr() != way.seen {
+				if failed.Add(1) < 5 {
+					m.Errorf("from %s to %s: %v, client %s, want %s", way.from.Name(), way.to, err, a.Client, way.seen)
+				}
+			}
+			made.Add(1)
 		})
 	}
 	return func() {
 		m.Helper()
-		stop()
-		wg.Wait()
+		all.end()
 		if made.Load() < 100 {
 			m.Errorf("only %d connections were made", made.Load())
 		}
@@ -246,6 +238,39 @@ func (m *migration) traffic() (end func()) {
 			_ = c.Close()
 		}
 	}
+}
+
+// repeated are functions that are called again and again.
+type repeated struct {
+	ctx  context.Context
+	stop context.CancelFunc
+	wg   sync.WaitGroup
+}
+
+// repeat returns a repeated that ends with the test at the latest.
+func repeat(t *testing.T) *repeated {
+	r := &repeated{}
+	r.ctx, r.stop = context.WithCancel(context.Background())
+	t.Cleanup(r.end)
+	return r
+}
+
+// every calls do in the background, once in a time at most, until the end.
+func (r *repeated) every(pace time.Duration, do func()) {
+	r.wg.Go(func() {
+		tick := time.NewTicker(pace)
+		defer tick.Stop()
+		for r.ctx.Err() == nil {
+			do()
+			<-tick.C
+		}
+	})
+}
+
+// end waits until no function runs any more.
+func (r *repeated) end() {
+	r.stop()
+	r.wg.Wait()
 }
 
 // keep opens a connection without a deadline.

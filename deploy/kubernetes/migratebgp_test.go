@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -187,10 +186,8 @@ func (m *bgpMigration) overBoth() {
 // connection may be reset, since a router that changes its next hop leads its second packet to the other node; it is made again.
 func (m *bgpMigration) ask() (end func()) {
 	m.Helper()
-	ctx, stop := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
+	all := repeat(m.T)
 	var made, failed, reset atomic.Int64
-	m.Cleanup(func() { stop(); wg.Wait() })
 	once := func(p svc.Protocol) error {
 		within, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
@@ -198,27 +195,21 @@ func (m *bgpMigration) ask() (end func()) {
 		return err
 	}
 	for _, p := range []svc.Protocol{svc.TCP, svc.UDP} {
-		wg.Go(func() {
-			pace := time.NewTicker(10 * time.Millisecond)
-			defer pace.Stop()
-			for ctx.Err() == nil {
-				err := once(p)
-				if errors.Is(err, syscall.ECONNRESET) {
-					reset.Add(1)
-					err = once(p)
-				}
-				if err != nil && failed.Add(1) < 5 {
-					m.Errorf("a new connection over %s: %v", p, err)
-				}
-				made.Add(1)
-				<-pace.C
+		all.every(10*time.Millisecond, func() {
+			err := once(p)
+			if errors.Is(err, syscall.ECONNRESET) {
+				reset.Add(1)
+				err = once(p)
 			}
+			if err != nil && failed.Add(1) < 5 {
+				m.Errorf("a new connection over %s: %v", p, err)
+			}
+			made.Add(1)
 		})
 	}
 	return func() {
 		m.Helper()
-		stop()
-		wg.Wait()
+		all.end()
 		if made.Load() < 100 {
 			m.Errorf("only %d connections were made", made.Load())
 		}

@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -137,30 +136,22 @@ const maxAgain = 10
 // questions asks all the time, over UDP and TCP, until the test calls the function that it returns. As resolvers do, it asks a second
 // time where no answer comes. None may be lost.
 func (m *migration) questions(server netip.AddrPort) (end func()) {
-	ctx, stop := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
+	all := repeat(m.T)
 	var asked, again, lost atomic.Int64
-	m.Cleanup(func() { stop(); wg.Wait() }) // whatever ends the test before end does
 	for p, pace := range map[svc.Protocol]time.Duration{svc.UDP: 2 * time.Millisecond, svc.TCP: 10 * time.Millisecond} {
-		wg.Go(func() {
-			tick := time.NewTicker(pace)
-			defer tick.Stop()
-			for ctx.Err() == nil {
-				asked.Add(1)
-				if err := m.question(p, server, 5*time.Second); err != nil { // the time of resolv.conf(5)
-					again.Add(1)
-					if err := m.question(p, server, testbed.Patience); err != nil && lost.Add(1) < 5 {
-						m.Errorf("a question over %s: %v", p, err)
-					}
+		all.every(pace, func() {
+			asked.Add(1)
+			if err := m.question(p, server, 5*time.Second); err != nil { // the time of resolv.conf(5)
+				again.Add(1)
+				if err := m.question(p, server, testbed.Patience); err != nil && lost.Add(1) < 5 {
+					m.Errorf("a question over %s: %v", p, err)
 				}
-				<-tick.C
 			}
 		})
 	}
 	return func() {
 		m.Helper()
-		stop()
-		wg.Wait()
+		all.end()
 		if asked.Load() < 500 {
 			m.Errorf("only %d questions were asked", asked.Load())
 		}

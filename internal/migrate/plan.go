@@ -164,7 +164,7 @@ func (p *Plan) decideMode(s *Settings) {
 		p.differ("the rules are in nf_tables, not in IPVS: 'nft list ruleset' shows them, 'ipvsadm' does not; endpoints are chosen at random")
 		p.differ("connections that go through IPVS end with its rules: a node keeps them, and the phase switched, until the connections have " +
 			"ended. 'fairlead migrate apply' again removes the rules then, or at once with --end-connections. 'kube-proxy --cleanup', which " +
-			"removes them, removes every virtual server of the machine, also those of other programs")
+			"removes them, removes all virtual servers of the machine, also the ones of other programs")
 	}
 	for _, flag := range []string{"iptables-min-sync-period", "iptables-sync-period"} {
 		if s.has(flag) {

@@ -55,7 +55,7 @@ func (c *cluster) kubeProxy(more ...string) *exec.Cmd {
 	return cmd
 }
 
-// beside is fairlead proxy on the node, in the mode whose rules are at the same hooks as those of mode nft.
+// beside is fairlead proxy on the node, in mode iptables. Its rules are at the same hooks as the rules of mode nft.
 func (c *cluster) beside() *exec.Cmd {
 	return c.command("proxy", "--mode", "iptables", "--mode-strict", "--iptables-variant", "legacy", "--kubeconfig", c.server.Kubeconfig,
 		"--node-name", "node", "--service-cluster-ip-range", "10.96.0.0/16", "--cluster-cidr", c.node.PodCIDR(svc.IPv4).String(),
@@ -209,7 +209,7 @@ func (c *cluster) undrains() {
 // fails, clients keep their address, and open connections go on until they end.
 func TestFromKubeProxy(t *testing.T) {
 	if _, err := os.Stat(uml.Shared + "/kube-proxy"); err != nil {
-		t.Skip("no kube-proxy in bench/bin; 'make kube-proxy' builds it")
+		t.Skip("it needs the program bench/bin/kube-proxy, which 'make test' and 'make kube-proxy' build")
 	}
 	c := newCluster(t)
 	c.server.Start(t)

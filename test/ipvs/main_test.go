@@ -30,7 +30,7 @@ func putKubeProxy(dir string) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, "kube-proxy"), text, 0o755) //nolint:gosec // it is to be run
+	return os.WriteFile(filepath.Join(dir, "kube-proxy"), text, 0o755) //nolint:gosec // a program
 }
 
 // program is the binary, inside the guest.

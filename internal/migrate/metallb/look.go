@@ -76,20 +76,26 @@ func Look(ctx context.Context, client kubernetes.Interface) (*Cluster, error) {
 	if err := c.lookAtObjects(ctx, client, namespace); err != nil {
 		return nil, err
 	}
-	services, err := client.CoreV1().Services("").List(ctx, metav1.ListOptions{})
+	if c.Speaker == nil {
+		c.Services, err = services(ctx, client)
+		return c, err
+	}
+	if c.Sessions, err = LookAtSessions(ctx, client, c.Speaker, nil, nil); err != nil {
+		return nil, err
+	}
+	c.Services = c.Sessions.Services
+	return c, c.lookAtSecrets(ctx, client, namespace)
+}
+
+func services(ctx context.Context, client kubernetes.Interface) (out []*corev1.Service, err error) {
+	list, err := client.CoreV1().Services("").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}
-	for i := range services.Items {
-		c.Services = append(c.Services, &services.Items[i])
+	for i := range list.Items {
+		out = append(out, &list.Items[i])
 	}
-	if c.Speaker == nil {
-		return c, nil
-	}
-	if c.Sessions, err = LookAtSessions(ctx, client, c.Speaker, nil); err != nil {
-		return nil, err
-	}
-	return c, c.lookAtSecrets(ctx, client, namespace)
+	return out, nil
 }
 
 // lookAtSecrets reads the Secrets that MetalLB's BGPPeers name.
@@ -122,8 +128,10 @@ func secretNames(objects []byte) (out []string) {
 }
 
 // LookAtSessions reads the nodes on which Pods of MetalLB's speakers or of fairlead lb run, with their Speakers, and what they
-// have to announce.
-func LookAtSessions(ctx context.Context, client kubernetes.Interface, speaker *appsv1.DaemonSet, ours []v1.Speaker) (*Sessions, error) {
+// have to announce. The latter is taken from before, if that is not nil.
+func LookAtSessions(
+	ctx context.Context, client kubernetes.Interface, speaker *appsv1.DaemonSet, ours []v1.Speaker, before *Sessions,
+) (*Sessions, error) {
 	ready := map[string]bool{} // by the nodes of MetalLB's Pods
 	selector, err := metav1.LabelSelectorAsSelector(speaker.Spec.Selector)
 	if err != nil {
@@ -152,12 +160,12 @@ func LookAtSessions(ctx context.Context, client kubernetes.Interface, speaker *a
 			out.Nodes = append(out.Nodes, Node{Name: n.Name, Labels: n.Labels, Ready: ready[n.Name], Speaker: speakers[n.Name]})
 		}
 	}
-	services, err := client.CoreV1().Services("").List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, err
+	if before != nil {
+		out.Services, out.Endpoints = before.Services, before.Endpoints
+		return out, nil
 	}
-	for i := range services.Items {
-		out.Services = append(out.Services, &services.Items[i])
+	if out.Services, err = services(ctx, client); err != nil {
+		return nil, err
 	}
 	slices, err := client.DiscoveryV1().EndpointSlices("").List(ctx, metav1.ListOptions{})
 	if err != nil {

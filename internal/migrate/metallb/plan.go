@@ -32,7 +32,7 @@ type Cluster struct {
 	Services []*corev1.Service
 	// Sessions are the nodes of the speakers, and where Services have endpoints.
 	Sessions *Sessions
-	// Secrets are those of MetalLB's namespace that its BGPPeers name, by name.
+	// Secrets are the Secrets of MetalLB's namespace that its BGPPeers name, by name.
 	Secrets map[string]*corev1.Secret
 }
 

@@ -93,7 +93,7 @@ func (w *Walk) Apply(ctx context.Context) error {
 	return err
 }
 
-// report says how to go on with nodes that keep rules for connections.
+// report prints how to go on with nodes that keep rules for connections.
 func (w *Walk) report() {
 	if w.draining > 0 {
 		fmt.Fprintf(w.Out, "new connections meet fairlead proxy on these nodes; nodes that keep kube-proxy's last rules for open "+
@@ -210,7 +210,7 @@ func (w *Walk) change(ctx context.Context, n migrate.NodePlan, back bool) error 
 			case open != "" && w.EndConnections:
 				fmt.Fprintf(w.Out, "%s: ended with the rules: %s\n", n.Name, open)
 			case open != "":
-				fmt.Fprintf(w.Out, "%s: the last rules stay for now: %s\n", n.Name, open)
+				fmt.Fprintf(w.Out, "%s: kube-proxy's last rules stay: %s\n", n.Name, open)
 				w.draining++
 				return nil
 			case err != nil:

@@ -269,7 +269,7 @@ func TestConnectionsOfIPVS(t *testing.T) {
 		open, end bool
 		want      string
 	}{
-		{true, false, "a: the last rules stay for now: 3 connections depend on kube-proxy's rules\nb: done: fairlead\n" +
+		{true, false, "a: kube-proxy's last rules stay: 3 connections depend on kube-proxy's rules\nb: done: fairlead\n" +
 			"new connections meet fairlead proxy on these nodes; nodes that keep kube-proxy's last rules for open connections: 1. " +
 			"Run 'fairlead migrate apply' again when they have ended, or with --end-connections to end them\n"},
 		{false, false, "a: waiting for the connections that go through kube-proxy\na: removing the rules of kube-proxy\n" +

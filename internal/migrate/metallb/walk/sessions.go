@@ -67,8 +67,7 @@ func (w nodes) applyPeers(ctx context.Context) error {
 	return nil
 }
 
-// restrictPeers makes the peers of a migration those of the nodes that are moved, or takes that back. What else was changed in them
-// stays.
+// restrictPeers makes the peers of a migration select only nodes that are moved, or removes that selector. Other changes of them stay.
 func (w nodes) restrictPeers(ctx context.Context, moved bool) error {
 	list, err := w.LB.Peers.List(ctx, metav1.ListOptions{LabelSelector: metallb.PoolLabel})
 	if err != nil {
@@ -114,8 +113,7 @@ func (w nodes) copyPasswords(ctx context.Context) error {
 	return nil
 }
 
-// holdPeers makes the peers those of the nodes that are moved, which all nodes of fairlead lb are then: first these get their label,
-// and their speakers the time to see it.
+// holdPeers makes the peers select only nodes that are moved. Before, all nodes get that label, and their speakers the time to see it.
 func (w nodes) holdPeers(ctx context.Context) error {
 	added := false
 	err := w.eachNode(ctx, func(ctx context.Context, node string) error {
@@ -135,16 +133,16 @@ func (w nodes) holdPeers(ctx context.Context) error {
 	return w.act.Within(ctx, func(ctx context.Context) error { return w.restrictPeers(ctx, true) })
 }
 
-// sessions reads what announces by BGP now.
-func (w nodes) sessions(ctx context.Context) (*metallb.Sessions, error) {
+// sessions reads what announces by BGP now. It takes Services and endpoints from before, if that is not nil.
+func (w nodes) sessions(ctx context.Context, before *metallb.Sessions) (*metallb.Sessions, error) {
 	list, err := w.LB.Speakers.List(ctx, metav1.ListOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return nil, err
 	}
 	if err != nil { // the cluster does not know the kind
-		return metallb.LookAtSessions(ctx, w.Client, w.plan.Speaker(), nil)
+		return metallb.LookAtSessions(ctx, w.Client, w.plan.Speaker(), nil, before)
 	}
-	return metallb.LookAtSessions(ctx, w.Client, w.plan.Speaker(), list.Items)
+	return metallb.LookAtSessions(ctx, w.Client, w.plan.Speaker(), list.Items, before)
 }
 
 // announcing says what announces the addresses after a failure: a node that changes its sessions does not.
@@ -153,7 +151,7 @@ func (w nodes) announcing(ctx context.Context) string {
 	if !w.plan.BGP() {
 		return stays
 	}
-	s, err := w.sessions(ctx)
+	s, err := w.sessions(ctx, nil)
 	if err != nil {
 		return "A node that changes its sessions may announce nothing; the others announce"
 	}
@@ -175,7 +173,7 @@ func (w nodes) has(s *metallb.Sessions, node string) bool { return w.plan.Establ
 
 // eachNode calls do for the nodes of the speakers, until it fails.
 func (w nodes) eachNode(ctx context.Context, do func(context.Context, string) error) error {
-	s, err := w.sessions(ctx)
+	s, err := w.sessions(ctx, nil)
 	if err != nil {
 		return err
 	}
@@ -188,13 +186,22 @@ func (w nodes) eachNode(ctx context.Context, do func(context.Context, string) er
 	return nil
 }
 
+// servicesAge is how long a wait uses the Services and endpoints that it has read: there may be very many.
+const servicesAge = 10 * time.Second
+
 // until waits until a check of what announces returns nil.
 func (w nodes) until(ctx context.Context, node string, check func(*metallb.Sessions, string) error) error {
+	var before *metallb.Sessions
+	var read time.Time
 	return w.act.Within(ctx, func(ctx context.Context) error {
-		s, err := w.sessions(ctx)
+		if time.Since(read) > servicesAge {
+			before, read = nil, time.Now()
+		}
+		s, err := w.sessions(ctx, before)
 		if err != nil {
 			return err
 		}
+		before = s
 		return check(s, node)
 	})
 }
@@ -324,7 +331,7 @@ func (w nodes) speakerUp(ctx context.Context, node string, fits func(*corev1.Pod
 	if err != nil || !fitting {
 		return err
 	}
-	s, err := w.sessions(ctx)
+	s, err := w.sessions(ctx, nil)
 	if err != nil {
 		return err
 	}
