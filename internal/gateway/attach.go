@@ -80,6 +80,7 @@ func (f *Front) addRoutes(o *Objects, before *Front, changed map[StreamKey]bool)
 	if changed != nil && len(changed) <= few && sameListeners(o, f, before) {
 		if changes := changesOf(o, f, before, changed); !disputed(before, changes) {
 			f.takeOver(before)
+			f.Changed = changed
 			for _, c := range changes {
 				if c.was != nil {
 					f.remove(c.was)

@@ -28,6 +28,8 @@ type Front struct {
 	refused  string
 	// asked are the addresses that the Gateway asks for, by their places in its spec.
 	asked static.Addresses
+	// Changed are the routes whose Parents may not be as in the front before, nil for all.
+	Changed map[StreamKey]bool
 	// Policies are the BackendTLSPolicies of Targets.
 	Policies map[svc.Name]*trust.Policy
 	frontTLS

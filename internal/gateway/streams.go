@@ -1,10 +1,10 @@
 package gateway
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
@@ -28,10 +28,7 @@ type StreamKey struct {
 
 // compare orders keys by kind, namespace and name.
 func (k StreamKey) compare(o StreamKey) int {
-	if c := strings.Compare(string(k.Kind), string(o.Kind)); c != 0 {
-		return c
-	}
-	return k.Name.Compare(o.Name)
+	return cmp.Or(cmp.Compare(k.Kind, o.Kind), k.Name.Compare(o.Name))
 }
 
 // Stream is a TLSRoute, a TCPRoute or a UDPRoute: whole connections, or the datagrams of a client, go to one backend.

@@ -75,7 +75,10 @@ type controller struct {
 
 	unserved *unserved
 
-	settled           map[gateway.StreamKey]settled
+	settled map[gateway.StreamKey]settled
+	// due are the routes whose statuses may not be as they should be. unservedBefore is what unserved.why was when it was found last.
+	due               map[gateway.StreamKey]bool
+	unservedBefore    string
 	problems, ignored recorded
 	failed            string // as it was logged last
 }
@@ -84,7 +87,7 @@ type controller struct {
 func Run(ctx context.Context, o Options) error {
 	c := &controller{
 		o: o, wake: loop.NewSignal(), fronts: map[svc.Name]*corev1.Service{}, settled: map[gateway.StreamKey]settled{},
-		problems: recorded{}, ignored: recorded{},
+		due: map[gateway.StreamKey]bool{}, problems: recorded{}, ignored: recorded{},
 	}
 	var err, err2 error
 	c.client, err = kubernetes.NewForConfig(apiclient.Protobuf(o.Config))
@@ -192,6 +195,7 @@ func (c *controller) followFronts(ctx context.Context, running *sync.WaitGroup) 
 // sync writes the objects that differ from the desired ones.
 func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 	s := c.watch.Update(ctx, running)
+	c.take(s, c.unserved.why())
 	c.mu.Lock()
 	listed, have := c.listed, maps.Clone(c.fronts)
 	c.mu.Unlock()
@@ -199,11 +203,14 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 		return nil
 	}
 	var errs []error
-	step := func(do func(context.Context) error) {
+	attempt := func(do func(context.Context) error) (done bool) {
 		limited, cancel := context.WithTimeout(ctx, writeTimeout)
 		defer cancel()
-		errs = append(errs, ignoreRaces(do(limited)))
+		err := ignoreRaces(do(limited))
+		errs = append(errs, err)
+		return err == nil
 	}
+	step := func(do func(context.Context) error) { attempt(do) }
 	for _, class := range s.Classes {
 		step(func(ctx context.Context) error { return c.writeClass(ctx, class) })
 	}
@@ -227,7 +234,7 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 		}
 		step(func(ctx context.Context) error { return c.syncGateway(ctx, s, n, have, taken) })
 	}
-	c.writeRoutes(s, c.unserved.why(), step)
+	c.writeRoutes(s, attempt)
 	for _, set := range s.Orphans {
 		if want, differs := gateway.OrphanStatus(set); differs {
 			step(func(ctx context.Context) error { return c.writeSet(ctx, set, want) })

@@ -108,53 +108,74 @@ type settled struct {
 	parents []*gwv1.RouteParentStatus // the first ones of what each front has of the route
 }
 
-// writeRoutes writes the parts of the statuses of routes that are ours, if they differ. unserved is why nodes do not serve routes at
-// Services, "" if all do.
-func (c *controller) writeRoutes(s *watch.State, unserved string, step func(func(context.Context) error)) {
-	for n, r := range s.Routes {
-		c.writeRoute(s, unserved, step, &routed{
-			gateway.StreamKey{Kind: gateway.KindHTTPRoute, Name: n}, r, r.Spec.ParentRefs, r.Status.Parents,
-			func(ctx context.Context, want []gwv1.RouteParentStatus) error {
-				next := r.DeepCopy()
-				next.Status.Parents = want
-				_, err := c.api.Routes(n.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
-				return err
-			},
-		})
+// take makes the routes due whose statuses may have to change. unserved is why nodes do not serve routes at Services, "" if all do.
+func (c *controller) take(s *watch.State, unserved string) {
+	maps.Copy(c.due, s.Touched)
+	if !s.AllTouched && unserved == c.unservedBefore || !s.Listed {
+		return
 	}
-	for n, r := range s.Calls {
-		c.writeRoute(s, unserved, step, &routed{
-			gateway.StreamKey{Kind: gateway.KindGRPCRoute, Name: n}, r, r.Spec.ParentRefs, r.Status.Parents,
-			func(ctx context.Context, want []gwv1.RouteParentStatus) error {
-				next := r.DeepCopy()
-				next.Status.Parents = want
-				_, err := c.api.Calls(n.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
-				return err
-			},
-		})
+	c.unservedBefore = unserved
+	for key := range c.settled { // also what has been deleted
+		c.due[key] = true
 	}
-	for key, r := range s.Streams {
-		c.writeRoute(s, unserved, step, &routed{
-			key, r.Object, r.Parents, r.Status,
-			func(ctx context.Context, want []gwv1.RouteParentStatus) error { return c.writeStream(ctx, r, want) },
-		})
+	for n := range s.Routes {
+		c.due[gateway.StreamKey{Kind: gateway.KindHTTPRoute, Name: n}] = true
 	}
-	if len(c.settled) > len(s.Routes)+len(s.Calls)+len(s.Streams) {
-		maps.DeleteFunc(c.settled, func(key gateway.StreamKey, _ settled) bool {
-			switch key.Kind {
-			case gateway.KindHTTPRoute:
-				return s.Routes[key.Name] == nil
-			case gateway.KindGRPCRoute:
-				return s.Calls[key.Name] == nil
-			}
-			return s.Streams[key] == nil
-		})
+	for n := range s.Calls {
+		c.due[gateway.StreamKey{Kind: gateway.KindGRPCRoute, Name: n}] = true
+	}
+	for key := range s.Streams {
+		c.due[key] = true
 	}
 }
 
-// writeRoute has the status of a route written if it differs. One that was as it should be is not compared again before it, or what a
-// front has of it, changes.
-func (c *controller) writeRoute(s *watch.State, unserved string, step func(func(context.Context) error), r *routed) {
+// writeRoutes writes the parts of the statuses of routes that are due and ours, if they differ. A route stays due if its write fails.
+func (c *controller) writeRoutes(s *watch.State, attempt func(func(context.Context) error) (done bool)) {
+	for key := range c.due {
+		r := c.routed(s, key)
+		if r == nil {
+			delete(c.settled, key)
+		}
+		if r == nil || c.writeRoute(s, attempt, r) {
+			delete(c.due, key)
+		}
+	}
+}
+
+// routed returns a route, nil if it does not exist.
+func (c *controller) routed(s *watch.State, key gateway.StreamKey) *routed {
+	switch key.Kind {
+	case gateway.KindHTTPRoute:
+		if r := s.Routes[key.Name]; r != nil {
+			return &routed{key, r, r.Spec.ParentRefs, r.Status.Parents, func(ctx context.Context, want []gwv1.RouteParentStatus) error {
+				next := r.DeepCopy()
+				next.Status.Parents = want
+				_, err := c.api.Routes(key.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+				return err
+			}}
+		}
+	case gateway.KindGRPCRoute:
+		if r := s.Calls[key.Name]; r != nil {
+			return &routed{key, r, r.Spec.ParentRefs, r.Status.Parents, func(ctx context.Context, want []gwv1.RouteParentStatus) error {
+				next := r.DeepCopy()
+				next.Status.Parents = want
+				_, err := c.api.Calls(key.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+				return err
+			}}
+		}
+	default:
+		if r := s.Streams[key]; r != nil {
+			return &routed{key, r.Object, r.Parents, r.Status, func(ctx context.Context, want []gwv1.RouteParentStatus) error {
+				return c.writeStream(ctx, r, want)
+			}}
+		}
+	}
+	return nil
+}
+
+// writeRoute writes the status of a route if it differs, and reports false if it could not. A status that was as it should be is not
+// compared again before the route, or what a front has of it, changes.
+func (c *controller) writeRoute(s *watch.State, attempt func(func(context.Context) error) (done bool), r *routed) (done bool) {
 	var all []gwv1.RouteParentStatus
 	now := settled{object: r.object}
 	seen := map[svc.Name]bool{}
@@ -168,22 +189,22 @@ func (c *controller) writeRoute(s *watch.State, unserved string, step func(func(
 	}
 	services := parents.Services(r.key.Namespace, r.refs)
 	if s.NoMeshes != "" && len(services) > 0 { // nothing is known of these parents: their statuses stay
-		return
+		return true
 	}
 	if was, known := c.settled[r.key]; known && len(services) == 0 && was.object == now.object && slices.Equal(was.parents, now.parents) {
-		return
+		return true
 	}
 	for _, n := range services {
 		if m := s.Meshes[n]; m != nil {
 			all = append(all, m.Parents(r.key)...)
 		}
 	}
-	want, differs := parentsOf(all, unserved, r)
+	want, differs := parentsOf(all, c.unservedBefore, r)
 	if !differs {
 		c.settled[r.key] = now
-		return
+		return true
 	}
-	step(func(ctx context.Context) error { return r.write(ctx, want) })
+	return attempt(func(ctx context.Context) error { return r.write(ctx, want) })
 }
 
 // parentsOf returns the statuses that a route should have for its parents, and whether they differ from its present ones. all are

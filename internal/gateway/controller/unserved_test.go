@@ -66,7 +66,9 @@ func TestUnknownMeshesKeepStatuses(t *testing.T) {
 	for why, want := range map[string]int{"no rights": 0, "": 1} {
 		writes := 0
 		c := &controller{settled: map[gateway.StreamKey]settled{}}
-		c.writeRoute(&watch.State{NoMeshes: why}, "", func(func(context.Context) error) { writes++ }, r)
+		if done := c.writeRoute(&watch.State{NoMeshes: why}, func(func(context.Context) error) bool { writes++; return true }, r); !done {
+			t.Errorf("%q: the route stays due", why)
+		}
 		if writes != want {
 			t.Errorf("%q: %d writes, want %d", why, writes, want)
 		}

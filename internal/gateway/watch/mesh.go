@@ -2,6 +2,8 @@ package watch
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/fairlead/fairlead/internal/gateway"
@@ -40,6 +42,7 @@ func (w *Watch) buildMeshes() {
 		}
 	}
 	for n := range w.dirtyMesh {
+		w.touch(slices.Collect(maps.Keys(w.objects.Meshed[n]))...)
 		if len(w.objects.Meshed[n]) == 0 {
 			delete(w.meshes, n)
 			continue

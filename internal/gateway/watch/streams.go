@@ -53,6 +53,7 @@ func setStream[T any](w *Watch, key gateway.StreamKey, r *T, read func(*T) *gate
 	if same && !w.o.Statuses {
 		return false
 	}
+	w.touch(key)
 	return set(w.objects.Streams, key, next)
 }
 

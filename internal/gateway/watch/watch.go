@@ -33,7 +33,8 @@ type Options struct {
 	Log     *slog.Logger
 	// Changed is called after an object has changed, without a lock held. It must not block.
 	Changed func()
-	// Statuses is true for who writes statuses. Otherwise changes of statuses are passed over, and a State has no objects but Policies.
+	// Statuses is true for who writes statuses. Otherwise changes of statuses are passed over, and a State has no objects but Policies,
+	// and no Touched.
 	Statuses bool
 }
 
@@ -66,6 +67,10 @@ type Watch struct {
 	meshes      map[svc.Name]*gateway.Mesh
 	dirtyMesh   map[svc.Name]bool
 	dirtyMeshes bool // all
+	// What the next State has as Touched and AllTouched, and what the last one had as NoMeshes.
+	touched    map[gateway.StreamKey]bool
+	touchedAll bool
+	noMeshes   string
 }
 
 // New returns a Watch that follows nothing.
@@ -76,7 +81,7 @@ func New(o Options) *Watch {
 		ingressClasses: map[string]*networkingv1.IngressClass{}, ingresses: map[svc.Name]*networkingv1.Ingress{},
 		secrets: map[svc.Name]*secret{}, authorities: map[trust.Ref]*authority{}, fronts: map[svc.Name]*gateway.Front{},
 		dirty: map[svc.Name]bool{}, changed: map[svc.Name]map[gateway.StreamKey]bool{}, meshes: map[svc.Name]*gateway.Mesh{},
-		dirtyMesh: map[svc.Name]bool{},
+		dirtyMesh: map[svc.Name]bool{}, touched: map[gateway.StreamKey]bool{}, touchedAll: true,
 		objects: gateway.Objects{
 			Gateways: map[svc.Name]*gwv1.Gateway{}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Grants: map[svc.Name]*gwv1.ReferenceGrant{},
 			Namespaces: map[string]map[string]string{}, Services: map[svc.Name]*services.Service{}, Secrets: map[svc.Name]gateway.Secret{},
@@ -118,6 +123,10 @@ type State struct {
 	// Authorities are from the objects that can be used.
 	Authorities map[trust.Ref][]*x509.Certificate
 	Policies    map[svc.Name]*gwv1.BackendTLSPolicy
+	// Touched are the routes that are not as in the last State that was listed, or whose fronts and Meshes are not; with AllTouched it
+	// may be any. Routes that have been deleted are among them.
+	Touched    map[gateway.StreamKey]bool
+	AllTouched bool
 }
 
 // Update follows what has become necessary, builds the fronts whose objects have changed, and returns the state.
@@ -154,6 +163,10 @@ func (w *Watch) Update(ctx context.Context, running *sync.WaitGroup) *State {
 		}
 		maps.Copy(s.Users, t.users)
 	}
+	if w.touchedAll = w.touchedAll || s.NoMeshes != w.noMeshes; s.Listed && w.o.Statuses {
+		s.Touched, s.AllTouched, w.noMeshes = w.touched, w.touchedAll, s.NoMeshes
+		w.touched, w.touchedAll = map[gateway.StreamKey]bool{}, false
+	}
 	return s
 }
 
@@ -180,14 +193,12 @@ func (w *Watch) classify() {
 			w.objects.Gateways[n] = g
 			w.dirty[n] = w.dirty[n] || have == nil || !sameSpec(have, g, specOfGateway)
 		} else if !ours && have != nil {
-			delete(w.objects.Gateways, n)
-			delete(w.fronts, n)
+			w.forget(n)
 		}
 	}
 	for n := range w.objects.Gateways {
 		if w.gateways[n] == nil {
-			delete(w.objects.Gateways, n)
-			delete(w.fronts, n)
+			w.forget(n)
 		}
 	}
 	byDefault := ""
@@ -225,15 +236,37 @@ func (w *Watch) classify() {
 	}
 }
 
+// touch puts routes into what the next State has as Touched.
+func (w *Watch) touch(routes ...gateway.StreamKey) {
+	for _, r := range routes {
+		if w.o.Statuses { // otherwise nobody takes them
+			w.touched[r] = true
+		}
+	}
+}
+
+// forget forgets a Gateway that is not ours any more.
+func (w *Watch) forget(n svc.Name) {
+	delete(w.objects.Gateways, n)
+	delete(w.fronts, n)
+	w.touchedAll = true
+}
+
 // build builds the fronts whose objects have changed.
 func (w *Watch) build() {
 	for n := range w.objects.Gateways {
-		switch before := w.fronts[n]; {
+		before := w.fronts[n]
+		switch {
 		case w.dirtyAll || w.dirty[n] || before == nil:
 			w.fronts[n] = gateway.BuildGateway(&w.objects, n, before)
 		case len(w.changed[n]) > 0:
 			w.fronts[n] = gateway.ChangeGateway(&w.objects, n, before, w.changed[n])
+		default:
+			continue
 		}
+		changed := w.fronts[n].Changed
+		w.touch(slices.Collect(maps.Keys(changed))...)
+		w.touchedAll = w.touchedAll || changed == nil
 	}
 	if w.dirtyIngress {
 		before := w.ingress
@@ -296,6 +329,7 @@ func replace[T, S any, P interface {
 			}
 		}
 	}
+	w.touch(key)
 	return set(all, key.Name, (*T)(r))
 }
 
