@@ -12,7 +12,6 @@ import (
 	"k8s.io/apiserver/pkg/authentication/request/bearertoken"
 	"k8s.io/apiserver/pkg/authentication/request/union"
 	"k8s.io/apiserver/pkg/authentication/request/websocket"
-	requestx509 "k8s.io/apiserver/pkg/authentication/request/x509"
 	tokencache "k8s.io/apiserver/pkg/authentication/token/cache"
 	"k8s.io/apiserver/pkg/authentication/token/tokenfile"
 	tokenunion "k8s.io/apiserver/pkg/authentication/token/union"
@@ -46,7 +45,7 @@ func healthPaths() []apiserverconfig.AnonymousAuthCondition {
 // 401, except requests for the server's health if openHealth is set.
 func newAuthenticator(clients *certs.ClientCAs, tokens authenticator.Token, openHealth bool) authenticator.Request {
 	known := group.NewAuthenticatedGroupAdder(union.New(
-		requestx509.NewDynamic(clients.VerifyOptions, clients.User()),
+		clients.Authenticator(),
 		bearertoken.New(tokens),
 		websocket.NewProtocolAuthenticator(tokens),
 	))

@@ -82,10 +82,10 @@ func (c *ClientCAs) set(b *pki.Bundle) {
 // errNotTrusted is the error of a certificate that only a cross certificate leads to an authority.
 var errNotTrusted = errors.New("the certificate is of an authority that this server does not trust: get a new kubeconfig")
 
-// User returns the users of certificates, and remembers users whose certificate is not of the authority that
+// users returns the users of certificates, and remembers users whose certificate is not of the authority that
 // signs. Cross certificates are only for servers: by the one of a rotation which was
 // aborted, all that the new authority has signed would be recognised further on.
-func (c *ClientCAs) User() requestx509.UserConversion {
+func (c *ClientCAs) users() requestx509.UserConversion {
 	return requestx509.UserConversionFunc(func(chain []*x509.Certificate) (*authenticator.Response, bool, error) {
 		if len(chain) > 2 && c.signsDirectly() {
 			return nil, false, errNotTrusted
