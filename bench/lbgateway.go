@@ -292,26 +292,18 @@ func (g *gatewayRig) measure(ctx context.Context) ([]figure, error) {
 		return nil, err
 	}
 	g.requests = gatewayRequests(g.hosts)
-	steps := gatewaySteps()
-	if os.Getenv("QUICK") != "" {
-		steps = nil
-	}
-	got, err := g.measureSteps(ctx, steps)
+	got, err := g.measureSteps(ctx, gatewaySteps())
 	if err != nil {
 		return nil, err
 	}
 	figures = append(figures, unpaired(fmt.Sprintf("%d HTTPRoutes from the first write to the last answer", g.hosts), seconds,
 		filled.Seconds(), expectation{}))
-	figures = append(figures, g.stepFigures(steps, got)...)
+	figures = append(figures, g.stepFigures(gatewaySteps(), got)...)
 	all := g.bench.few(gatewayRoutes, 30)
 	if err := errors.Join(g.fill(ctx, g.hosts, all, "/"), g.settle(ctx)); err != nil {
 		return nil, err
 	}
 	var took, written []float64
-	if os.Getenv("QUICK") != "" {
-		_ = os.WriteFile("/tmp/prof.go", nil, 0o600)
-		defer os.Remove("/tmp/prof.go")
-	}
 	for i := range g.bench.few(100, 5) {
 		name := fmt.Sprintf("new%04d", i)
 		ms, err := g.live(ctx, name+".example.com", "/", func() error {

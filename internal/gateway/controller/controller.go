@@ -50,6 +50,11 @@ type Options struct {
 const (
 	// installDelay leaves a server that has just begun to its clients: the definitions are large.
 	installDelay = 3 * time.Second
+	// gatherPeriod is how long it waits after a change. Nodes begin to serve the change meanwhile, for which the processors are free, and a
+	// burst of changes is written together.
+	gatherPeriod = 25 * time.Millisecond
+	// countPeriod is the time between two writes of a Gateway's status that only count its routes again.
+	countPeriod = time.Second
 	// retryPeriod is how long after a failure it tries again.
 	retryPeriod = time.Second
 	// writeTimeout bounds a write.
@@ -81,13 +86,16 @@ type controller struct {
 	unservedBefore    string
 	problems, ignored recorded
 	failed            string // as it was logged last
+	// counted is when the status of a Gateway was written last, and postponed is true if a write waits for countPeriod.
+	counted   map[svc.Name]time.Time
+	postponed bool
 }
 
 // Run works until ctx ends, and returns when everything that it started has ended.
 func Run(ctx context.Context, o Options) error {
 	c := &controller{
 		o: o, wake: loop.NewSignal(), fronts: map[svc.Name]*corev1.Service{}, settled: map[gateway.StreamKey]settled{},
-		due: map[gateway.StreamKey]bool{}, problems: recorded{}, ignored: recorded{},
+		due: map[gateway.StreamKey]bool{}, counted: map[svc.Name]time.Time{}, problems: recorded{}, ignored: recorded{},
 	}
 	var err, err2 error
 	c.client, err = kubernetes.NewForConfig(apiclient.Protobuf(o.Config))
@@ -114,6 +122,7 @@ func Run(ctx context.Context, o Options) error {
 			return nil
 		case <-retry.C:
 		case <-c.wake:
+			time.Sleep(gatherPeriod)
 		}
 		if err := c.sync(ctx, &running); err != nil && ctx.Err() == nil {
 			if text := err.Error(); text != c.failed {
@@ -121,8 +130,11 @@ func Run(ctx context.Context, o Options) error {
 				o.Log.Warn("cannot write what Gateways and Ingresses have become; retrying", "err", err)
 			}
 			retry.Reset(retryPeriod)
-		} else {
-			c.failed = ""
+			continue
+		}
+		c.failed = ""
+		if c.postponed {
+			retry.Reset(countPeriod)
 		}
 	}
 }
@@ -194,6 +206,7 @@ func (c *controller) followFronts(ctx context.Context, running *sync.WaitGroup) 
 
 // sync writes the objects that differ from the desired ones.
 func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
+	c.postponed = false
 	s := c.watch.Update(ctx, running)
 	c.take(s, c.unserved.why())
 	c.mu.Lock()
@@ -244,6 +257,7 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 		wanted[names.IngressService()] = true
 		step(func(ctx context.Context) error { return c.syncIngresses(ctx, s, have[names.IngressService()], &errs) })
 	}
+	maps.DeleteFunc(c.counted, func(n svc.Name, _ time.Time) bool { return s.Gateways[n] == nil })
 	c.problems.keep(s.Ingresses)
 	c.ignored.keep(s.Ingresses)
 	if slices.ContainsFunc(slices.Collect(maps.Values(s.Meshes)), (*gateway.Mesh).Serves) {

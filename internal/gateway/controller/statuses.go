@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -70,7 +71,8 @@ func (c *controller) writeClass(ctx context.Context, class *gwv1.GatewayClass) e
 	return err
 }
 
-// writeGateway writes the status of a Gateway if it differs.
+// writeGateway writes the status of a Gateway if it differs. Under many changes of routes the numbers of these are written once in
+// countPeriod: the Gateway is as it was, and its kind is costly to write.
 func (c *controller) writeGateway(ctx context.Context, g *gwv1.Gateway, want gwv1.GatewayStatus) error {
 	keepTimes(want.Conditions, g.Status.Conditions)
 	for i := range want.Listeners {
@@ -87,10 +89,25 @@ func (c *controller) writeGateway(ctx context.Context, g *gwv1.Gateway, want gwv
 	if equality.Semantic.DeepEqual(want, g.Status) {
 		return nil
 	}
+	now, n := time.Now(), svc.NameOf(g)
+	if now.Before(c.counted[n].Add(countPeriod)) && equality.Semantic.DeepEqual(uncounted(want), uncounted(g.Status)) {
+		c.postponed = true
+		return nil
+	}
+	c.counted[n] = now
 	next := g.DeepCopy()
 	next.Status = want
 	_, err := c.api.Gateways(g.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
 	return err
+}
+
+// uncounted returns a status without the numbers of routes.
+func uncounted(s gwv1.GatewayStatus) gwv1.GatewayStatus {
+	s.Listeners = slices.Clone(s.Listeners)
+	for i := range s.Listeners {
+		s.Listeners[i].AttachedRoutes = 0
+	}
+	return s
 }
 
 // routed is a route of any kind, as it was read.

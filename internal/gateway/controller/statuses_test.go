@@ -3,12 +3,19 @@ package controller
 import (
 	"context"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/api"
 	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/watch"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -57,5 +64,59 @@ func TestDueRoutes(t *testing.T) {
 		if n := writes(true); (n == 50) != listed {
 			t.Errorf("listed %t: %d writes", listed, n)
 		}
+	}
+}
+
+// The number of routes is written once in countPeriod while nothing else of a Gateway's status changes, and other changes at once.
+func TestCountsAreGathered(t *testing.T) {
+	t.Parallel()
+	writes := 0
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		writes++
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.Copy(w, r.Body)
+	}))
+	defer server.Close()
+	client, err := api.NewClient(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &controller{api: client, counted: map[svc.Name]time.Time{}}
+	g := &gwv1.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "front"}}
+	status := func(routes int32, reason string) gwv1.GatewayStatus {
+		conditions := []metav1.Condition{{Type: "Programmed", Status: metav1.ConditionTrue, Reason: reason}}
+		return gwv1.GatewayStatus{
+			Conditions: conditions,
+			Listeners:  []gwv1.ListenerStatus{{Name: "http", AttachedRoutes: routes, Conditions: slices.Clone(conditions)}},
+		}
+	}
+	write := func(what string, want gwv1.GatewayStatus, written bool) {
+		t.Helper()
+		before := writes
+		c.postponed = false
+		if err := c.writeGateway(t.Context(), g, want); err != nil {
+			t.Fatal(err)
+		}
+		if got := writes > before; got != written {
+			t.Errorf("%s is written: %t, want %t", what, got, written)
+		}
+		if written {
+			g.Status = want
+		}
+	}
+	write("the first status", status(1, "Programmed"), true)
+	for i := range int32(20) {
+		write("another number", status(2+i, "Programmed"), false)
+		if !c.postponed {
+			t.Error("nobody writes it later")
+		}
+	}
+	write("another condition", status(22, "Other"), true)
+	write("another number", status(23, "Other"), false)
+	c.counted[svc.NameOf(g)] = time.Now().Add(-countPeriod)
+	write("another number, later", status(23, "Other"), true)
+	write("no change", status(23, "Other"), false)
+	if c.postponed {
+		t.Error("a status that is as it should be waits to be written")
 	}
 }
