@@ -9,6 +9,7 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -60,7 +61,7 @@ func (c *cachedRoute) current(o *Objects) bool {
 // attached is a route in a front, with the listeners that it attaches to. It does not change.
 type attached struct {
 	*cachedRoute
-	key     StreamKey
+	key     kinds.Route
 	results []attachResult
 	at      map[int]map[string]bool // hosts, by the place of the listener in the front
 	parents func() []gwv1.RouteParentStatus
@@ -75,7 +76,7 @@ type attachResult struct {
 
 // addRoutes adds the HTTPRoutes and GRPCRoutes that name the Gateway. If only a few of them may have changed, the others are taken over
 // as they are.
-func (f *Front) addRoutes(o *Objects, before *Front, changed map[StreamKey]bool) {
+func (f *Front) addRoutes(o *Objects, before *Front, changed map[kinds.Route]bool) {
 	const few = 16
 	if changed != nil && len(changed) <= few && sameListeners(o, f, before) {
 		if changes := changesOf(o, f, before, changed); !disputed(before, changes) {
@@ -92,7 +93,7 @@ func (f *Front) addRoutes(o *Objects, before *Front, changed map[StreamKey]bool)
 			return
 		}
 	}
-	f.routes = map[StreamKey]*attached{}
+	f.routes = map[kinds.Route]*attached{}
 	for _, route := range f.requests(o) {
 		f.add(o, f.attach(o, route, before.routes[route.key()]))
 	}
@@ -125,7 +126,7 @@ type change struct {
 }
 
 // changesOf returns the routes of keys that are not as in an earlier front.
-func changesOf(o *Objects, f, before *Front, keys map[StreamKey]bool) (out []change) {
+func changesOf(o *Objects, f, before *Front, keys map[kinds.Route]bool) (out []change) {
 	for key := range keys {
 		c := change{was: before.routes[key], now: o.route(key)}
 		if c.now != (requests{}) && !f.isNamed(c.now.parents(), key.Namespace) {
@@ -139,11 +140,11 @@ func changesOf(o *Objects, f, before *Front, keys map[StreamKey]bool) (out []cha
 }
 
 // route returns an HTTPRoute or a GRPCRoute, zero if it does not exist or is of another kind.
-func (o *Objects) route(key StreamKey) (r requests) {
+func (o *Objects) route(key kinds.Route) (r requests) {
 	switch key.Kind {
-	case KindGRPCRoute:
+	case kinds.GRPCRoute:
 		r.grpc = o.Calls[key.Name]
-	case kindHTTPRoute:
+	case kinds.HTTPRoute:
 		r.http = o.Routes[key.Name]
 	}
 	return r

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -43,13 +44,14 @@ kind: Namespace
 metadata: {name: a, labels: {team: a}}`
 
 // change makes, changes or deletes a route, and returns its key.
-func (r *randomFronts) change() StreamKey {
-	key := StreamKey{kindHTTPRoute, svc.Name{Namespace: []string{"default", "a", "b"}[r.IntN(3)], Name: fmt.Sprint("r", r.IntN(5))}}
+func (r *randomFronts) change() kinds.Route {
+	name := svc.Name{Namespace: []string{"default", "a", "b"}[r.IntN(3)], Name: fmt.Sprint("r", r.IntN(5))}
+	key := kinds.Route{Kind: kinds.HTTPRoute, Name: name}
 	if r.IntN(4) == 0 {
-		key.Kind = KindGRPCRoute
+		key.Kind = kinds.GRPCRoute
 	}
 	if r.IntN(4) == 0 {
-		if key.Kind == KindGRPCRoute {
+		if key.Kind == kinds.GRPCRoute {
 			delete(r.o.Calls, key.Name)
 		} else {
 			delete(r.o.Routes, key.Name)
@@ -83,7 +85,7 @@ func (r *randomFronts) change() StreamKey {
 	to := gwv1.BackendRef{BackendObjectReference: gwv1.BackendObjectReference{
 		Name: gwv1.ObjectName([]string{"s", "t", "missing"}[r.IntN(3)]), Port: new(int32(80)),
 	}}
-	if key.Kind == KindGRPCRoute {
+	if key.Kind == kinds.GRPCRoute {
 		rule := gwv1.GRPCRouteRule{BackendRefs: []gwv1.GRPCBackendRef{{BackendRef: to}}}
 		r.o.Calls[key.Name] = &gwv1.GRPCRoute{ObjectMeta: meta, Spec: gwv1.GRPCRouteSpec{
 			CommonRouteSpec: common, Hostnames: hosts, Rules: []gwv1.GRPCRouteRule{rule},
@@ -112,7 +114,7 @@ func TestChangeIsAsBuild(t *testing.T) {
 		f := BuildGateway(r.o, name, nil)
 		for range 40 {
 			before, was := f, described(t, f)
-			keys := map[StreamKey]bool{}
+			keys := map[kinds.Route]bool{}
 			for range 1 + r.IntN(3) {
 				keys[r.change()] = true
 			}

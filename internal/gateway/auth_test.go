@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -71,7 +72,7 @@ spec: {type: ExternalName, externalName: 169.254.169.254, ports: [{port: 80}]}`+
 				t.Errorf("%s: among the targets: %t", filter, has)
 			}
 		}
-		s := f.Parents(StreamKey{KindHTTPRoute, svc.Name{Namespace: "default", Name: "r"}})[0].Conditions
+		s := f.Parents(kinds.Route{Kind: kinds.HTTPRoute, Name: svc.Name{Namespace: "default", Name: "r"}})[0].Conditions
 		if got[2], got[3] = conditionOf(s, "ResolvedRefs"), conditionOf(s, "Accepted"); got != want {
 			t.Errorf("%s: %q, want %q", filter, got, want)
 		}

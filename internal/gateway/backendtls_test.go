@@ -7,6 +7,7 @@ import (
 
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -163,7 +164,7 @@ func TestPoliciesChange(t *testing.T) {
 	}
 	after := BuildGateway(o, g, before)
 	for name, same := range map[string]bool{"r": false, "s": true} {
-		key := StreamKey{kindHTTPRoute, svc.Name{Namespace: "default", Name: name}}
+		key := kinds.Route{Kind: kinds.HTTPRoute, Name: svc.Name{Namespace: "default", Name: name}}
 		if (before.routes[key].cachedRoute == after.routes[key].cachedRoute) != same {
 			t.Errorf("route %s: kept %t", name, !same)
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 )
 
 // call is what a match of a GRPCRoute asks of the path of a request, which is /SERVICE/METHOD. An empty text is for every one.
@@ -145,7 +146,7 @@ func (b *ruleCompiler) call(c *call, spec *gwv1.GRPCMethodMatch, at string) bool
 // refusal is the status of the answer if a rule has no valid backend. Clients of gRPC read 503 as the code UNAVAILABLE, which
 // GRPCRoute's specification asks for (https://github.com/grpc/grpc/blob/master/doc/http-grpc-status-mapping.md).
 func refusal(kind gwv1.Kind) int {
-	if kind == KindGRPCRoute {
+	if kind == kinds.GRPCRoute {
 		return http.StatusServiceUnavailable
 	}
 	return http.StatusInternalServerError

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -321,7 +322,7 @@ func (o *Objects) resolve(kind gwv1.Kind, namespace string, ref *gwv1.BackendObj
 		return miss(gwv1.RouteReasonBackendNotFound, "Service %s has no port %d of %s", name, *ref.Port, transport)
 	}
 	var policy svc.Name
-	if protocol != UDP && kind != KindTCPRoute {
+	if protocol != UDP && kind != kinds.TCPRoute {
 		policy = o.Policies.At(name).For(port.Name)
 	}
 	if protocol == HTTP1 || protocol == H2C {

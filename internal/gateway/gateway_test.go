@@ -10,6 +10,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -100,7 +101,7 @@ func TestListenerIsolation(t *testing.T) {
 			t.Errorf("%s: %s, want %s", request, got, want)
 		}
 	}
-	evil := f.Parents(StreamKey{KindHTTPRoute, svc.Name{Namespace: "evil", Name: "r"}})
+	evil := f.Parents(kinds.Route{Kind: kinds.HTTPRoute, Name: svc.Name{Namespace: "evil", Name: "r"}})
 	if got := conditionOf(evil[0].Conditions, "Accepted"); got != "False NotAllowedByListeners" {
 		t.Error(got)
 	}
@@ -286,7 +287,8 @@ func TestRegexPrograms(t *testing.T) {
 		for kind, request := range map[string]string{"headers": "http://x/a x=!", "queryParams": "http://x/a?x=!"} {
 			f := builtFrom(t, plainGateway+service("a", "open")+route("open", "", "open {}")+
 				route("r", "", fmt.Sprintf("a {path: {value: /a}, %s: [{name: x, type: RegularExpression, value: '%s'}]}", kind, text)))
-			got := conditionOf(f.Parents(StreamKey{KindHTTPRoute, svc.Name{Namespace: "default", Name: "r"}})[0].Conditions, "Accepted")
+			key := kinds.Route{Kind: kinds.HTTPRoute, Name: svc.Name{Namespace: "default", Name: "r"}}
+			got := conditionOf(f.Parents(key)[0].Conditions, "Accepted")
 			if (got == "True Accepted") != (wrong == "") {
 				t.Errorf("%s: %s", text, got)
 			}
@@ -308,7 +310,7 @@ func TestRegexPrograms(t *testing.T) {
 	}
 	f := builtFrom(t, plainGateway+service("a")+route("r", "", rules...)+route("foo/r", "", rules...))
 	cached := func(namespace string) *cachedRoute {
-		return f.routes[StreamKey{kindHTTPRoute, svc.Name{Namespace: namespace, Name: "r"}}].cachedRoute
+		return f.routes[kinds.Route{Kind: kinds.HTTPRoute, Name: svc.Name{Namespace: namespace, Name: "r"}}].cachedRoute
 	}
 	if c := cached("default"); len(c.matches) != 11 || !strings.Contains(c.invalid, "too complex together") {
 		t.Errorf("%d expressions: %s", len(c.matches), c.invalid)
@@ -401,7 +403,7 @@ func BenchmarkChange(b *testing.B) {
 	for b.Loop() {
 		o.Routes[changed] = o.Routes[changed].DeepCopy()
 		o.Routes[changed].Generation++
-		f = ChangeGateway(o, name, f, map[StreamKey]bool{{kindHTTPRoute, changed}: true})
+		f = ChangeGateway(o, name, f, map[kinds.Route]bool{{Kind: kinds.HTTPRoute, Name: changed}: true})
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -95,7 +96,7 @@ func TestCallBackends(t *testing.T) {
 
 // grpcStatus returns a condition of GRPCRoute default/r, with its message.
 func grpcStatus(f *Front, kind string) string {
-	parents := f.Parents(StreamKey{KindGRPCRoute, svc.Name{Namespace: "default", Name: "r"}})
+	parents := f.Parents(kinds.Route{Kind: kinds.GRPCRoute, Name: svc.Name{Namespace: "default", Name: "r"}})
 	for _, c := range parents[0].Conditions {
 		if c.Type == kind {
 			return strings.TrimSpace(string(c.Status) + " " + c.Reason + " " + c.Message)
@@ -191,8 +192,8 @@ func TestHostsOfOneKind(t *testing.T) {
 		}
 		f := BuildGateway(o, svc.Name{Namespace: "default", Name: "g"}, nil)
 		got := [2]string{
-			conditionOf(f.Parents(StreamKey{KindHTTPRoute, http})[0].Conditions, "Accepted"),
-			conditionOf(f.Parents(StreamKey{KindGRPCRoute, grpc})[0].Conditions, "Accepted"),
+			conditionOf(f.Parents(kinds.Route{Kind: kinds.HTTPRoute, Name: http})[0].Conditions, "Accepted"),
+			conditionOf(f.Parents(kinds.Route{Kind: kinds.GRPCRoute, Name: grpc})[0].Conditions, "Accepted"),
 		}
 		if got != c.want {
 			t.Errorf("HTTPRoute [%s], GRPCRoute [%s]: %v, want %v", c.http, c.grpc, got, c.want)
@@ -234,21 +235,22 @@ spec: {parentRefs: [{name: g}], hostnames: [b.example.com], rules: [{backendRefs
 	if got := ask(t, f.Table, "POST http://a.example.com/a.B/C"); got != "grpc" {
 		t.Errorf("without the older route: %s", got)
 	}
-	if got := conditionOf(f.Parents(StreamKey{KindHTTPRoute, name("z")})[0].Conditions, "Accepted"); got != "False HostnameConflict" {
+	z := f.Parents(kinds.Route{Kind: kinds.HTTPRoute, Name: name("z")})
+	if got := conditionOf(z[0].Conditions, "Accepted"); got != "False HostnameConflict" {
 		t.Errorf("the younger HTTPRoute: %s", got)
 	}
 }
 
 // allowedRoutes.kinds can take one of the two kinds, and others than these are named.
 func TestKindsOfListeners(t *testing.T) {
-	for kinds, want := range map[string]string{
+	for allowed, want := range map[string]string{
 		"{kind: GRPCRoute}":                    "[GRPCRoute] True ResolvedRefs; False NotAllowedByListeners; True Accepted",
 		"{kind: HTTPRoute}":                    "[HTTPRoute] True ResolvedRefs; True Accepted; False NotAllowedByListeners",
 		"{kind: GRPCRoute}, {kind: GRPCRoute}": "[GRPCRoute] True ResolvedRefs; False NotAllowedByListeners; True Accepted",
 		"{kind: GRPCRoute}, {kind: TLSRoute}":  "[GRPCRoute] False InvalidRouteKinds; False NotAllowedByListeners; True Accepted",
 	} {
 		f := builtFrom(t, "kind: Gateway\nmetadata: {name: g}\nspec: {gatewayClassName: fairlead, listeners: [{name: http, port: 80, "+
-			"protocol: HTTP, allowedRoutes: {kinds: ["+kinds+"]}}]}"+
+			"protocol: HTTP, allowedRoutes: {kinds: ["+allowed+"]}}]}"+
 			grpcRoute("r", "  hostnames: [b]\n  rules: [{backendRefs: [{name: a, port: 80}]}]")+
 			"\n---\nkind: HTTPRoute\nmetadata: {name: r}\nspec: {parentRefs: [{name: g}], hostnames: [a]}"+service("a"))
 		l := f.Status(nil, "").Listeners[0]
@@ -258,10 +260,10 @@ func TestKindsOfListeners(t *testing.T) {
 		}
 		name := svc.Name{Namespace: "default", Name: "r"}
 		got := fmt.Sprint(taken, " ", conditionOf(l.Conditions, "ResolvedRefs"), "; ",
-			conditionOf(f.Parents(StreamKey{KindHTTPRoute, name})[0].Conditions, "Accepted"), "; ",
-			conditionOf(f.Parents(StreamKey{KindGRPCRoute, name})[0].Conditions, "Accepted"))
+			conditionOf(f.Parents(kinds.Route{Kind: kinds.HTTPRoute, Name: name})[0].Conditions, "Accepted"), "; ",
+			conditionOf(f.Parents(kinds.Route{Kind: kinds.GRPCRoute, Name: name})[0].Conditions, "Accepted"))
 		if got != want {
-			t.Errorf("%s: %s, want %s", kinds, got, want)
+			t.Errorf("%s: %s, want %s", allowed, got, want)
 		}
 	}
 }

@@ -11,12 +11,11 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/parents"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
-
-const kindHTTPRoute = "HTTPRoute"
 
 // listener is a listener of a Gateway while its front is built.
 type listener struct {
@@ -146,13 +145,13 @@ func (l *listener) readProtocol() {
 func (l *listener) served() []gwv1.Kind {
 	switch l.spec.Protocol {
 	case gwv1.TLSProtocolType:
-		return []gwv1.Kind{KindTLSRoute}
+		return []gwv1.Kind{kinds.TLSRoute}
 	case gwv1.TCPProtocolType:
-		return []gwv1.Kind{KindTCPRoute}
+		return []gwv1.Kind{kinds.TCPRoute}
 	case gwv1.UDPProtocolType:
-		return []gwv1.Kind{KindUDPRoute}
+		return []gwv1.Kind{kinds.UDPRoute}
 	}
-	return []gwv1.Kind{kindHTTPRoute, KindGRPCRoute}
+	return []gwv1.Kind{kinds.HTTPRoute, kinds.GRPCRoute}
 }
 
 // readKinds finds out which routes the listener takes.

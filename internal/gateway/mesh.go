@@ -9,6 +9,7 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/parents"
 	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -24,8 +25,8 @@ type Mesh struct {
 	Addrs []netip.Addr
 	Key   string
 
-	parents map[StreamKey][]gwv1.RouteParentStatus
-	cache   map[StreamKey]*cachedRoute
+	parents map[kinds.Route][]gwv1.RouteParentStatus
+	cache   map[kinds.Route]*cachedRoute
 	refers  map[svc.Name]bool
 }
 
@@ -33,7 +34,7 @@ type Mesh struct {
 // is as that of BuildGateway.
 func BuildMesh(o *Objects, name svc.Name, before *Mesh) *Mesh {
 	m := &Mesh{
-		parents: map[StreamKey][]gwv1.RouteParentStatus{}, cache: map[StreamKey]*cachedRoute{},
+		parents: map[kinds.Route][]gwv1.RouteParentStatus{}, cache: map[kinds.Route]*cachedRoute{},
 		refers: map[svc.Name]bool{name: true},
 	}
 	if before == nil {
@@ -53,7 +54,7 @@ func BuildMesh(o *Objects, name svc.Name, before *Mesh) *Mesh {
 }
 
 // Parents returns the statuses of a route for the references that name the Service.
-func (m *Mesh) Parents(route StreamKey) []gwv1.RouteParentStatus { return m.parents[route] }
+func (m *Mesh) Parents(route kinds.Route) []gwv1.RouteParentStatus { return m.parents[route] }
 
 // Refers reports whether the result depends on a Service.
 func (m *Mesh) Refers(service svc.Name) bool { return m.refers[service] }
@@ -82,7 +83,7 @@ func (b *meshBuilder) listen() {
 			spec: &gwv1.Listener{
 				Name: gwv1.SectionName(p.Name), Port: gwv1.PortNumber(p.Number), Protocol: gwv1.HTTPProtocolType,
 			},
-			in: b.name.Namespace, kinds: []gwv1.Kind{kindHTTPRoute, KindGRPCRoute}, rules: map[string][]*match{},
+			in: b.name.Namespace, kinds: []gwv1.Kind{kinds.HTTPRoute, kinds.GRPCRoute}, rules: map[string][]*match{},
 			taken: map[gwv1.Kind]*hostpath.Patterns{},
 		})
 	}
@@ -92,9 +93,9 @@ func (b *meshBuilder) listen() {
 func (b *meshBuilder) routes() (out []requests) {
 	for key := range b.objects.Meshed[b.name] {
 		switch {
-		case key.Kind == kindHTTPRoute && b.objects.Routes[key.Name] != nil:
+		case key.Kind == kinds.HTTPRoute && b.objects.Routes[key.Name] != nil:
 			out = append(out, requests{http: b.objects.Routes[key.Name]})
-		case key.Kind == KindGRPCRoute && b.objects.Calls[key.Name] != nil:
+		case key.Kind == kinds.GRPCRoute && b.objects.Calls[key.Name] != nil:
 			out = append(out, requests{grpc: b.objects.Calls[key.Name]})
 		}
 	}
@@ -141,7 +142,7 @@ func (b *meshBuilder) add(route requests, cached *cachedRoute) {
 }
 
 // attach finds the ports that a route attaches to by one reference.
-func (b *meshBuilder) attach(p *gwv1.ParentReference, route StreamKey, to map[*listener]bool) (
+func (b *meshBuilder) attach(p *gwv1.ParentReference, route kinds.Route, to map[*listener]bool) (
 	reason gwv1.RouteConditionReason, message string,
 ) {
 	switch {

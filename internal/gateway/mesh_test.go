@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/parents"
 	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -19,20 +20,20 @@ import (
 // meshOf builds what becomes of the routes of manifests that name a Service of namespace default.
 func meshOf(t testing.TB, o *Objects, service string) *Mesh {
 	t.Helper()
-	o.Meshed = map[svc.Name]map[StreamKey]bool{}
-	note := func(key StreamKey, refs []gwv1.ParentReference) {
+	o.Meshed = map[svc.Name]map[kinds.Route]bool{}
+	note := func(key kinds.Route, refs []gwv1.ParentReference) {
 		for _, s := range parents.Services(key.Namespace, refs) {
 			if o.Meshed[s] == nil {
-				o.Meshed[s] = map[StreamKey]bool{}
+				o.Meshed[s] = map[kinds.Route]bool{}
 			}
 			o.Meshed[s][key] = true
 		}
 	}
 	for n, r := range o.Routes {
-		note(StreamKey{KindHTTPRoute, n}, r.Spec.ParentRefs)
+		note(kinds.Route{Kind: kinds.HTTPRoute, Name: n}, r.Spec.ParentRefs)
 	}
 	for n, r := range o.Calls {
-		note(StreamKey{KindGRPCRoute, n}, r.Spec.ParentRefs)
+		note(kinds.Route{Kind: kinds.GRPCRoute, Name: n}, r.Spec.ParentRefs)
 	}
 	return BuildMesh(o, svc.Name{Namespace: "default", Name: service}, nil)
 }
@@ -41,7 +42,7 @@ func meshOf(t testing.TB, o *Objects, service string) *Mesh {
 func (m *Mesh) accepted(kind gwv1.Kind, name string) string {
 	namespace, name, _ := strings.Cut(name, "/")
 	var out []string
-	for _, p := range m.Parents(StreamKey{kind, svc.Name{Namespace: namespace, Name: name}}) {
+	for _, p := range m.Parents(kinds.Route{Kind: kind, Name: svc.Name{Namespace: namespace, Name: name}}) {
 		for _, c := range p.Conditions {
 			if c.Type == string(gwv1.RouteConditionAccepted) || c.Status != metav1.ConditionTrue {
 				out = append(out, strings.TrimSuffix(c.Reason+": "+c.Message, ": "))
@@ -126,7 +127,7 @@ func TestMeshPorts(t *testing.T) {
 		if got := fmt.Sprint(slices.Sorted(maps.Keys(m.Table.Ports))); got != c.ports {
 			t.Errorf("%s: ports %s, want %s", c.parent, got, c.ports)
 		}
-		if got := m.accepted(KindHTTPRoute, c.namespace+"/r"); !strings.HasPrefix(got, c.why) {
+		if got := m.accepted(kinds.HTTPRoute, c.namespace+"/r"); !strings.HasPrefix(got, c.why) {
 			t.Errorf("%s: %q, want %q", c.parent, got, c.why)
 		}
 		if serves := c.ports != "[]"; m.Serves() != serves || (len(m.Targets) > 0) != serves {
@@ -182,10 +183,10 @@ spec:
   parentRefs: [{group: "", kind: Service, name: web, port: `+port+`}]
   rules: [{backendRefs: [{name: web, port: 8081}]}]
 `), "web")
-		if got := m.accepted(KindGRPCRoute, "default/g"); got != want {
+		if got := m.accepted(kinds.GRPCRoute, "default/g"); got != want {
 			t.Errorf("port %s: %q, want %q", port, got, want)
 		}
-		if got := m.accepted(KindHTTPRoute, "default/r"); got != "Accepted" {
+		if got := m.accepted(kinds.HTTPRoute, "default/r"); got != "Accepted" {
 			t.Errorf("the older one: %q", got)
 		}
 	}
@@ -229,7 +230,7 @@ spec:
 	}
 	const want = "Accepted; UnsupportedProtocol: rules[0].backendRefs[0]: Service default/cart has a BackendTLSPolicy, and none counts " +
 		"for routes at a Service: it gets no requests"
-	if got := m.accepted(KindHTTPRoute, "default/r"); got != want {
+	if got := m.accepted(kinds.HTTPRoute, "default/r"); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

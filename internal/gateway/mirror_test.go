@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -31,7 +32,7 @@ func mirrorsOf(t *testing.T, text string) (mirrors, resolved, accepted string) {
 			t.Errorf("no target for %v in %s", m.Backend, targets)
 		}
 	}
-	s := f.Parents(StreamKey{KindHTTPRoute, svc.Name{Namespace: "default", Name: "r"}})[0].Conditions
+	s := f.Parents(kinds.Route{Kind: kinds.HTTPRoute, Name: svc.Name{Namespace: "default", Name: "r"}})[0].Conditions
 	return strings.Join(out, " "), conditionOf(s, "ResolvedRefs"), conditionOf(s, "Accepted")
 }
 

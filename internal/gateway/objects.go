@@ -4,6 +4,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -24,13 +25,13 @@ type Objects struct {
 	Ingresses map[svc.Name]*networkingv1.Ingress
 	Secured   map[svc.Name]bool
 	// Streams are the routes of connections and of datagrams, and Sets the ListenerSets of every Gateway.
-	Streams map[StreamKey]*Stream
+	Streams map[kinds.Route]*kinds.Stream
 	Sets    map[svc.Name]*gwv1.ListenerSet
 	// Policies are the BackendTLSPolicies, and Authorities is why an object with authorities cannot be used, "" if it can.
 	Policies    *trust.Policies
 	Authorities map[trust.Ref]string
 	// Meshed are the routes that name a Service as their parent, by the Service.
-	Meshed map[svc.Name]map[StreamKey]bool
+	Meshed map[svc.Name]map[kinds.Route]bool
 }
 
 // Secret is what listeners and Ingresses ask of a Secret.

@@ -8,13 +8,8 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/svc"
-)
-
-// The kinds of routes of requests.
-const (
-	KindHTTPRoute gwv1.Kind = kindHTTPRoute
-	KindGRPCRoute gwv1.Kind = "GRPCRoute"
 )
 
 // routeReasonHostnameConflict is why a route is not accepted beside an older one of the other kind. The specification asks for
@@ -36,14 +31,14 @@ func (r requests) object() metav1.Object {
 
 func (r requests) kind() gwv1.Kind {
 	if r.grpc != nil {
-		return KindGRPCRoute
+		return kinds.GRPCRoute
 	}
-	return kindHTTPRoute
+	return kinds.HTTPRoute
 }
 
 func (r requests) name() svc.Name { return svc.NameOf(r.object()) }
 
-func (r requests) key() StreamKey { return StreamKey{r.kind(), r.name()} }
+func (r requests) key() kinds.Route { return kinds.Route{Kind: r.kind(), Name: r.name()} }
 
 // age is what decides between routes that are alike.
 func (r requests) age() RouteKey {

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -26,7 +27,7 @@ func objects(t testing.TB, text string) *Objects {
 	o := &Objects{
 		Gateways: map[svc.Name]*gwv1.Gateway{}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Grants: map[svc.Name]*gwv1.ReferenceGrant{},
 		Namespaces: map[string]map[string]string{}, Services: map[svc.Name]*services.Service{}, Secrets: map[svc.Name]Secret{},
-		Ingresses: map[svc.Name]*networkingv1.Ingress{}, Streams: map[StreamKey]*Stream{}, Sets: map[svc.Name]*gwv1.ListenerSet{},
+		Ingresses: map[svc.Name]*networkingv1.Ingress{}, Streams: map[kinds.Route]*kinds.Stream{}, Sets: map[svc.Name]*gwv1.ListenerSet{},
 		Calls: map[svc.Name]*gwv1.GRPCRoute{}, Policies: trust.NewPolicies(), Authorities: map[trust.Ref]string{},
 	}
 	for doc := range strings.SplitSeq(text, "\n---\n") {
@@ -42,11 +43,11 @@ func objects(t testing.TB, text string) *Objects {
 		case "GRPCRoute":
 			add(t, doc, o.Calls)
 		case "TLSRoute":
-			addStream(t, doc, o, StreamOfTLS)
+			addStream(t, doc, o, kinds.StreamOfTLS)
 		case "TCPRoute":
-			addStream(t, doc, o, StreamOfTCP)
+			addStream(t, doc, o, kinds.StreamOfTCP)
 		case "UDPRoute":
-			addStream(t, doc, o, StreamOfUDP)
+			addStream(t, doc, o, kinds.StreamOfUDP)
 		case "ListenerSet":
 			add(t, doc, o.Sets)
 		case "ReferenceGrant":
@@ -113,13 +114,13 @@ func add[T any, P interface {
 func addStream[T any, P interface {
 	*T
 	metav1.Object
-}](t testing.TB, doc string, o *Objects, read func(P) *Stream) {
+}](t testing.TB, doc string, o *Objects, read func(P) *kinds.Stream) {
 	t.Helper()
 	have := map[svc.Name]P{}
 	add(t, doc, have)
 	for _, r := range have {
 		s := read(r)
-		o.Streams[s.Key()] = s
+		o.Streams[s.Route()] = s
 	}
 }
 
@@ -259,6 +260,6 @@ func conditionOf(list []metav1.Condition, kind string) string {
 }
 
 // routesOf returns the routes that name the Gateway or one of its ListenerSets.
-func routesOf(f *Front) []StreamKey {
-	return slices.SortedFunc(maps.Keys(f.routes), StreamKey.compare)
+func routesOf(f *Front) []kinds.Route {
+	return slices.SortedFunc(maps.Keys(f.routes), kinds.Route.Compare)
 }

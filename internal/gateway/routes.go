@@ -8,6 +8,7 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway/counted"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/static"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
@@ -29,7 +30,7 @@ type Front struct {
 	// asked are the addresses that the Gateway asks for, by their places in its spec.
 	asked static.Addresses
 	// Changed are the routes whose Parents may not be as in the front before, nil for all.
-	Changed map[StreamKey]bool
+	Changed map[kinds.Route]bool
 	// Policies are the BackendTLSPolicies of Targets.
 	Policies map[svc.Name]*trust.Policy
 	frontTLS
@@ -41,8 +42,8 @@ type Front struct {
 	sets       map[svc.Name]*listenerSet
 	// routes are the HTTPRoutes and GRPCRoutes that name the Gateway or one of its ListenerSets, and streams the statuses of the other
 	// routes that do, one for each reference.
-	routes  map[StreamKey]*attached
-	streams map[StreamKey][]gwv1.RouteParentStatus
+	routes  map[kinds.Route]*attached
+	streams map[kinds.Route][]gwv1.RouteParentStatus
 	targets counted.Set[Target]   // of routes
 	refers  counted.Set[svc.Name] // Services that routes name
 	// connected are the Services that the other routes name.
@@ -57,18 +58,18 @@ func BuildGateway(o *Objects, name svc.Name, before *Front) *Front {
 
 // ChangeGateway returns the front of a Gateway if since before only HTTPRoutes and GRPCRoutes of changed have changed. It costs what
 // they cost, and a copy of some tables.
-func ChangeGateway(o *Objects, name svc.Name, before *Front, changed map[StreamKey]bool) *Front {
+func ChangeGateway(o *Objects, name svc.Name, before *Front, changed map[kinds.Route]bool) *Front {
 	return build(o, name, before, changed)
 }
 
 // build builds a front. changed is nil if anything may have changed.
-func build(o *Objects, name svc.Name, before *Front, changed map[StreamKey]bool) *Front {
+func build(o *Objects, name svc.Name, before *Front, changed map[kinds.Route]bool) *Front {
 	g := o.Gateways[name]
 	secrets := newSecretSet(o, maxGatewaySecrets)
 	f := &Front{
 		accepted: gwv1.GatewayReasonAccepted, generation: g.Generation,
 		frontTLS: frontTLS{gateway: name, resolved: gwv1.GatewayReasonResolvedRefs},
-		streams:  map[StreamKey][]gwv1.RouteParentStatus{}, connected: map[svc.Name]bool{}, sets: map[svc.Name]*listenerSet{},
+		streams:  map[kinds.Route][]gwv1.RouteParentStatus{}, connected: map[svc.Name]bool{}, sets: map[svc.Name]*listenerSet{},
 		Revoked: map[Revocation]bool{}, authorities: trust.NewAuthorities(o.Authorities),
 	}
 	clients := f.readValidations(o, g, f.authorities)
@@ -134,7 +135,7 @@ func (f *Front) Refers(service svc.Name) bool { return f.refers.Has(service) || 
 
 // Parents returns the statuses of a route of any kind for the references that name the Gateway or one of its ListenerSets. A front
 // that ChangeGateway returns has the same slice while nothing of the route has changed.
-func (f *Front) Parents(route StreamKey) []gwv1.RouteParentStatus {
+func (f *Front) Parents(route kinds.Route) []gwv1.RouteParentStatus {
 	if a := f.routes[route]; a != nil {
 		return a.parents()
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/gateway/basic"
 	"github.com/fairlead/fairlead/internal/gateway/filter"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -90,20 +91,20 @@ type Target struct {
 	Timeout time.Duration // 0 is what the front has for all
 	Session bool          // clients stay at one endpoint
 	// Route is a route of connections or of datagrams, zero for requests: its connections end when it loses the backend.
-	Route StreamKey
+	Route kinds.Route
 }
 
 // Target returns where a backend of a rule leads to.
 func (r *Rule) Target(w *Weighted) Target {
 	if w.Backend.Protocol == TCP || w.Backend.Protocol == UDP {
-		return Target{Backend: w.Backend, Route: StreamKey{gwv1.Kind(r.Route.Kind), r.Route.Name}}
+		return Target{Backend: w.Backend, Route: kinds.Route{Kind: gwv1.Kind(r.Route.Kind), Name: r.Route.Name}}
 	}
 	return Target{Backend: w.Backend, Timeout: r.Timeout, Session: r.Session != nil}
 }
 
 // Revocation is a Service that a route names and must not reach: no ReferenceGrant permits it, or no more.
 type Revocation struct {
-	Route   StreamKey
+	Route   kinds.Route
 	Service svc.Name
 }
 

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -9,74 +8,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// The kinds of routes of connections and of datagrams.
-const (
-	KindTLSRoute gwv1.Kind = "TLSRoute"
-	KindTCPRoute gwv1.Kind = "TCPRoute"
-	KindUDPRoute gwv1.Kind = "UDPRoute"
-)
-
-// StreamKey names a route of any kind.
-type StreamKey struct {
-	Kind gwv1.Kind
-	svc.Name
-}
-
-// compare orders keys by kind, namespace and name.
-func (k StreamKey) compare(o StreamKey) int {
-	return cmp.Or(cmp.Compare(k.Kind, o.Kind), k.Name.Compare(o.Name))
-}
-
-// Stream is a TLSRoute, a TCPRoute or a UDPRoute: whole connections, or the datagrams of a client, go to one backend.
-type Stream struct {
-	Kind    gwv1.Kind
-	Object  metav1.Object // as it was read, with its status
-	Parents []gwv1.ParentReference
-	// Hostnames are of a TLSRoute.
-	Hostnames []gwv1.Hostname
-	Backends  []gwv1.BackendRef
-	// Status is what the object has.
-	Status []gwv1.RouteParentStatus
-}
-
-// Key names the route.
-func (s *Stream) Key() StreamKey { return StreamKey{s.Kind, svc.NameOf(s.Object)} }
-
-// StreamOfTLS returns what a TLSRoute asks for. The definitions of the kinds allow one rule.
-func StreamOfTLS(r *gwv1.TLSRoute) *Stream {
-	s := &Stream{Kind: KindTLSRoute, Object: r, Parents: r.Spec.ParentRefs, Hostnames: r.Spec.Hostnames, Status: r.Status.Parents}
-	if len(r.Spec.Rules) > 0 {
-		s.Backends = r.Spec.Rules[0].BackendRefs
-	}
-	return s
-}
-
-// StreamOfTCP returns what a TCPRoute asks for.
-func StreamOfTCP(r *gwv1.TCPRoute) *Stream {
-	s := &Stream{Kind: KindTCPRoute, Object: r, Parents: r.Spec.ParentRefs, Status: r.Status.Parents}
-	if len(r.Spec.Rules) > 0 {
-		s.Backends = r.Spec.Rules[0].BackendRefs
-	}
-	return s
-}
-
-// StreamOfUDP returns what a UDPRoute asks for.
-func StreamOfUDP(r *gwv1.UDPRoute) *Stream {
-	s := &Stream{Kind: KindUDPRoute, Object: r, Parents: r.Spec.ParentRefs, Status: r.Status.Parents}
-	if len(r.Spec.Rules) > 0 {
-		s.Backends = r.Spec.Rules[0].BackendRefs
-	}
-	return s
-}
-
 // addStreams adds the routes of connections and of datagrams that name the Gateway.
 func (f *Front) addStreams(o *Objects) {
 	known := map[Target]bool{}
-	for _, key := range slices.SortedFunc(maps.Keys(o.Streams), StreamKey.compare) {
+	for _, key := range slices.SortedFunc(maps.Keys(o.Streams), kinds.Route.Compare) {
 		s := o.Streams[key]
 		if !f.isNamed(s.Parents, key.Namespace) {
 			continue
@@ -122,13 +62,13 @@ type compiledStream struct {
 	unresolved string
 }
 
-func (f *Front) compileStream(o *Objects, s *Stream) *compiledStream {
-	key := s.Key()
+func (f *Front) compileStream(o *Objects, s *kinds.Stream) *compiledStream {
+	key := s.Route()
 	c := &compiledStream{object: s.Object, reason: gwv1.RouteReasonResolvedRefs, rule: &Rule{
 		Route: RouteKey{Kind: string(key.Kind), Created: s.Object.GetCreationTimestamp().Time, Name: key.Name},
 	}}
 	protocol := TCP
-	if key.Kind == KindUDPRoute {
+	if key.Kind == kinds.UDPRoute {
 		protocol = UDP
 	}
 	for i := range s.Backends {

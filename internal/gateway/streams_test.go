@@ -8,6 +8,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -156,7 +157,7 @@ func TestStreamGrants(t *testing.T) {
 		}
 		clear(o.Grants)
 		f = BuildGateway(o, name, f)
-		lost := Revocation{StreamKey{"TCPRoute", svc.Name{Namespace: "default", Name: "r"}}, svc.Name{Namespace: "b", Name: "db"}}
+		lost := Revocation{kinds.Route{Kind: "TCPRoute", Name: svc.Name{Namespace: "default", Name: "r"}}, svc.Name{Namespace: "b", Name: "db"}}
 		if got := connect(f.Table, 5432, false, ""); got != "rejected" || !f.Revoked[lost] || len(f.Targets) != 0 {
 			t.Errorf("%s: without the grant %s, %v", kind, got, f.Revoked)
 		}

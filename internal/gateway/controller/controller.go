@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiclient"
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/api"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/gateway/watch"
@@ -80,9 +81,9 @@ type controller struct {
 
 	unserved *unserved
 
-	settled map[gateway.StreamKey]settled
+	settled map[kinds.Route]settled
 	// due are the routes whose statuses may not be as they should be. unservedBefore is what unserved.why was when it was found last.
-	due               map[gateway.StreamKey]bool
+	due               map[kinds.Route]bool
 	unservedBefore    string
 	problems, ignored recorded
 	failed            string // as it was logged last
@@ -94,8 +95,8 @@ type controller struct {
 // Run works until ctx ends, and returns when everything that it started has ended.
 func Run(ctx context.Context, o Options) error {
 	c := &controller{
-		o: o, wake: loop.NewSignal(), fronts: map[svc.Name]*corev1.Service{}, settled: map[gateway.StreamKey]settled{},
-		due: map[gateway.StreamKey]bool{}, counted: map[svc.Name]time.Time{}, problems: recorded{}, ignored: recorded{},
+		o: o, wake: loop.NewSignal(), fronts: map[svc.Name]*corev1.Service{}, settled: map[kinds.Route]settled{},
+		due: map[kinds.Route]bool{}, counted: map[svc.Name]time.Time{}, problems: recorded{}, ignored: recorded{},
 	}
 	var err, err2 error
 	c.client, err = kubernetes.NewForConfig(apiclient.Protobuf(o.Config))

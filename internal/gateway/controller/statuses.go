@@ -15,6 +15,7 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/parents"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
@@ -112,7 +113,7 @@ func uncounted(s gwv1.GatewayStatus) gwv1.GatewayStatus {
 
 // routed is a route of any kind, as it was read.
 type routed struct {
-	key    gateway.StreamKey
+	key    kinds.Route
 	object metav1.Object
 	refs   []gwv1.ParentReference
 	have   []gwv1.RouteParentStatus
@@ -136,10 +137,10 @@ func (c *controller) take(s *watch.State, unserved string) {
 		c.due[key] = true
 	}
 	for n := range s.Routes {
-		c.due[gateway.StreamKey{Kind: gateway.KindHTTPRoute, Name: n}] = true
+		c.due[kinds.Route{Kind: kinds.HTTPRoute, Name: n}] = true
 	}
 	for n := range s.Calls {
-		c.due[gateway.StreamKey{Kind: gateway.KindGRPCRoute, Name: n}] = true
+		c.due[kinds.Route{Kind: kinds.GRPCRoute, Name: n}] = true
 	}
 	for key := range s.Streams {
 		c.due[key] = true
@@ -160,9 +161,9 @@ func (c *controller) writeRoutes(s *watch.State, attempt func(func(context.Conte
 }
 
 // routed returns a route, nil if it does not exist.
-func (c *controller) routed(s *watch.State, key gateway.StreamKey) *routed {
+func (c *controller) routed(s *watch.State, key kinds.Route) *routed {
 	switch key.Kind {
-	case gateway.KindHTTPRoute:
+	case kinds.HTTPRoute:
 		if r := s.Routes[key.Name]; r != nil {
 			return &routed{key, r, r.Spec.ParentRefs, r.Status.Parents, func(ctx context.Context, want []gwv1.RouteParentStatus) error {
 				next := r.DeepCopy()
@@ -171,7 +172,7 @@ func (c *controller) routed(s *watch.State, key gateway.StreamKey) *routed {
 				return err
 			}}
 		}
-	case gateway.KindGRPCRoute:
+	case kinds.GRPCRoute:
 		if r := s.Calls[key.Name]; r != nil {
 			return &routed{key, r, r.Spec.ParentRefs, r.Status.Parents, func(ctx context.Context, want []gwv1.RouteParentStatus) error {
 				next := r.DeepCopy()

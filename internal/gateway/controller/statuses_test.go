@@ -14,8 +14,8 @@ import (
 	"k8s.io/client-go/rest"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
-	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/api"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/watch"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -25,17 +25,17 @@ import (
 // any may have changed.
 func TestDueRoutes(t *testing.T) {
 	t.Parallel()
-	key := func(i int) gateway.StreamKey {
-		return gateway.StreamKey{Kind: gateway.KindHTTPRoute, Name: svc.Name{Namespace: "shop", Name: fmt.Sprint("r", i)}}
+	key := func(i int) kinds.Route {
+		return kinds.Route{Kind: kinds.HTTPRoute, Name: svc.Name{Namespace: "shop", Name: fmt.Sprint("r", i)}}
 	}
 	// Each has the status of a parent that it no longer names, so it is to be written.
-	s := &watch.State{Listed: true, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Touched: map[gateway.StreamKey]bool{key(3): true, key(99): true}}
+	s := &watch.State{Listed: true, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Touched: map[kinds.Route]bool{key(3): true, key(99): true}}
 	for i := range 50 {
 		r := &gwv1.HTTPRoute{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: key(i).Name.Name}}
 		r.Status.Parents = []gwv1.RouteParentStatus{{ControllerName: names.ControllerName}}
 		s.Routes[key(i).Name] = r
 	}
-	c := &controller{settled: map[gateway.StreamKey]settled{key(99): {}}, due: map[gateway.StreamKey]bool{}}
+	c := &controller{settled: map[kinds.Route]settled{key(99): {}}, due: map[kinds.Route]bool{}}
 	writes := func(succeed bool) (n int) {
 		c.writeRoutes(s, func(func(context.Context) error) bool { n++; return succeed })
 		return n

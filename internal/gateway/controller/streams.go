@@ -11,13 +11,14 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/watch"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // writeStream writes the status of a route of connections or of datagrams.
-func (c *controller) writeStream(ctx context.Context, r *gateway.Stream, want []gwv1.RouteParentStatus) error {
+func (c *controller) writeStream(ctx context.Context, r *kinds.Stream, want []gwv1.RouteParentStatus) error {
 	namespace := r.Object.GetNamespace()
 	var err error
 	switch o := r.Object.(type) {

@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
-	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/watch"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -59,13 +59,13 @@ func TestUnknownMeshesKeepStatuses(t *testing.T) {
 	t.Parallel()
 	ref := gwv1.ParentReference{Group: new(gwv1.Group("")), Kind: new(gwv1.Kind("Service")), Name: "web"}
 	r := &routed{
-		key:    gateway.StreamKey{Kind: gateway.KindHTTPRoute, Name: svc.Name{Namespace: "default", Name: "web"}},
+		key:    kinds.Route{Kind: kinds.HTTPRoute, Name: svc.Name{Namespace: "default", Name: "web"}},
 		object: &gwv1.HTTPRoute{}, refs: []gwv1.ParentReference{ref},
 		have: []gwv1.RouteParentStatus{{ParentRef: ref, ControllerName: names.ControllerName}},
 	}
 	for why, want := range map[string]int{"no rights": 0, "": 1} {
 		writes := 0
-		c := &controller{settled: map[gateway.StreamKey]settled{}}
+		c := &controller{settled: map[kinds.Route]settled{}}
 		if done := c.writeRoute(&watch.State{NoMeshes: why}, func(func(context.Context) error) bool { writes++; return true }, r); !done {
 			t.Errorf("%q: the route stays due", why)
 		}

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -19,7 +20,7 @@ func (w *Watch) FollowMesh(ctx context.Context, running *sync.WaitGroup) {
 }
 
 // setMeshed records whether a route names a Service as its parent. The caller holds mu.
-func (w *Watch) setMeshed(n svc.Name, route gateway.StreamKey, does bool) {
+func (w *Watch) setMeshed(n svc.Name, route kinds.Route, does bool) {
 	w.dirtyMesh[n] = true
 	routes := w.objects.Meshed[n]
 	switch {
@@ -28,7 +29,7 @@ func (w *Watch) setMeshed(n svc.Name, route gateway.StreamKey, does bool) {
 			delete(w.objects.Meshed, n)
 		}
 	case routes == nil:
-		w.objects.Meshed[n] = map[gateway.StreamKey]bool{route: true}
+		w.objects.Meshed[n] = map[kinds.Route]bool{route: true}
 	default:
 		routes[route] = true
 	}

@@ -27,8 +27,8 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/api"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -219,7 +219,7 @@ func meshTargets(t *testing.T, update func() *State, changed loop.Signal, want i
 		case s.Listed && got == want && m == nil:
 			return ""
 		case s.Listed && got == want:
-			key := gateway.StreamKey{Kind: gateway.KindHTTPRoute, Name: svc.Name{Namespace: "default", Name: "web"}}
+			key := kinds.Route{Kind: kinds.HTTPRoute, Name: svc.Name{Namespace: "default", Name: "web"}}
 			for _, c := range m.Parents(key)[0].Conditions {
 				if c.Type == string(gwv1.RouteConditionResolvedRefs) && c.Status == metav1.ConditionFalse {
 					return c.Reason

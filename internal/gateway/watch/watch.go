@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/api"
 	"github.com/fairlead/fairlead/internal/gateway/basic"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/parents"
 	"github.com/fairlead/fairlead/internal/gateway/services"
@@ -59,8 +60,8 @@ type Watch struct {
 	fronts       map[svc.Name]*gateway.Front
 	ingress      *gateway.IngressFront
 	dirty        map[svc.Name]bool
-	changed      map[svc.Name]map[gateway.StreamKey]bool // HTTPRoutes and GRPCRoutes, by their Gateways
-	dirtyAll     bool                                    // all Gateways
+	changed      map[svc.Name]map[kinds.Route]bool // HTTPRoutes and GRPCRoutes, by their Gateways
+	dirtyAll     bool                              // all Gateways
 	dirtyIngress bool
 	// meshed is true if routes with Services as parents are looked for, and meshes, dirtyMesh and dirtyMeshes are for these Services.
 	meshed      bool
@@ -68,7 +69,7 @@ type Watch struct {
 	dirtyMesh   map[svc.Name]bool
 	dirtyMeshes bool // all
 	// What the next State has as Touched and AllTouched, and what the last one had as NoMeshes.
-	touched    map[gateway.StreamKey]bool
+	touched    map[kinds.Route]bool
 	touchedAll bool
 	noMeshes   string
 }
@@ -80,15 +81,15 @@ func New(o Options) *Watch {
 		gateways:       map[svc.Name]*gwv1.Gateway{},
 		ingressClasses: map[string]*networkingv1.IngressClass{}, ingresses: map[svc.Name]*networkingv1.Ingress{},
 		secrets: map[svc.Name]*secret{}, authorities: map[trust.Ref]*authority{}, fronts: map[svc.Name]*gateway.Front{},
-		dirty: map[svc.Name]bool{}, changed: map[svc.Name]map[gateway.StreamKey]bool{}, meshes: map[svc.Name]*gateway.Mesh{},
-		dirtyMesh: map[svc.Name]bool{}, touched: map[gateway.StreamKey]bool{}, touchedAll: true,
+		dirty: map[svc.Name]bool{}, changed: map[svc.Name]map[kinds.Route]bool{}, meshes: map[svc.Name]*gateway.Mesh{},
+		dirtyMesh: map[svc.Name]bool{}, touched: map[kinds.Route]bool{}, touchedAll: true,
 		objects: gateway.Objects{
 			Gateways: map[svc.Name]*gwv1.Gateway{}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Grants: map[svc.Name]*gwv1.ReferenceGrant{},
 			Namespaces: map[string]map[string]string{}, Services: map[svc.Name]*services.Service{}, Secrets: map[svc.Name]gateway.Secret{},
-			Ingresses: map[svc.Name]*networkingv1.Ingress{}, Secured: map[svc.Name]bool{}, Streams: map[gateway.StreamKey]*gateway.Stream{},
+			Ingresses: map[svc.Name]*networkingv1.Ingress{}, Secured: map[svc.Name]bool{}, Streams: map[kinds.Route]*kinds.Stream{},
 			Sets: map[svc.Name]*gwv1.ListenerSet{}, Calls: map[svc.Name]*gwv1.GRPCRoute{},
 			Policies: trust.NewPolicies(), Authorities: map[trust.Ref]string{},
-			Meshed: map[svc.Name]map[gateway.StreamKey]bool{},
+			Meshed: map[svc.Name]map[kinds.Route]bool{},
 		},
 	}
 }
@@ -105,7 +106,7 @@ type State struct {
 	Fronts   map[svc.Name]*gateway.Front
 	Routes   map[svc.Name]*gwv1.HTTPRoute
 	Calls    map[svc.Name]*gwv1.GRPCRoute
-	Streams  map[gateway.StreamKey]*gateway.Stream
+	Streams  map[kinds.Route]*kinds.Stream
 	Sets     map[svc.Name]*gwv1.ListenerSet
 	Grants   map[svc.Name]*gwv1.ReferenceGrant
 	// Orphans are the ListenerSets whose Gateway does not exist.
@@ -125,7 +126,7 @@ type State struct {
 	Policies    map[svc.Name]*gwv1.BackendTLSPolicy
 	// Touched are the routes that are not as in the last State that was listed, or whose fronts and Meshes are not; with AllTouched it
 	// may be any. Routes that have been deleted are among them.
-	Touched    map[gateway.StreamKey]bool
+	Touched    map[kinds.Route]bool
 	AllTouched bool
 }
 
@@ -165,7 +166,7 @@ func (w *Watch) Update(ctx context.Context, running *sync.WaitGroup) *State {
 	}
 	if w.touchedAll = w.touchedAll || s.NoMeshes != w.noMeshes; s.Listed && w.o.Statuses {
 		s.Touched, s.AllTouched, w.noMeshes = w.touched, w.touchedAll, s.NoMeshes
-		w.touched, w.touchedAll = map[gateway.StreamKey]bool{}, false
+		w.touched, w.touchedAll = map[kinds.Route]bool{}, false
 	}
 	return s
 }
@@ -237,7 +238,7 @@ func (w *Watch) classify() {
 }
 
 // touch puts routes into what the next State has as Touched.
-func (w *Watch) touch(routes ...gateway.StreamKey) {
+func (w *Watch) touch(routes ...kinds.Route) {
 	for _, r := range routes {
 		if w.o.Statuses { // otherwise nobody takes them
 			w.touched[r] = true
@@ -285,7 +286,7 @@ func (w *Watch) setRoute(n svc.Name, r *gwv1.HTTPRoute) bool {
 	if !w.o.Statuses && r != nil {
 		r.Status = gwv1.HTTPRouteStatus{}
 	}
-	key := gateway.StreamKey{Kind: gateway.KindHTTPRoute, Name: n}
+	key := kinds.Route{Kind: kinds.HTTPRoute, Name: n}
 	return replace(w, w.objects.Routes, key, r, specOfRoute, func(s *gwv1.HTTPRouteSpec) *gwv1.CommonRouteSpec {
 		return &s.CommonRouteSpec
 	})
@@ -296,7 +297,7 @@ func (w *Watch) setCall(n svc.Name, r *gwv1.GRPCRoute) bool {
 	if !w.o.Statuses && r != nil {
 		r.Status = gwv1.GRPCRouteStatus{}
 	}
-	key := gateway.StreamKey{Kind: gateway.KindGRPCRoute, Name: n}
+	key := kinds.Route{Kind: kinds.GRPCRoute, Name: n}
 	return replace(w, w.objects.Calls, key, r, specOfCall, func(s *gwv1.GRPCRouteSpec) *gwv1.CommonRouteSpec {
 		return &s.CommonRouteSpec
 	})
@@ -306,7 +307,7 @@ func (w *Watch) setCall(n svc.Name, r *gwv1.GRPCRoute) bool {
 func replace[T, S any, P interface {
 	*T
 	metav1.Object
-}](w *Watch, all map[svc.Name]*T, key gateway.StreamKey, r P, spec func(P) *S, common func(*S) *gwv1.CommonRouteSpec) bool {
+}](w *Watch, all map[svc.Name]*T, key kinds.Route, r P, spec func(P) *S, common func(*S) *gwv1.CommonRouteSpec) bool {
 	have := P(all[key.Name])
 	if same := sameSpec(have, r, spec); same && !w.o.Statuses {
 		return false
@@ -320,7 +321,7 @@ func replace[T, S any, P interface {
 			refs := common(spec(o)).ParentRefs
 			for _, g := range parents.Gateways(w.objects.Sets, key.Namespace, refs) {
 				if w.changed[g] == nil {
-					w.changed[g] = map[gateway.StreamKey]bool{}
+					w.changed[g] = map[kinds.Route]bool{}
 				}
 				w.changed[g][key] = true
 			}

@@ -26,6 +26,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
@@ -211,7 +212,7 @@ func TestStreamsWithAPolicy(t *testing.T) {
 		cert: &own, policies: trust.NewPolicies(), services: map[svc.Name]netip.AddrPort{vault: pod},
 		listeners: `{name: b, port: PORT, protocol: TLS, hostname: pass.example.com, tls: {mode: Passthrough}},
 {name: c, port: PORT, protocol: TLS, hostname: end.example.com, tls: {mode: Terminate, certificateRefs: [{name: c}]}}`,
-		streams: []*gateway.Stream{streamOf(r, gateway.StreamOfTLS, "metadata: {name: r, namespace: default}\nspec: {parentRefs: [{name: g}], "+
+		streams: []*kinds.Stream{streamOf(r, kinds.StreamOfTLS, "metadata: {name: r, namespace: default}\nspec: {parentRefs: [{name: g}], "+
 			"hostnames: [pass.example.com, end.example.com], rules: [{backendRefs: [{name: vault, port: 80}]}]}")},
 	}
 	f.policies.Set(svc.NameOf(p), p)

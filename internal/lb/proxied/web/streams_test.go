@@ -18,6 +18,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
@@ -33,7 +34,7 @@ type streamFront struct {
 	listeners string
 	sets      map[svc.Name]*gwv1.ListenerSet
 	http      string // HTTPRoute, "" without one
-	streams   []*gateway.Stream
+	streams   []*kinds.Stream
 	grants    map[svc.Name]*gwv1.ReferenceGrant
 	services  map[svc.Name]netip.AddrPort // with their Pod; of UDP if udp
 	udp       bool
@@ -51,7 +52,7 @@ func (r *rig) serve(s *streamFront) {
 	n, cert := svc.NameOf(g), svc.Name{Namespace: "default", Name: "c"}
 	o := &gateway.Objects{
 		Gateways: map[svc.Name]*gwv1.Gateway{n: g}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Services: map[svc.Name]*services.Service{},
-		Secrets: map[svc.Name]gateway.Secret{cert: {}}, Grants: s.grants, Streams: map[gateway.StreamKey]*gateway.Stream{},
+		Secrets: map[svc.Name]gateway.Secret{cert: {}}, Grants: s.grants, Streams: map[kinds.Route]*kinds.Stream{},
 		Sets: s.sets, Policies: s.policies,
 	}
 	if s.http != "" {
@@ -60,7 +61,7 @@ func (r *rig) serve(s *streamFront) {
 		o.Routes[svc.NameOf(route)] = route
 	}
 	for _, route := range s.streams {
-		o.Streams[route.Key()] = route
+		o.Streams[route.Route()] = route
 	}
 	for name := range s.services {
 		o.Services[name] = &services.Service{Ports: []services.Port{{Number: 80, UDP: s.udp}}}
@@ -84,7 +85,7 @@ func (r *rig) serve(s *streamFront) {
 	r.set()
 }
 
-func streamOf[T any](r *rig, read func(*T) *gateway.Stream, text string) *gateway.Stream {
+func streamOf[T any](r *rig, read func(*T) *kinds.Stream, text string) *kinds.Stream {
 	r.Helper()
 	o := new(T)
 	r.Must(yaml.UnmarshalStrict([]byte(text), o))
@@ -137,7 +138,7 @@ func TestNamedStreams(t *testing.T) {
 		},
 	}
 	for host, to := range map[string]string{"pass.example.com": "secure", "end.example.com": "plain", "gone.example.com": "none"} {
-		f.streams = append(f.streams, streamOf(r, gateway.StreamOfTLS, "metadata: {name: "+to+", namespace: default}\nspec: "+
+		f.streams = append(f.streams, streamOf(r, kinds.StreamOfTLS, "metadata: {name: "+to+", namespace: default}\nspec: "+
 			"{parentRefs: [{name: g}], hostnames: ["+host+"], rules: [{backendRefs: [{name: "+to+", port: 80}]}]}"))
 	}
 	r.serve(f)
@@ -187,12 +188,12 @@ func (r *rig) granted(kind, tlsMode string) *streamFront {
 	f := &streamFront{listeners: "{name: l, port: PORT, protocol: " + kind + "}", udp: kind == "UDP", cert: &tls.Certificate{}}
 	switch kind {
 	case "TCP":
-		f.streams = []*gateway.Stream{streamOf(r, gateway.StreamOfTCP, route)}
+		f.streams = []*kinds.Stream{streamOf(r, kinds.StreamOfTCP, route)}
 	case "UDP":
-		f.streams = []*gateway.Stream{streamOf(r, gateway.StreamOfUDP, route)}
+		f.streams = []*kinds.Stream{streamOf(r, kinds.StreamOfUDP, route)}
 	case "TLS":
 		route = strings.Replace(route, "spec: {", "spec: {hostnames: [db.example.com], ", 1)
-		f.streams = []*gateway.Stream{streamOf(r, gateway.StreamOfTLS, route)}
+		f.streams = []*kinds.Stream{streamOf(r, kinds.StreamOfTLS, route)}
 		f.listeners = "{name: l, port: PORT, protocol: TLS, tls: {mode: " + tlsMode + ", certificateRefs: [{name: c}]}}"
 	}
 	grant := &gwv1.ReferenceGrant{}
@@ -295,7 +296,7 @@ func TestConnectionsOfAListenerSetThatIsNoLongerAllowed(t *testing.T) {
 		f := &streamFront{
 			allowed: "allowedListeners: {namespaces: {from: Same}}, ", sets: map[svc.Name]*gwv1.ListenerSet{svc.NameOf(set): set},
 			cert: &tls.Certificate{},
-			streams: []*gateway.Stream{streamOf(r, gateway.StreamOfTCP, "metadata: {name: r, namespace: default}\nspec: "+
+			streams: []*kinds.Stream{streamOf(r, kinds.StreamOfTCP, "metadata: {name: r, namespace: default}\nspec: "+
 				"{parentRefs: [{kind: ListenerSet, name: s}], rules: [{backendRefs: [{name: db, port: 80}]}]}")},
 			services: map[svc.Name]netip.AddrPort{{Namespace: "default", Name: "db"}: r.Pod(func(c net.Conn) {
 				lbtest.Named("db")(c)
