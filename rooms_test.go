@@ -33,7 +33,7 @@ var rooms = map[string]int{
 	"gateway/api":             0,
 	"gateway/policy":          0,
 	"gateway/hostpath":        0,
-	"gateway/kinds":           0,
+	"gateway/kinds":           1,
 	"gateway/counted":         0,
 	"gateway/parents":         1,
 	"gateway/services":        0,

@@ -272,7 +272,7 @@ func (f *Front) remove(a *attached) {
 			l.changed[h] = true
 			var rest []*match
 			for _, m := range l.rules[h] {
-				if m.Rule.Route.compare(of) != 0 {
+				if m.Rule.Route.Compare(of) != 0 {
 					rest = append(rest, m)
 				}
 			}

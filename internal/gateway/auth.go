@@ -90,8 +90,7 @@ func askOwn(b *ingressBuilder) {
 				all = newPaths(slices.Clone(matches))
 			}
 			rule, with, auth := *m.Rule, *m, *m.Rule.Auth
-			b.https[&rule] = b.https[m.Rule]
-			rule.Auth, with.Rule, matches[i] = &auth, &rule, &with
+			rule.Auth, with.Rule, with.toHTTPS, matches[i] = &auth, &rule, nil, &with
 			path, _, _ := strings.Cut(auth.Target, "?")
 			to := all.find(&Request{Host: host, Path: path, Method: auth.Method, Fields: filter.NoFields{}}, path)
 			if to == nil || !plain(to.Rule) {

@@ -9,9 +9,9 @@ import (
 
 	networkingv1 "k8s.io/api/networking/v1"
 
-	"github.com/fairlead/fairlead/internal/dialect/nginx"
 	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -34,8 +34,8 @@ type IngressFront struct {
 	Problems, Ignored map[svc.Name]string
 	refers            map[svc.Name]bool
 	granted           bool // see Granted
-	// options and regexes were read from what Ingresses have, and are kept while one has it.
-	options map[*networkingv1.Ingress]*nginx.Options
+	// made and regexes were made of what Ingresses have, and are kept while one has it.
+	made    map[*networkingv1.Ingress]*madeIngress
 	regexes *filter.Expressions
 }
 
@@ -52,18 +52,18 @@ func BuildIngress(o *Objects, before *IngressFront) *IngressFront {
 		objects: o,
 		front: &IngressFront{
 			Table: &Table{Ports: map[uint16]*Port{}}, Problems: map[svc.Name]string{}, Ignored: map[svc.Name]string{},
-			refers: map[svc.Name]bool{}, options: map[*networkingv1.Ingress]*nginx.Options{},
+			refers: map[svc.Name]bool{}, made: make(map[*networkingv1.Ingress]*madeIngress, len(o.Ingresses)),
 		},
 		before: before, named: newSecretSet(o, maxIngressSecrets),
 		rules: map[string][]*match{}, secrets: map[string]svc.Name{}, seen: map[Target]bool{}, owners: map[string]string{},
-		last: map[string][]*match{}, asked: map[string]bool{}, https: map[*Rule]whenHTTPS{},
+		last: map[string][]*match{}, asked: map[string]bool{},
 		shut: map[string]bool{}, expressed: map[svc.Name]bool{},
 	}
 	if before == nil {
 		b.before = &IngressFront{Table: &Table{}}
 	}
 	b.front.regexes = filter.NewExpressions(b.before.regexes, maxRoutePrograms)
-	all := slices.SortedFunc(maps.Values(o.Ingresses), func(x, y *networkingv1.Ingress) int { return keyOf(x).compare(keyOf(y)) })
+	all := slices.SortedFunc(maps.Values(o.Ingresses), func(x, y *networkingv1.Ingress) int { return keyOf(x).Compare(keyOf(y)) })
 	var annotated []*annotatedIngress
 	for _, in := range all {
 		annotated = append(annotated, b.read(in))
@@ -114,7 +114,6 @@ type ingressBuilder struct {
 	owners    map[string]string // namespaces by host
 	before    *IngressFront     // never nil
 	asked     map[string]bool   // hosts that TLS is asked for
-	https     map[*Rule]whenHTTPS
 	shut      map[string]bool   // hosts without any request
 	expressed map[svc.Name]bool // hosts with expressions, by namespace
 }
@@ -143,7 +142,7 @@ func (b *ingressBuilder) addLast() {
 // keepCertified closes the hosts that have a certificate and no rules, where the rules of another namespace would take their
 // requests.
 func (b *ingressBuilder) keepCertified() {
-	for host := range b.secrets {
+	for _, host := range slices.Sorted(maps.Keys(b.secrets)) { // a "*" comes before the hosts below it
 		if b.rules[host] != nil {
 			continue
 		}
@@ -183,8 +182,8 @@ func (b *ingressBuilder) secure(plain *Listener) {
 	b.front.Table.Ports[IngressHTTPS] = port
 }
 
-func keyOf(in *networkingv1.Ingress) RouteKey {
-	return RouteKey{Kind: kindIngress, Created: in.CreationTimestamp.Time, Name: svc.NameOf(in)}
+func keyOf(in *networkingv1.Ingress) kinds.Object {
+	return kinds.Object{Kind: kindIngress, Created: in.CreationTimestamp.Time, Name: svc.NameOf(in)}
 }
 
 func (b *ingressBuilder) problem(in *networkingv1.Ingress, format string, args ...any) {
@@ -195,39 +194,26 @@ func (b *ingressBuilder) problem(in *networkingv1.Ingress, format string, args .
 
 // add adds the rules of an Ingress.
 func (b *ingressBuilder) add(a *annotatedIngress) {
-	in, index := a.Ingress, 0
-	rule := func(backend *networkingv1.IngressBackend, at string) *Rule {
-		index++
-		return b.rule(a, index-1, backend, at)
-	}
+	in := a.Ingress
 	hosts := map[string]bool{}
 	for i := range in.Spec.Rules {
-		spec := &in.Spec.Rules[i]
-		host := strings.ToLower(spec.Host)
+		host := strings.ToLower(in.Spec.Rules[i].Host)
 		if !b.owns(in, host) {
 			b.problem(in, "rules[%d]: host %q belongs to an older Ingress of another namespace", i, host)
 			continue
 		}
 		hosts[host] = true
-		if b.shut[host] = b.shut[host] || a.ClosedHost; spec.HTTP == nil {
-			continue
-		}
-		for j := range spec.HTTP.Paths {
-			at := fmt.Sprintf("rules[%d].http.paths[%d]", i, j)
-			m, ok := b.path(a, host, &spec.HTTP.Paths[j], at)
-			if !ok {
-				continue
-			}
-			if m.Rule == nil {
-				m.Rule = rule(&spec.HTTP.Paths[j].Backend, at+".backend")
-				b.annotate(a, m)
-			}
-			b.rules[host] = append(b.rules[host], m)
-		}
+		b.shut[host] = b.shut[host] || a.ClosedHost
 	}
-	if d := in.Spec.DefaultBackend; d != nil {
-		m := &match{Rule: rule(d, "defaultBackend"), kind: lastMatch}
-		b.annotate(a, m)
+	if a.made.holds(b, a) {
+		a.made.again(b)
+	} else {
+		b.make(a, hosts)
+	}
+	for _, p := range a.made.paths {
+		b.rules[p.host] = append(b.rules[p.host], p.match)
+	}
+	if m := a.made.last; m != nil {
 		for h := range hosts {
 			b.rules[h] = append(b.rules[h], m)
 		}

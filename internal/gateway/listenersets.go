@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
@@ -180,17 +179,6 @@ func (f *Front) SetStatus(name svc.Name, unprogrammed string) gwv1.ListenerSetSt
 		condition(gwv1.ListenerSetConditionProgrammed, why == "", programmed, generation, why),
 	}
 	return out
-}
-
-// OrphanStatus returns the status of a ListenerSet whose Gateway does not exist, and whether it differs from the one that the set has:
-// one that nothing has accepted keeps its own.
-func OrphanStatus(s *gwv1.ListenerSet) (out gwv1.ListenerSetStatus, differs bool) {
-	const why = "the Gateway does not exist"
-	for _, kind := range []gwv1.ListenerSetConditionType{gwv1.ListenerSetConditionAccepted, gwv1.ListenerSetConditionProgrammed} {
-		out.Conditions = append(out.Conditions, condition(kind, false, gwv1.ListenerSetReasonParentNotAccepted, s.Generation, why))
-		differs = differs || meta.IsStatusConditionTrue(s.Status.Conditions, string(kind))
-	}
-	return out, differs
 }
 
 // SetSecrets returns the usable Secrets of the ListenerSet's own namespace that its listeners name, if that is not the Gateway's.

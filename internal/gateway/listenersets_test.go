@@ -170,28 +170,6 @@ func TestRoutesOfListenerSets(t *testing.T) {
 	}
 }
 
-// A ListenerSet whose Gateway has gone is no longer accepted; one that never was keeps its status.
-func TestOrphans(t *testing.T) {
-	o := objects(t, openGateway+set("b/s", plainSet))
-	s := o.Sets[svc.Name{Namespace: "b", Name: "s"}]
-	if _, differs := OrphanStatus(s); differs {
-		t.Error("one without a status gets one")
-	}
-	f := BuildGateway(o, svc.Name{Namespace: "default", Name: "g"}, nil)
-	for _, unprogrammed := range []string{"", "no address yet"} {
-		s.Status = f.SetStatus(f.Sets()[0], unprogrammed)
-		want, differs := OrphanStatus(s)
-		got := conditionOf(want.Conditions, "Accepted") + ", " + conditionOf(want.Conditions, "Programmed")
-		if !differs || got != "False ParentNotAccepted, False ParentNotAccepted" || len(want.Listeners) > 0 {
-			t.Errorf("%q: %t, %s, %+v", unprogrammed, differs, got, want.Listeners)
-		}
-		s.Status = want
-		if _, differs := OrphanStatus(s); differs {
-			t.Error("it is written again")
-		}
-	}
-}
-
 // A ListenerSet shows only certificates that it may: of its own namespace, and of the Gateway's by a ReferenceGrant for
 // ListenerSets, not by one for Gateways.
 func TestCertificatesOfListenerSets(t *testing.T) {

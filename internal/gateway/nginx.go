@@ -24,6 +24,7 @@ type annotatedIngress struct {
 	*networkingv1.Ingress
 	*nginx.Options
 	https whenHTTPS
+	made  *madeIngress
 }
 
 // whenHTTPS is when requests without TLS are sent to the same place with it.
@@ -41,12 +42,13 @@ const maxIgnored = 900
 
 // read reads the annotations of an Ingress.
 func (b *ingressBuilder) read(in *networkingv1.Ingress) *annotatedIngress {
-	o := b.before.options[in]
-	if o == nil {
-		o = nginx.Read(in.Annotations)
+	made := b.before.made[in]
+	if made == nil {
+		made = &madeIngress{options: nginx.Read(in.Annotations)}
 	}
-	b.front.options[in] = o
-	a := &annotatedIngress{Ingress: in, Options: o}
+	b.front.made[in] = made
+	o := made.options
+	a := &annotatedIngress{Ingress: in, Options: o, made: made}
 	if b.objects.Secured[svc.NameOf(in)] {
 		a.https = askedHTTPS
 	}
@@ -99,7 +101,7 @@ func (b *ingressBuilder) apply(a *annotatedIngress, r *Rule) {
 	if r.Closed = a.Closed != ""; r.Closed {
 		return
 	}
-	b.https[r] = a.https
+	r.https = a.https
 	r.Timeout, r.Body, r.Any = a.Timeout, a.Body, a.Any
 	if len(a.Allow)+len(a.Deny) > 0 {
 		r.Access = &filter.Access{Allow: a.Allow, Deny: a.Deny}
@@ -152,7 +154,7 @@ func (b *ingressBuilder) annotate(a *annotatedIngress, m *match) {
 	const challenges = "/.well-known/acme-challenge" // whoever orders a certificate has none yet; so in ingress-nginx
 	r := m.Rule
 	if strings.HasPrefix(m.path, challenges) {
-		b.https[r] = neverHTTPS
+		r.https = neverHTTPS
 	}
 	target := a.RewriteTarget
 	if target == "" || r.Closed || m.kind == lastMatch || target == m.path { // so in ingress-nginx, for / to /
@@ -262,12 +264,15 @@ func (b *ingressBuilder) canary(a *annotatedIngress) {
 		}
 		for j := range spec.HTTP.Paths {
 			at := fmt.Sprintf("rules[%d].http.paths[%d]", i, j)
-			for _, m := range b.rules[host] {
+			for k, m := range b.rules[host] {
 				if m.Rule.Route.Kind != kindIngress || m.kind == lastMatch || !samePath(m, &spec.HTTP.Paths[j]) {
 					continue
 				}
 				taken = true
-				b.addCanary(a, host, m, &spec.HTTP.Paths[j].Backend, at+".backend")
+				rule, own := *m.Rule, *m // the other Ingress keeps its own
+				rule.Backends, own.Rule, own.toHTTPS = slices.Clone(rule.Backends), &rule, nil
+				b.rules[host][k] = &own
+				b.addCanary(a, host, &own, &spec.HTTP.Paths[j].Backend, at+".backend")
 				break
 			}
 		}
@@ -317,7 +322,6 @@ func (b *ingressBuilder) addCanary(a *annotatedIngress, host string, m *match, b
 	always := func(to Weighted, header, cookie *filter.Match) {
 		rule, further := *main, *m
 		rule.Backends, rule.total = []Weighted{to}, 1
-		b.https[&rule] = b.https[main]
 		if further.Rule, further.cookie, further.of = &rule, cookie, m; header != nil {
 			further.headers = []filter.Match{*header}
 		}
@@ -372,13 +376,15 @@ func (b *ingressBuilder) redirectToHTTPS() {
 	for host, matches := range b.rules {
 		asked := b.asksTLS(host)
 		for i, m := range matches {
-			when := b.https[m.Rule]
-			if when == neverHTTPS || when == askedHTTPS && !asked || m.Rule.Closed {
+			if when := m.Rule.https; when == neverHTTPS || when == askedHTTPS && !asked || m.Rule.Closed {
 				continue
 			}
-			rule, with := *m.Rule, *m
-			rule.HTTPS, with.Rule = true, &rule
-			matches[i] = &with
+			if m.toHTTPS == nil {
+				rule, with := *m.Rule, *m
+				rule.HTTPS, with.Rule = true, &rule
+				m.toHTTPS = &with
+			}
+			matches[i] = m.toHTTPS
 		}
 	}
 }

@@ -41,8 +41,8 @@ func (r requests) name() svc.Name { return svc.NameOf(r.object()) }
 func (r requests) key() kinds.Route { return kinds.Route{Kind: r.kind(), Name: r.name()} }
 
 // age is what decides between routes that are alike.
-func (r requests) age() RouteKey {
-	return RouteKey{Kind: string(r.kind()), Created: r.object().GetCreationTimestamp().Time, Name: r.name()}
+func (r requests) age() kinds.Object {
+	return kinds.Object{Kind: string(r.kind()), Created: r.object().GetCreationTimestamp().Time, Name: r.name()}
 }
 
 func (r requests) parents() []gwv1.ParentReference {
@@ -111,26 +111,7 @@ func (r requests) rules() []gwv1.HTTPRouteRule {
 	if r.grpc == nil {
 		return r.http.Spec.Rules
 	}
-	out := make([]gwv1.HTTPRouteRule, len(r.grpc.Spec.Rules))
-	for i := range out {
-		from := &r.grpc.Spec.Rules[i]
-		out[i] = gwv1.HTTPRouteRule{Name: from.Name, Filters: httpFilters(from.Filters), SessionPersistence: from.SessionPersistence}
-		for _, b := range from.BackendRefs {
-			out[i].BackendRefs = append(out[i].BackendRefs, gwv1.HTTPBackendRef{BackendRef: b.BackendRef, Filters: httpFilters(b.Filters)})
-		}
-	}
-	return out
-}
-
-func httpFilters(from []gwv1.GRPCRouteFilter) (out []gwv1.HTTPRouteFilter) {
-	for i := range from {
-		f := &from[i]
-		out = append(out, gwv1.HTTPRouteFilter{
-			Type: gwv1.HTTPRouteFilterType(f.Type), RequestHeaderModifier: f.RequestHeaderModifier,
-			ResponseHeaderModifier: f.ResponseHeaderModifier, RequestMirror: f.RequestMirror, ExtensionRef: f.ExtensionRef,
-		})
-	}
-	return out
+	return kinds.RulesOfGRPC(r.grpc)
 }
 
 // requests returns the HTTPRoutes and GRPCRoutes that name the Gateway: the older ones first, which decides if both kinds want
@@ -152,11 +133,11 @@ func (f *Front) requests(o *Objects) (out []requests) {
 
 // sortByAge puts the older routes first.
 func sortByAge(routes []requests) {
-	ages := make(map[requests]RouteKey, len(routes))
+	ages := make(map[requests]kinds.Object, len(routes))
 	for _, r := range routes {
 		ages[r] = r.age()
 	}
-	slices.SortFunc(routes, func(a, b requests) int { return ages[a].compare(ages[b]) })
+	slices.SortFunc(routes, func(a, b requests) int { return ages[a].Compare(ages[b]) })
 }
 
 // take notes that a route of a kind has a host of the listener.

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"cmp"
 	"time"
 
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
@@ -13,21 +12,9 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// RouteKey names the object of a rule. Age and name decide between rules that are alike.
-type RouteKey struct {
-	Kind    string
-	Created time.Time
-	svc.Name
-}
-
-// compare puts the older route first, and then the one whose name comes first.
-func (k RouteKey) compare(o RouteKey) int {
-	return cmp.Or(k.Created.Compare(o.Created), k.Name.Compare(o.Name), cmp.Compare(k.Kind, o.Kind))
-}
-
 // Rule is what becomes of the requests that one of its matches takes.
 type Rule struct {
-	Route   RouteKey
+	Route   kinds.Object
 	Index   int // within the route
 	Filters Filters
 	// Redirect, if not nil, answers requests instead of a backend.
@@ -42,8 +29,9 @@ type Rule struct {
 	Basic *basic.Rule
 	// Auth, if not nil, is who lets requests go to a backend.
 	Auth *Auth
-	// HTTPS sends requests without TLS to the same place with it, before all else but Closed.
+	// HTTPS sends requests without TLS to the same place with it, before all else but Closed. https is when an Ingress asks for that.
 	HTTPS bool
+	https whenHTTPS
 	// Access, if not nil, is which clients get an answer other than 403. With Any it is enough that one of Access, Basic and Auth lets a
 	// client pass.
 	Access *filter.Access

@@ -37,7 +37,7 @@ func (f *Front) addStreams(o *Objects) {
 				rule = c.decrypted
 			}
 			for h := range hosts {
-				if have := l.streams[h]; have == nil || rule.Route.compare(have.Route) < 0 {
+				if have := l.streams[h]; have == nil || rule.Route.Compare(have.Route) < 0 {
 					l.streams[h] = rule
 				}
 			}
@@ -65,7 +65,7 @@ type compiledStream struct {
 func (f *Front) compileStream(o *Objects, s *kinds.Stream) *compiledStream {
 	key := s.Route()
 	c := &compiledStream{object: s.Object, reason: gwv1.RouteReasonResolvedRefs, rule: &Rule{
-		Route: RouteKey{Kind: string(key.Kind), Created: s.Object.GetCreationTimestamp().Time, Name: key.Name},
+		Route: kinds.Object{Kind: string(key.Kind), Created: s.Object.GetCreationTimestamp().Time, Name: key.Name},
 	}}
 	protocol := TCP
 	if key.Kind == kinds.UDPRoute {

@@ -157,6 +157,7 @@ type match struct {
 	order   int // of the match, within its rule
 	call    *call
 	of      *match // what a canary is an alternative to
+	toHTTPS *match // the same with Rule.HTTPS, once it was needed
 }
 
 // takes reports whether a match is for a request, whose path was compared already unless it has a regular expression.
@@ -192,7 +193,7 @@ func compareMatches(a, b *match) int {
 		cmp.Compare(len(b.headers), len(a.headers)),
 		cmp.Compare(len(b.queries), len(a.queries)),
 		cmp.Compare(b2i(b.cookie != nil), b2i(a.cookie != nil)),
-		a.Rule.Route.compare(b.Rule.Route),
+		a.Rule.Route.Compare(b.Rule.Route),
 		cmp.Compare(a.Rule.Index, b.Rule.Index),
 		cmp.Compare(a.order, b.order),
 	)

@@ -250,7 +250,7 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 	}
 	c.writeRoutes(s, attempt)
 	for _, set := range s.Orphans {
-		if want, differs := gateway.OrphanStatus(set); differs {
+		if want, differs := orphanStatus(set); differs {
 			step(func(ctx context.Context) error { return c.writeSet(ctx, set, want) })
 		}
 	}

@@ -120,3 +120,32 @@ func TestCountsAreGathered(t *testing.T) {
 		t.Error("a status that is as it should be waits to be written")
 	}
 }
+
+// A ListenerSet whose Gateway has gone is no longer accepted; one that never was keeps its status.
+func TestOrphans(t *testing.T) {
+	t.Parallel()
+	s := &gwv1.ListenerSet{ObjectMeta: metav1.ObjectMeta{Namespace: "b", Name: "s", Generation: 3}}
+	if _, differs := orphanStatus(s); differs {
+		t.Error("one without a status gets one")
+	}
+	for _, programmed := range []metav1.ConditionStatus{metav1.ConditionTrue, metav1.ConditionFalse} {
+		s.Status = gwv1.ListenerSetStatus{
+			Conditions: []metav1.Condition{{Type: "Accepted", Status: metav1.ConditionTrue}, {Type: "Programmed", Status: programmed}},
+			Listeners:  []gwv1.ListenerEntryStatus{{Name: "l"}},
+		}
+		want, differs := orphanStatus(s)
+		if !differs || len(want.Listeners) > 0 || len(want.Conditions) != 2 {
+			t.Errorf("programmed %s: %t, %+v", programmed, differs, want)
+		}
+		for i, kind := range []string{"Accepted", "Programmed"} {
+			if c := want.Conditions[i]; c.Type != kind || c.Status != metav1.ConditionFalse || c.Reason != "ParentNotAccepted" ||
+				c.ObservedGeneration != 3 {
+				t.Errorf("programmed %s: %+v", programmed, c)
+			}
+		}
+		s.Status = want
+		if _, differs := orphanStatus(s); differs {
+			t.Error("it is written again")
+		}
+	}
+}

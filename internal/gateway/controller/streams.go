@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
@@ -57,6 +58,19 @@ func (c *controller) writeSet(ctx context.Context, set *gwv1.ListenerSet, want g
 	next.Status = want
 	_, err := c.api.Sets(set.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
 	return err
+}
+
+// orphanStatus returns the status of a ListenerSet whose Gateway does not exist, and whether it differs from the one that the set has:
+// one that nothing has accepted keeps its own.
+func orphanStatus(s *gwv1.ListenerSet) (out gwv1.ListenerSetStatus, differs bool) {
+	for _, kind := range []gwv1.ListenerSetConditionType{gwv1.ListenerSetConditionAccepted, gwv1.ListenerSetConditionProgrammed} {
+		out.Conditions = append(out.Conditions, metav1.Condition{
+			Type: string(kind), Status: metav1.ConditionFalse, Reason: string(gwv1.ListenerSetReasonParentNotAccepted),
+			Message: "the Gateway does not exist", ObservedGeneration: s.Generation,
+		})
+		differs = differs || meta.IsStatusConditionTrue(s.Status.Conditions, string(kind))
+	}
+	return out, differs
 }
 
 // syncSets keeps the Services of the ListenerSets of a Gateway, and writes their statuses. A Service that one of them cannot

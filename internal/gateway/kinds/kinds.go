@@ -3,6 +3,7 @@ package kinds
 
 import (
 	"cmp"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
@@ -28,6 +29,18 @@ type Route struct {
 // Compare orders routes by kind, namespace and name.
 func (r Route) Compare(o Route) int {
 	return cmp.Or(cmp.Compare(r.Kind, o.Kind), r.Name.Compare(o.Name))
+}
+
+// Object names the route or Ingress that a rule is of. Age and name decide between rules that are alike.
+type Object struct {
+	Kind    string
+	Created time.Time
+	svc.Name
+}
+
+// Compare puts the older one first, and then the one whose name comes first.
+func (o Object) Compare(p Object) int {
+	return cmp.Or(o.Created.Compare(p.Created), o.Name.Compare(p.Name), cmp.Compare(o.Kind, p.Kind))
 }
 
 // Stream is a TLSRoute, a TCPRoute or a UDPRoute: whole connections, or the datagrams of a client, go to one backend.
@@ -70,4 +83,29 @@ func StreamOfUDP(r *gwv1.UDPRoute) *Stream {
 		s.Backends = r.Spec.Rules[0].BackendRefs
 	}
 	return s
+}
+
+// RulesOfGRPC returns the rules of a GRPCRoute as an HTTPRoute has them, without their matches: filters and backends have the same
+// fields.
+func RulesOfGRPC(r *gwv1.GRPCRoute) []gwv1.HTTPRouteRule {
+	out := make([]gwv1.HTTPRouteRule, len(r.Spec.Rules))
+	for i := range out {
+		from := &r.Spec.Rules[i]
+		out[i] = gwv1.HTTPRouteRule{Name: from.Name, Filters: httpFilters(from.Filters), SessionPersistence: from.SessionPersistence}
+		for _, b := range from.BackendRefs {
+			out[i].BackendRefs = append(out[i].BackendRefs, gwv1.HTTPBackendRef{BackendRef: b.BackendRef, Filters: httpFilters(b.Filters)})
+		}
+	}
+	return out
+}
+
+func httpFilters(from []gwv1.GRPCRouteFilter) (out []gwv1.HTTPRouteFilter) {
+	for i := range from {
+		f := &from[i]
+		out = append(out, gwv1.HTTPRouteFilter{
+			Type: gwv1.HTTPRouteFilterType(f.Type), RequestHeaderModifier: f.RequestHeaderModifier,
+			ResponseHeaderModifier: f.ResponseHeaderModifier, RequestMirror: f.RequestMirror, ExtensionRef: f.ExtensionRef,
+		})
+	}
+	return out
 }
