@@ -115,23 +115,44 @@ func TestIngressesTakenOver(t *testing.T) {
 				}
 			}
 			want := BuildIngress(r.o, nil)
-			if text, again := portrait(front), portrait(want); text != again {
-				t.Fatalf("seed %d, step %d: taken over\n%s\nmade anew\n%s", seed, step, text, again)
-			}
-			got, all := matchesOf(front), matchesOf(want)
-			if len(got) != len(all) {
-				t.Fatalf("seed %d, step %d: %d matches, want %d", seed, step, len(got), len(all))
-			}
-			for i := range got {
-				if g, w := got[i], all[i]; g.at != w.at || !sameMatch(g.match, w.match) {
-					t.Fatalf("seed %d, step %d: %s: %+v, rule %+v; made anew %s: %+v, rule %+v", seed, step,
-						g.at, g.match, g.match.Rule, w.at, w.match, w.match.Rule)
-				}
-			}
+			sameFronts(t, fmt.Sprintf("seed %d, step %d", seed, step), front, want)
 		}
 	}
 	if kept < 3000 {
 		t.Errorf("%d times an Ingress was taken over: the test shows little", kept)
+	}
+}
+
+// An Ingress that gets a canary is taken over without it, and both redirect to HTTPS: only the later front has the canary.
+func TestCanaryOfTakenOver(t *testing.T) {
+	const host = "a.example.com"
+	o := objects(t, strings.TrimPrefix(service("a")+annotated("default/main", host, "force-ssl-redirect: true", "P / a"), "\n---\n"))
+	canary := objects(t, strings.TrimPrefix(annotated("default/new", host, "canary: true; canary-weight: 30", "P / a"), "\n---\n")).Ingresses
+	alone := BuildIngress(o, nil)
+	maps.Copy(o.Ingresses, canary)
+	with := BuildIngress(o, alone)
+	sameFronts(t, "with a canary", with, BuildIngress(o, nil))
+	if n := len(matchesOf(with)[0].match.Rule.Backends); n != 2 {
+		t.Errorf("%d backends with a canary", n)
+	}
+	maps.DeleteFunc(o.Ingresses, func(n svc.Name, _ *networkingv1.Ingress) bool { return canary[n] != nil })
+	sameFronts(t, "without it again", BuildIngress(o, with), alone)
+}
+
+// sameFronts fails the test if two fronts differ.
+func sameFronts(t *testing.T, what string, front, want *IngressFront) {
+	t.Helper()
+	if text, again := portrait(front), portrait(want); text != again {
+		t.Fatalf("%s: taken over\n%s\nmade anew\n%s", what, text, again)
+	}
+	got, all := matchesOf(front), matchesOf(want)
+	if len(got) != len(all) {
+		t.Fatalf("%s: %d matches, want %d", what, len(got), len(all))
+	}
+	for i := range got {
+		if g, w := got[i], all[i]; g.at != w.at || !sameMatch(g.match, w.match) {
+			t.Fatalf("%s: %s: %+v, rule %+v; made anew %s: %+v, rule %+v", what, g.at, g.match, g.match.Rule, w.at, w.match, w.match.Rule)
+		}
 	}
 }
 

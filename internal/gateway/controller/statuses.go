@@ -275,7 +275,7 @@ func (c *controller) syncIngresses(ctx context.Context, s *watch.State, have *co
 	slices.Sort(numbers)
 	status := names.IngressStatus(addressesOf(have), numbers)
 	for n, in := range s.Ingresses {
-		if !equality.Semantic.DeepEqual(in.Status.LoadBalancer.Ingress, status) {
+		if !slices.EqualFunc(in.Status.LoadBalancer.Ingress, status, sameAddress) {
 			next := in.DeepCopy()
 			next.Status.LoadBalancer.Ingress = status
 			_, err := c.client.NetworkingV1().Ingresses(n.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
@@ -285,6 +285,13 @@ func (c *controller) syncIngresses(ctx context.Context, s *watch.State, have *co
 		c.ignored.record(c.o.Events, in, "IngressAnnotationIgnored", s.Ingress.Ignored[n])
 	}
 	return err
+}
+
+// sameAddress compares two addresses of a status. All Ingresses are compared after each change, which reflection makes costly.
+func sameAddress(a, b networkingv1.IngressLoadBalancerIngress) bool {
+	return a.IP == b.IP && a.Hostname == b.Hostname && slices.EqualFunc(a.Ports, b.Ports, func(p, q networkingv1.IngressPortStatus) bool {
+		return p.Port == q.Port && p.Protocol == q.Protocol && p.Error == nil && q.Error == nil
+	})
 }
 
 // recorded are the last Events of a kind about Ingresses.
