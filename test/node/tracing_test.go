@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/hex"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	common "go.opentelemetry.io/proto/otlp/common/v1"
@@ -157,6 +159,7 @@ func TestSpansOfAChange(t *testing.T) {
 	if !strings.Contains(out, "no change") {
 		t.Error(out)
 	}
+	c.acknowledgedBy(to, flags)
 	c.kubectl("delete", "service", "traced")
 	testbed.Until(t, "the spans of the deletion", func() error {
 		all, err := to.all()
@@ -190,6 +193,33 @@ func TestSpansOfAChange(t *testing.T) {
 			t.Errorf("the %s has logged %d times that it cannot send spans:\n%s", name, n, log)
 		}
 	}
+}
+
+// acknowledgedBy runs 'fairlead controllers' with some flags beside the server's controllers, and waits until it has sent the
+// acknowledgement of a change.
+func (c *cluster) acknowledgedBy(to received, flags []string) {
+	c.t.Helper()
+	p := process.Start(c.t, c.on(c.server, process.Program("fairlead"), append([]string{
+		"controllers", "--controllers", "programmed", "--kubeconfig", c.path("server/admin.kubeconfig"), "--leader-elect=false",
+		"--healthz-bind-address", "127.0.0.1:10299",
+	}, flags...)...))
+	defer p.Stop()
+	version, changed, n := "", time.Time{}, 0
+	testbed.Until(c.t, "an acknowledgement by fairlead controllers", func() error {
+		if time.Since(changed) > 3*time.Second { // a change that it has not seen come has no acknowledgement
+			changed, n = time.Now(), n+1
+			version = c.kubectl("patch", "service", "traced", "-o", "jsonpath={.metadata.resourceVersion}", "-p",
+				fmt.Sprintf(`{"spec": {"sessionAffinityConfig": {"clientIP": {"timeoutSeconds": %d}}}}`, 600+n))
+		}
+		all, err := to.all()
+		for _, s := range all {
+			if s.Name == "acknowledge" && s.process == "fairlead-controllers" && s.has["k8s.object.name"] == "traced" &&
+				s.has["fairlead.nodes"] == "2" && len(s.ParentSpanId) > 0 {
+				return nil
+			}
+		}
+		return cmp.Or(err, fmt.Errorf("none until version %s", version))
+	})
 }
 
 // isTraced waits for the spans of a write, and looks at their order.

@@ -143,6 +143,7 @@ func NewControllers(g *base.Global) *cobra.Command {
 	var o controller.Options
 	var healthz string
 	var masks nodeMasks
+	var spans lifecycle.SpanFlags
 	networks := node.DefaultNetworks()
 	cmd := &cobra.Command{
 		Use:   "controllers",
@@ -170,7 +171,7 @@ Several copies may run; one works at a time.`,
 			if err := o.Election.Check(); err != nil {
 				return base.Usagef("--leader-elect-%w", err)
 			}
-			if err := base.CheckBind("healthz-bind-address", healthz); err != nil {
+			if err := errors.Join(base.CheckBind("healthz-bind-address", healthz), spans.Check()); err != nil {
 				return err
 			}
 			log, err := g.Logger()
@@ -181,8 +182,13 @@ Several copies may run; one works at a time.`,
 				return err
 			}
 			defer lifecycle.Beside(cmd.Context(), func(ctx context.Context) { parts.WarnOfInlineCertificate(ctx, log, o.Config) })()
-			o.Log = log
-			return lifecycle.RunAll(cmd.Context(), log, func() {}, dropInComponents(log, o, healthz)...)
+			traces, components, err := spans.Open(log, "controllers", base.Hostname())
+			if err != nil {
+				return err
+			}
+			o.Log, o.Traces = log, traces
+			components = append(components, dropInComponents(log, o, healthz)...)
+			return lifecycle.RunAll(cmd.Context(), log, func() {}, components...)
 		},
 	}
 	f.Add(cmd)
@@ -204,5 +210,6 @@ Several copies may run; one works at a time.`,
 	flags.StringVar(&healthz, "healthz-bind-address", "", "IP:PORT of /livez, /readyz and /metrics; empty for none")
 	networks.AddPodNetworks(cmd, "ranges that nodeipam gives out to nodes")
 	masks.add(flags)
+	spans.Add(cmd)
 	return cmd
 }
