@@ -208,7 +208,8 @@ func (b *ingressBuilder) add(a *annotatedIngress) {
 	if a.made.holds(b, a) {
 		a.made.again(b)
 	} else {
-		b.make(a, hosts)
+		a.made = makeIngress(b, a, hosts)
+		b.front.made[in] = a.made
 	}
 	for _, p := range a.made.paths {
 		b.rules[p.host] = append(b.rules[p.host], p.match)

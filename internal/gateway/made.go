@@ -12,8 +12,8 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// madeIngress is what was made of an Ingress. The next front takes it over while the Ingress and its Services are the same objects: a change
-// costs little more than itself, and hosts keep their parts of the table.
+// madeIngress is what was made of an Ingress. The next front takes it over while the Ingress and its Services are the same objects: a
+// change costs little more than itself, and hosts keep their parts of the table.
 type madeIngress struct {
 	options *nginx.Options
 	paths   []hostMatch
@@ -39,14 +39,14 @@ type ingressRef struct {
 
 // holds reports whether the same would be made again. All hosts of the Ingress were its own, or there would be a problem.
 func (m *madeIngress) holds(b *ingressBuilder, a *annotatedIngress) bool {
-	if !m.kept || m.secured != b.objects.Secured[svc.NameOf(a.Ingress)] || b.front.Problems[svc.NameOf(a.Ingress)] != "" || b.expresses(a) {
+	if !m.kept || m.secured != b.objects.Secured[svc.NameOf(a.Ingress)] || b.front.Problems[svc.NameOf(a.Ingress)] != "" || a.meetsExpressions(b) {
 		return false
 	}
 	return !slices.ContainsFunc(m.refs, func(r ingressRef) bool { return b.objects.Services[r.to] != r.found })
 }
 
-// expresses reports whether an Ingress that protects has a host at which paths are regular expressions.
-func (b *ingressBuilder) expresses(a *annotatedIngress) bool {
+// meetsExpressions reports whether an Ingress that protects has a host at which paths are regular expressions.
+func (a *annotatedIngress) meetsExpressions(b *ingressBuilder) bool {
 	return a.Protects() && slices.ContainsFunc(a.Spec.Rules, func(r networkingv1.IngressRule) bool {
 		return b.expressed[svc.Name{Namespace: a.Namespace, Name: strings.ToLower(r.Host)}]
 	})
@@ -62,8 +62,8 @@ func (m *madeIngress) again(b *ingressBuilder) {
 	}
 }
 
-// make makes the matches of an Ingress for the hosts that it owns.
-func (b *ingressBuilder) make(a *annotatedIngress, hosts map[string]bool) {
+// makeIngress makes the matches of an Ingress for the hosts that it owns.
+func makeIngress(b *ingressBuilder, a *annotatedIngress, hosts map[string]bool) *madeIngress {
 	in, index := a.Ingress, 0
 	made := &madeIngress{options: a.Options, secured: b.objects.Secured[svc.NameOf(in)]}
 	rule := func(m *match, backend *networkingv1.IngressBackend, at string) {
@@ -103,6 +103,6 @@ func (b *ingressBuilder) make(a *annotatedIngress, hosts map[string]bool) {
 		rule(made.last, d, "defaultBackend")
 	}
 	made.refs = slices.Compact(made.refs)
-	made.kept = a.Auth == nil && a.Basic == nil && !a.expressions() && !b.expresses(a) && b.front.Problems[svc.NameOf(in)] == ""
-	a.made, b.front.made[in] = made, made
+	made.kept = a.Auth == nil && a.Basic == nil && !a.expressions() && !a.meetsExpressions(b) && b.front.Problems[svc.NameOf(in)] == ""
+	return made
 }
