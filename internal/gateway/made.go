@@ -39,7 +39,8 @@ type ingressRef struct {
 
 // holds reports whether the same would be made again. All hosts of the Ingress were its own, or there would be a problem.
 func (m *madeIngress) holds(b *ingressBuilder, a *annotatedIngress) bool {
-	if !m.kept || m.secured != b.objects.Secured[svc.NameOf(a.Ingress)] || b.front.Problems[svc.NameOf(a.Ingress)] != "" || a.meetsExpressions(b) {
+	n := svc.NameOf(a.Ingress)
+	if !m.kept || m.secured != b.objects.Secured[n] || b.front.Problems[n] != "" || a.meetsExpressions(b) {
 		return false
 	}
 	return !slices.ContainsFunc(m.refs, func(r ingressRef) bool { return b.objects.Services[r.to] != r.found })
