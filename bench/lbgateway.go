@@ -9,11 +9,13 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -83,7 +85,7 @@ func (w *webRig) nginxRoutes() string {
 // gatewayRig has a Gateway in the place of fairlead's Service.
 type gatewayRig struct {
 	*webRig
-	gateways, routes dynamic.ResourceInterface
+	gateways, routes, ingresses dynamic.ResourceInterface
 }
 
 func newGatewayRig(w *webRig) (*gatewayRig, error) {
@@ -99,6 +101,7 @@ func newGatewayRig(w *webRig) (*gatewayRig, error) {
 	return &gatewayRig{
 		w, client.Resource(gatewayVersion.WithResource("gateways")).Namespace(benchNamespace),
 		client.Resource(gatewayVersion.WithResource("httproutes")).Namespace(benchNamespace),
+		client.Resource(networkingv1.SchemeGroupVersion.WithResource("ingresses")).Namespace(benchNamespace),
 	}, nil
 }
 
@@ -161,7 +164,7 @@ func (g *gatewayRig) fill(ctx context.Context, from, to int, paths ...string) er
 	}
 	for _, h := range []int{from, to - 1} {
 		for _, p := range paths {
-			if _, err := g.live(ctx, hostOfRoute(h), p, func() error { return nil }); err != nil {
+			if _, err := g.live(ctx, g.front(), hostOfRoute(h), p, func() error { return nil }); err != nil {
 				return err
 			}
 		}
@@ -169,11 +172,15 @@ func (g *gatewayRig) fill(ctx context.Context, from, to int, paths ...string) er
 	return nil
 }
 
-// live returns how long after the begin of a write a request for a host and a path is answered by an endpoint, in milliseconds.
-func (g *gatewayRig) live(ctx context.Context, host, path string, write func() error) (float64, error) {
+// front is the listener for HTTP of the Gateway.
+func (g *gatewayRig) front() webLoad { return g.load(g.carriers[0], "http") }
+
+// live returns how long after the begin of a write a request for a host and a path is answered by an endpoint behind a front, in
+// milliseconds.
+func (g *gatewayRig) live(ctx context.Context, front webLoad, host, path string, write func() error) (float64, error) {
 	return afterWrite(ctx, write, func(ctx context.Context) (at time.Time, err error) {
-		err = g.load(g.carriers[0], "http").clients(1, func(int) error {
-			c, _, err := g.load(g.carriers[0], "http").open(nil)
+		err = front.clients(1, func(int) error {
+			c, _, err := front.open(nil)
 			if err != nil {
 				return err
 			}
@@ -303,12 +310,24 @@ func (g *gatewayRig) measure(ctx context.Context) ([]figure, error) {
 	if err := errors.Join(g.fill(ctx, g.hosts, all, "/"), g.settle(ctx)); err != nil {
 		return nil, err
 	}
+	routes, err := g.writes(ctx, g.front(), fmt.Sprintf("an HTTPRoute to its first answer, at %d of them", all), g.route)
+	if err != nil {
+		return nil, err
+	}
+	ingresses, err := g.measureIngresses(ctx, all)
+	return slices.Concat(figures, routes, ingresses), err
+}
+
+// writes has the figures of writes, 20 a second, each of an object for a host of its own, until a client has an answer from behind a front.
+func (g *gatewayRig) writes(ctx context.Context, front webLoad, what string,
+	write func(ctx context.Context, name, host string, paths ...string) error,
+) ([]figure, error) {
 	var took, written []float64
 	for i := range g.bench.few(100, 5) {
 		name := fmt.Sprintf("new%04d", i)
-		ms, err := g.live(ctx, name+".example.com", "/", func() error {
+		ms, err := g.live(ctx, front, name+".example.com", "/", func() error {
 			begin := time.Now()
-			err := g.route(ctx, name, name+".example.com", "/")
+			err := write(ctx, name, name+".example.com", "/")
 			written = append(written, milliseconds.in(time.Since(begin)))
 			return err
 		})
@@ -318,11 +337,13 @@ func (g *gatewayRig) measure(ctx context.Context) ([]figure, error) {
 		took = append(took, ms)
 		time.Sleep(50 * time.Millisecond)
 	}
-	what := fmt.Sprintf("write of an HTTPRoute to its first answer, at %d of them, %%s of %d", all, len(took))
-	return append(figures, unpaired(fmt.Sprintf(what, "p50"), milliseconds, percentile(took, 0.5), expectation{below: 10}),
+	what = fmt.Sprintf("write of %s, %%s of %d", what, len(took))
+	return []figure{
+		unpaired(fmt.Sprintf(what, "p50"), milliseconds, percentile(took, 0.5), expectation{below: 10}),
 		unpaired(fmt.Sprintf(what, "p99"), milliseconds, percentile(took, 0.99), expectation{below: 20}),
 		unpaired("… of it until the API server has answered the write, p50", milliseconds, percentile(written, 0.5), expectation{}),
-		unpaired("… p99", milliseconds, percentile(written, 0.99), expectation{})), nil
+		unpaired("… p99", milliseconds, percentile(written, 0.99), expectation{}),
+	}, nil
 }
 
 // settle waits until the routes have their statuses, and the processes have seen these.
