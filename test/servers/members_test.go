@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -40,6 +41,8 @@ func TestEmbeddedMembers(t *testing.T) {
 	}
 	testbed.Until(t, "all servers in default/kubernetes", func() error { return endpointsAre(t, all[0], all...) })
 	stage("all see all")
+	stopTogether(t, all)
+	stage("all have stopped at the same moment, and are back")
 	losePower(t, 1, all...)
 	stage("all have lost power, and are back")
 	stopAlone(t, all)
@@ -124,6 +127,29 @@ func page(t *testing.T) []string {
 		t.Fatal("docs/install.md has no marked commands")
 	}
 	return strings.Split(block, "\n")
+}
+
+// stopTogether stops all servers at the same moment: the leader finds nobody to hand over to.
+func stopTogether(t *testing.T, all []*member) {
+	t.Helper()
+	begin := time.Now()
+	for _, m := range all {
+		m.Signal(syscall.SIGTERM)
+	}
+	for _, m := range all {
+		if err := m.Wait(); err != nil {
+			t.Errorf("%s ended with %v", m.name, err)
+		}
+		if took := time.Since(begin); took > 6*time.Second { // etcd's own wait for its successor is 7 s
+			t.Errorf("%s took %s to stop together with the others", m.name, took)
+		}
+	}
+	for _, m := range all {
+		m.with().Start(t)
+	}
+	for _, m := range all {
+		m.AwaitReady(t)
+	}
 }
 
 // stopAlone starts a server without the others, for which it waits and says so, and ends it again.

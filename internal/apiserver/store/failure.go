@@ -118,7 +118,8 @@ func (f etcdFailures) await(ctx context.Context, e *embed.Etcd, log *slog.Logger
 	}
 }
 
-// stop closes an etcd, which may have failed, or may still wait for others.
+// stop closes an etcd, which may have failed, or may still wait for others. A leader hands over first, for as long as raft tries that: an
+// election timeout. All servers may be stopping at this moment, and etcd would wait 7 s for the one that it has chosen.
 func (f etcdFailures) stop(e *embed.Etcd) {
 	done := make(chan struct{})
 	go func() {
@@ -130,15 +131,23 @@ func (f etcdFailures) stop(e *embed.Etcd) {
 		}
 		e.Close()
 	}()
-	select {
-	case <-done:
-		return
-	case err := <-f.ch:
-		f.report(err)
-	}
-	select {
-	case <-done:
-	case <-time.After(etcdStopTimeout):
+	cfg := &e.Server.Cfg
+	late := time.NewTimer(time.Duration(cfg.ElectionTicks) * time.Duration(cfg.TickMs) * time.Millisecond)
+	defer late.Stop()
+	for {
+		select {
+		case <-done:
+			return
+		case <-late.C:
+			go e.Server.HardStop() // it ends when Close does
+		case err := <-f.ch:
+			f.report(err)
+			select {
+			case <-done:
+			case <-time.After(etcdStopTimeout):
+			}
+			return
+		}
 	}
 }
 
