@@ -142,7 +142,9 @@ func New(o Options) *Front {
 	if f.listed == nil {
 		f.listed = func() bool { return true }
 	}
-	f.routing = routing{client: f.client, changed: f.changed, mu: &f.mu, services: f.services, backends: map[svc.Name]*target{}}
+	f.routing = routing{
+		client: f.client, changed: f.changed, mu: &f.mu, services: f.services, backends: map[svc.Name]*target{}, wide: map[string]*sliceWatch{},
+	}
 	f.meshing = newMeshing(f, o)
 	f.routing.meshing = f.meshing
 	if o.Gateway != nil {

@@ -8,7 +8,6 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -17,7 +16,6 @@ import (
 	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/watch"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
-	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
@@ -30,20 +28,11 @@ type routing struct {
 	mu       *sync.Mutex  // the Front's
 	services map[svc.Name]*service
 	state    *watch.State // the last one that was whole, nil before
-	// backends are the Services that rules lead to.
+	// backends are the Services that rules lead to, and wide the watches of namespaces with many of them.
 	backends map[svc.Name]*target
+	wide     map[string]*sliceWatch
 	meshing  *meshing
 }
-
-// target is a Service that rules lead to.
-type target struct {
-	stop   context.CancelFunc
-	slices map[string]*discoveryv1.EndpointSlice
-	listed bool
-	addrs  map[gateway.Backend][]netip.AddrPort // for as long as nothing changes
-}
-
-func (t *target) end() { t.stop() }
 
 // isRouted reports whether a Service is a front.
 func isRouted(o *corev1.Service) bool { return o.Labels[names.FrontLabel] != "" }
@@ -130,7 +119,7 @@ func (r *routing) follow(ctx context.Context, running *sync.WaitGroup) {
 		}
 	}
 	r.takeMeshes(next.Meshes, named)
-	followNamed(r.backends, named, func(n svc.Name) *target { return r.followTarget(ctx, running, n) })
+	r.followBackends(ctx, running, named)
 }
 
 // takeMeshes takes over what routes at Services have become, and adds the Services that rules lead to.
@@ -166,38 +155,6 @@ func (r *routing) setZone() {
 		t.addrs = nil
 	}
 	r.meshing.rebuild(func(gateway.Target) bool { return true })
-}
-
-// followTarget follows the EndpointSlices of a Service that rules lead to.
-func (r *routing) followTarget(ctx context.Context, running *sync.WaitGroup, n svc.Name) *target {
-	t := &target{slices: map[string]*discoveryv1.EndpointSlice{}}
-	ctx, t.stop = context.WithCancel(reflector.Quiet(ctx))
-	of := func(t gateway.Target) bool { return t.Name == n }
-	change := func(do func()) {
-		r.changed(func() {
-			do()
-			t.addrs = nil
-			r.rebuild(of)
-			r.meshing.rebuild(of)
-		})
-	}
-	sink := reflector.Sink[*discoveryv1.EndpointSlice]{
-		Replace: func(list []*discoveryv1.EndpointSlice) {
-			change(func() {
-				clear(t.slices)
-				for _, o := range list {
-					t.slices[o.Name] = o
-				}
-				t.listed = true
-			})
-		},
-		Set:    func(o *discoveryv1.EndpointSlice) { change(func() { t.slices[o.Name] = o }) },
-		Delete: func(o *discoveryv1.EndpointSlice) { change(func() { delete(t.slices, o.Name) }) },
-	}
-	from := reflector.From(r.client.DiscoveryV1().EndpointSlices(n.Namespace),
-		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + n.Name})
-	running.Go(func() { reflector.Run(ctx, "lb-speaker/routed", from, sink) })
-	return t
 }
 
 // endpoints returns the endpoints of a port that package table chooses for this node, of IPv4 if there are any.
