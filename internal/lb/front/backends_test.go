@@ -123,8 +123,9 @@ func TestManyBackends(t *testing.T) {
 
 	r.create(r.slice("shop", "s0-2", "s0", "10.0.0.99"))
 	r.leads("shop", "s0", "10.0.0.1", "10.0.0.99")
-	_, err := r.client.DiscoveryV1().EndpointSlices("shop").Update(r.Context(), r.slice("shop", "s0-2", "s1", "10.0.0.99"), metav1.UpdateOptions{})
-	r.must(err) // of another Service now
+	moved := r.slice("shop", "s0-2", "s1", "10.0.0.99") // it is of another Service now
+	_, err := r.client.DiscoveryV1().EndpointSlices("shop").Update(r.Context(), moved, metav1.UpdateOptions{})
+	r.must(err)
 	r.leads("shop", "s0", "10.0.0.1")
 	r.leads("shop", "s1", "10.0.0.2", "10.0.0.99")
 	r.must(r.client.DiscoveryV1().EndpointSlices("shop").Delete(r.Context(), "s0-1", metav1.DeleteOptions{}))
