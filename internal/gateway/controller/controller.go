@@ -55,7 +55,7 @@ const (
 	// burst of changes is written together.
 	gatherPeriod = 25 * time.Millisecond
 	// countPeriod is the time between two writes of a Gateway's status that only count its routes again.
-	countPeriod = time.Second
+	countPeriod = 250 * time.Millisecond
 	// retryPeriod is how long after a failure it tries again.
 	retryPeriod = time.Second
 	// writeTimeout bounds a write.
@@ -87,7 +87,7 @@ type controller struct {
 	unservedBefore    string
 	problems, ignored recorded
 	failed            string // as it was logged last
-	// counted is when the status of a Gateway was written last, and postponed is true if a write waits for countPeriod.
+	// counted is when the routes of a Gateway were counted again last, and postponed is true if such a write waits for countPeriod.
 	counted   map[svc.Name]time.Time
 	postponed bool
 }

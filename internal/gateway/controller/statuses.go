@@ -90,12 +90,13 @@ func (c *controller) writeGateway(ctx context.Context, g *gwv1.Gateway, want gwv
 	if equality.Semantic.DeepEqual(want, g.Status) {
 		return nil
 	}
-	now, n := time.Now(), svc.NameOf(g)
-	if now.Before(c.counted[n].Add(countPeriod)) && equality.Semantic.DeepEqual(uncounted(want), uncounted(g.Status)) {
-		c.postponed = true
-		return nil
+	if now, n := time.Now(), svc.NameOf(g); equality.Semantic.DeepEqual(uncounted(want), uncounted(g.Status)) {
+		if now.Before(c.counted[n].Add(countPeriod)) {
+			c.postponed = true
+			return nil
+		}
+		c.counted[n] = now
 	}
-	c.counted[n] = now
 	next := g.DeepCopy()
 	next.Status = want
 	_, err := c.api.Gateways(g.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})

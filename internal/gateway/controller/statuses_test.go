@@ -105,17 +105,18 @@ func TestCountsAreGathered(t *testing.T) {
 		}
 	}
 	write("the first status", status(1, "Programmed"), true)
+	write("the first number", status(2, "Programmed"), true)
 	for i := range int32(20) {
-		write("another number", status(2+i, "Programmed"), false)
+		write("another number", status(3+i, "Programmed"), false)
 		if !c.postponed {
 			t.Error("nobody writes it later")
 		}
 	}
-	write("another condition", status(22, "Other"), true)
-	write("another number", status(23, "Other"), false)
+	write("another condition", status(23, "Other"), true)
+	write("another number", status(24, "Other"), false)
 	c.counted[svc.NameOf(g)] = time.Now().Add(-countPeriod)
-	write("another number, later", status(23, "Other"), true)
-	write("no change", status(23, "Other"), false)
+	write("another number, later", status(24, "Other"), true)
+	write("no change", status(24, "Other"), false)
 	if c.postponed {
 		t.Error("a status that is as it should be waits to be written")
 	}
