@@ -14,7 +14,7 @@ import (
 )
 
 // maxAlone is how many Services of a namespace that rules lead to have a watch each, for their own EndpointSlices. With more, one
-// watch is for all EndpointSlices of the namespace: a watch costs each node and the API server some 50 KB.
+// watch is for all EndpointSlices of the namespace: a watch costs a node and the API server 140 KB together.
 const maxAlone = 8
 
 // target is a Service that rules lead to.
