@@ -154,12 +154,9 @@ func (g *gatewayRig) route(ctx context.Context, name, host string, paths ...stri
 
 // fill makes the routes of hosts from to, and waits until the last one answers.
 func (g *gatewayRig) fill(ctx context.Context, from, to int, paths ...string) error {
-	writers, writing := errgroup.WithContext(ctx)
-	writers.SetLimit(8)
-	for h := from; h < to; h++ {
-		writers.Go(func() error { return g.route(writing, fmt.Sprintf("route%04d", h), hostOfRoute(h), paths...) })
-	}
-	if err := writers.Wait(); err != nil {
+	if err := makeAll(ctx, from, to, func(ctx context.Context, h int) error {
+		return g.route(ctx, fmt.Sprintf("route%04d", h), hostOfRoute(h), paths...)
+	}); err != nil {
 		return err
 	}
 	for _, h := range []int{from, to - 1} {
@@ -170,6 +167,16 @@ func (g *gatewayRig) fill(ctx context.Context, from, to int, paths ...string) er
 		}
 	}
 	return nil
+}
+
+// makeAll makes the objects from to, eight at a time.
+func makeAll(ctx context.Context, from, to int, write func(ctx context.Context, i int) error) error {
+	writers, writing := errgroup.WithContext(ctx)
+	writers.SetLimit(8)
+	for i := from; i < to; i++ {
+		writers.Go(func() error { return write(writing, i) })
+	}
+	return writers.Wait()
 }
 
 // front is the listener for HTTP of the Gateway.
@@ -362,6 +369,11 @@ func (g *gatewayRig) settle(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
+	return g.calm()
+}
+
+// calm waits until the processes have nothing to do.
+func (g *gatewayRig) calm() error {
 	for _, p := range []*process{g.controller, g.lbs[0]} {
 		if err := p.settle(2 * time.Minute); err != nil {
 			return err

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -35,12 +34,7 @@ func (g *gatewayRig) ingress(ctx context.Context, name, host string, paths ...st
 func (g *gatewayRig) measureIngresses(ctx context.Context, all int) ([]figure, error) {
 	name := func(i int) string { return fmt.Sprintf("ingress%04d", i) }
 	host := func(i int) string { return name(i) + ".example.com" }
-	writers, writing := errgroup.WithContext(ctx)
-	writers.SetLimit(8)
-	for i := range all {
-		writers.Go(func() error { return g.ingress(writing, name(i), host(i), "/") })
-	}
-	if err := writers.Wait(); err != nil {
+	if err := makeAll(ctx, 0, all, func(ctx context.Context, i int) error { return g.ingress(ctx, name(i), host(i), "/") }); err != nil {
 		return nil, err
 	}
 	front := g.front()
@@ -59,13 +53,9 @@ func (g *gatewayRig) measureIngresses(ctx context.Context, all int) ([]figure, e
 	}); err != nil {
 		return nil, err
 	}
-	if _, err := g.live(ctx, front, host(all-1), "/", func() error { return nil }); err != nil {
+	_, err := g.live(ctx, front, host(all-1), "/", func() error { return nil })
+	if err := errors.Join(err, g.calm()); err != nil {
 		return nil, err
-	}
-	for _, p := range []*process{g.controller, g.lbs[0]} {
-		if err := p.settle(2 * time.Minute); err != nil {
-			return nil, err
-		}
 	}
 	return g.writes(ctx, front, fmt.Sprintf("an Ingress to its first answer, at %d of them", all), g.ingress)
 }

@@ -87,6 +87,7 @@ func TestWrongUsageExitsWith2AndOneClearLine(t *testing.T) {
 		`--sync-period is -1s; want more`:                {"proxy", "--sync-period=-1s"},
 		`--otlp-sample is 2; want 0 to 1`:                {"proxy", "--otlp-sample=2"},
 		`--otlp-sample is 3; want 0 to 1`:                {"controllers", "--otlp-sample=3"},
+		`--otlp-endpoint: only the controller prog`:      {"controllers", "--otlp-endpoint=http://192.0.2.1:4317"},
 		`--otlp-endpoint is "c:1"; want https://`:        {"server", "--otlp-endpoint=c:1"},
 		`--healthz-bind-address is "10256"; want`:        {"proxy", "--healthz-bind-address", "10256"},
 		`--metrics-bind-address is ":x"; want`:           {"proxy", "--metrics-bind-address", ":x"},

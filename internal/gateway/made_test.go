@@ -96,7 +96,7 @@ func (r *randomIngresses) ingress(n svc.Name) *networkingv1.Ingress {
 	return in
 }
 
-// What a front takes over from the one before is the same as what is made anew, after any changes.
+// A front that takes parts over from an earlier one equals one that is built from nothing, after any changes.
 func TestIngressesTakenOver(t *testing.T) {
 	kept := 0
 	for seed := range uint64(60) {
@@ -128,22 +128,22 @@ func TestCanaryOfTakenOver(t *testing.T) {
 	const host = "a.example.com"
 	o := objects(t, strings.TrimPrefix(service("a")+annotated("default/main", host, "force-ssl-redirect: true", "P / a"), "\n---\n"))
 	canary := objects(t, strings.TrimPrefix(annotated("default/new", host, "canary: true; canary-weight: 30", "P / a"), "\n---\n")).Ingresses
-	alone := BuildIngress(o, nil)
+	first := BuildIngress(o, nil)
 	maps.Copy(o.Ingresses, canary)
-	with := BuildIngress(o, alone)
+	with := BuildIngress(o, first)
 	sameFronts(t, "with a canary", with, BuildIngress(o, nil))
 	if n := len(matchesOf(with)[0].match.Rule.Backends); n != 2 {
 		t.Errorf("%d backends with a canary", n)
 	}
 	maps.DeleteFunc(o.Ingresses, func(n svc.Name, _ *networkingv1.Ingress) bool { return canary[n] != nil })
-	sameFronts(t, "without it again", BuildIngress(o, with), alone)
+	sameFronts(t, "without it again", BuildIngress(o, with), first)
 }
 
 // sameFronts fails the test if two fronts differ.
 func sameFronts(t *testing.T, what string, front, want *IngressFront) {
 	t.Helper()
 	if text, again := portrait(front), portrait(want); text != again {
-		t.Fatalf("%s: taken over\n%s\nmade anew\n%s", what, text, again)
+		t.Fatalf("%s: with parts of an earlier front\n%s\nfrom nothing\n%s", what, text, again)
 	}
 	got, all := matchesOf(front), matchesOf(want)
 	if len(got) != len(all) {
@@ -151,7 +151,7 @@ func sameFronts(t *testing.T, what string, front, want *IngressFront) {
 	}
 	for i := range got {
 		if g, w := got[i], all[i]; g.at != w.at || !sameMatch(g.match, w.match) {
-			t.Fatalf("%s: %s: %+v, rule %+v; made anew %s: %+v, rule %+v", what, g.at, g.match, g.match.Rule, w.at, w.match, w.match.Rule)
+			t.Fatalf("%s: %s: %+v, rule %+v; from nothing %s: %+v, rule %+v", what, g.at, g.match, g.match.Rule, w.at, w.match, w.match.Rule)
 		}
 	}
 }

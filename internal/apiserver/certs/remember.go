@@ -12,11 +12,11 @@ import (
 	requestx509 "k8s.io/apiserver/pkg/authentication/request/x509"
 )
 
-// rememberFor bounds how long the result of a verification is used.
+// rememberFor is how long the result of a verification is used at most.
 const rememberFor = time.Minute
 
 // remembering authenticates requests by client certificates. It verifies the certificate of a connection with its first request, then once
-// in rememberFor and after a change of the authorities: the signatures would be a tenth of the work for each request. Failures are not
+// in rememberFor and after a change of the authorities: its signatures are a twentieth of the work of a write. Failures are not
 // remembered. The histogram apiserver_client_certificate_expiration_seconds counts verifications.
 type remembering struct {
 	cas    *ClientCAs

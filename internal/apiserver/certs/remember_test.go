@@ -30,7 +30,7 @@ func (c *counted) AuthenticateRequest(r *http.Request) (*authenticator.Response,
 // certificate that is not verified, of one by an authority that goes, and of one that nobody has any more.
 func TestVerifiedOnce(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // with a clock of its own: its sleeps take no time
 		d := directory(t)
 		cas := &ClientCAs{}
 		cas.set(d.Bundle())

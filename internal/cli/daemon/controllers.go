@@ -174,6 +174,9 @@ Several copies may run; one works at a time.`,
 			if err := errors.Join(base.CheckBind("healthz-bind-address", healthz), spans.Check()); err != nil {
 				return err
 			}
+			if spans.Asked() && !slices.Contains(o.Controllers, controller.ProgrammedName) {
+				return base.Usagef("--otlp-endpoint: only the controller %s sends spans; add it to --controllers", controller.ProgrammedName)
+			}
 			log, err := g.Logger()
 			if err != nil {
 				return err

@@ -30,6 +30,9 @@ func (f *SpanFlags) Check() error {
 	return nil
 }
 
+// Asked reports whether a collector gets spans.
+func (f *SpanFlags) Asked() bool { return f.options.Endpoint != "" }
+
 // Open returns what sends spans of a process and the component that sends the last ones; both nil without the flags.
 func (f *SpanFlags) Open(log *slog.Logger, process, machine string) (*tracing.Tracer, []Component, error) {
 	o := f.options

@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -54,7 +55,7 @@ const (
 	// gatherPeriod is how long it waits after a change. Nodes begin to serve the change meanwhile, for which the processors are free, and a
 	// burst of changes is written together.
 	gatherPeriod = 25 * time.Millisecond
-	// countPeriod is the time between two writes of a Gateway's status that only count its routes again.
+	// countPeriod is the time between two writes of a status that only count the routes of a Gateway or ListenerSet again.
 	countPeriod = 250 * time.Millisecond
 	// retryPeriod is how long after a failure it tries again.
 	retryPeriod = time.Second
@@ -82,13 +83,13 @@ type controller struct {
 	unserved *unserved
 
 	settled map[kinds.Route]settled
-	// due are the routes whose statuses may not be as they should be. unservedBefore is what unserved.why was when it was found last.
+	// due are the routes whose statuses may have to change, and unservedBefore is what unserved.why returned for them.
 	due               map[kinds.Route]bool
 	unservedBefore    string
 	problems, ignored recorded
 	failed            string // as it was logged last
-	// counted is when the routes of a Gateway were counted again last, and postponed is true if such a write waits for countPeriod.
-	counted   map[svc.Name]time.Time
+	// counted is when the routes of an object were counted again, within countPeriod, and postponed is true if such a write waits.
+	counted   map[types.UID]time.Time
 	postponed bool
 }
 
@@ -96,7 +97,7 @@ type controller struct {
 func Run(ctx context.Context, o Options) error {
 	c := &controller{
 		o: o, wake: loop.NewSignal(), fronts: map[svc.Name]*corev1.Service{}, settled: map[kinds.Route]settled{},
-		due: map[kinds.Route]bool{}, counted: map[svc.Name]time.Time{}, problems: recorded{}, ignored: recorded{},
+		due: map[kinds.Route]bool{}, counted: map[types.UID]time.Time{}, problems: recorded{}, ignored: recorded{},
 	}
 	var err, err2 error
 	c.client, err = kubernetes.NewForConfig(apiclient.Protobuf(o.Config))
@@ -123,7 +124,11 @@ func Run(ctx context.Context, o Options) error {
 			return nil
 		case <-retry.C:
 		case <-c.wake:
-			time.Sleep(gatherPeriod)
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(gatherPeriod):
+			}
 		}
 		if err := c.sync(ctx, &running); err != nil && ctx.Err() == nil {
 			if text := err.Error(); text != c.failed {
@@ -258,7 +263,6 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 		wanted[names.IngressService()] = true
 		step(func(ctx context.Context) error { return c.syncIngresses(ctx, s, have[names.IngressService()], &errs) })
 	}
-	maps.DeleteFunc(c.counted, func(n svc.Name, _ time.Time) bool { return s.Gateways[n] == nil })
 	c.problems.keep(s.Ingresses)
 	c.ignored.keep(s.Ingresses)
 	if slices.ContainsFunc(slices.Collect(maps.Values(s.Meshes)), (*gateway.Mesh).Serves) {

@@ -72,8 +72,7 @@ func (c *controller) writeClass(ctx context.Context, class *gwv1.GatewayClass) e
 	return err
 }
 
-// writeGateway writes the status of a Gateway if it differs. Under many changes of routes the numbers of these are written once in
-// countPeriod: the Gateway is as it was, and its kind is costly to write.
+// writeGateway writes the status of a Gateway if it differs.
 func (c *controller) writeGateway(ctx context.Context, g *gwv1.Gateway, want gwv1.GatewayStatus) error {
 	keepTimes(want.Conditions, g.Status.Conditions)
 	for i := range want.Listeners {
@@ -90,17 +89,26 @@ func (c *controller) writeGateway(ctx context.Context, g *gwv1.Gateway, want gwv
 	if equality.Semantic.DeepEqual(want, g.Status) {
 		return nil
 	}
-	if now, n := time.Now(), svc.NameOf(g); equality.Semantic.DeepEqual(uncounted(want), uncounted(g.Status)) {
-		if now.Before(c.counted[n].Add(countPeriod)) {
-			c.postponed = true
-			return nil
-		}
-		c.counted[n] = now
+	if equality.Semantic.DeepEqual(uncounted(want), uncounted(g.Status)) && c.postpones(g) {
+		return nil
 	}
 	next := g.DeepCopy()
 	next.Status = want
 	_, err := c.api.Gateways(g.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
 	return err
+}
+
+// postpones reports whether a write that only counts the routes of an object again waits, since there was another one within
+// countPeriod. Under many changes of routes a write for each would cost the server as much as the routes do.
+func (c *controller) postpones(o metav1.Object) bool {
+	now := time.Now()
+	maps.DeleteFunc(c.counted, func(_ types.UID, at time.Time) bool { return now.Sub(at) >= countPeriod })
+	if _, recent := c.counted[o.GetUID()]; recent {
+		c.postponed = true
+		return true
+	}
+	c.counted[o.GetUID()] = now
+	return false
 }
 
 // uncounted returns a status without the numbers of routes.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
@@ -28,7 +29,7 @@ func TestDueRoutes(t *testing.T) {
 	key := func(i int) kinds.Route {
 		return kinds.Route{Kind: kinds.HTTPRoute, Name: svc.Name{Namespace: "shop", Name: fmt.Sprint("r", i)}}
 	}
-	// Each has the status of a parent that it no longer names, so it is to be written.
+	// Each has the status of a parent that it no longer names, so it must be written.
 	s := &watch.State{Listed: true, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Touched: map[kinds.Route]bool{key(3): true, key(99): true}}
 	for i := range 50 {
 		r := &gwv1.HTTPRoute{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: key(i).Name.Name}}
@@ -81,8 +82,8 @@ func TestCountsAreGathered(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &controller{api: client, counted: map[svc.Name]time.Time{}}
-	g := &gwv1.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "front"}}
+	c := &controller{api: client, counted: map[types.UID]time.Time{}}
+	g := &gwv1.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "front", UID: "g"}}
 	status := func(routes int32, reason string) gwv1.GatewayStatus {
 		conditions := []metav1.Condition{{Type: "Programmed", Status: metav1.ConditionTrue, Reason: reason}}
 		return gwv1.GatewayStatus{
@@ -114,11 +115,25 @@ func TestCountsAreGathered(t *testing.T) {
 	}
 	write("another condition", status(23, "Other"), true)
 	write("another number", status(24, "Other"), false)
-	c.counted[svc.NameOf(g)] = time.Now().Add(-countPeriod)
+	c.counted[g.UID] = time.Now().Add(-countPeriod)
 	write("another number, later", status(24, "Other"), true)
 	write("no change", status(24, "Other"), false)
 	if c.postponed {
 		t.Error("a status that is as it should be waits to be written")
+	}
+
+	set := &gwv1.ListenerSet{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "more", UID: "s"}}
+	for i, written := range []bool{true, true, false} { // as it becomes accepted, the first number, another one
+		want := gwv1.ListenerSetStatus{Listeners: []gwv1.ListenerEntryStatus{{Name: "http", AttachedRoutes: int32(i)}}}
+		before := writes
+		c.postponed = false
+		if err := c.writeSet(t.Context(), set, want); err != nil {
+			t.Fatal(err)
+		}
+		if got := writes > before; got != written || c.postponed == written {
+			t.Errorf("%d routes of a ListenerSet are written: %t, want %t; later: %t", i, got, written, c.postponed)
+		}
+		set.Status = want
 	}
 }
 

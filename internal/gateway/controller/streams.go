@@ -54,10 +54,22 @@ func (c *controller) writeSet(ctx context.Context, set *gwv1.ListenerSet, want g
 	if equality.Semantic.DeepEqual(want, set.Status) {
 		return nil
 	}
+	if equality.Semantic.DeepEqual(uncountedSet(want), uncountedSet(set.Status)) && c.postpones(set) {
+		return nil
+	}
 	next := set.DeepCopy()
 	next.Status = want
 	_, err := c.api.Sets(set.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
 	return err
+}
+
+// uncountedSet returns a status without the numbers of routes.
+func uncountedSet(s gwv1.ListenerSetStatus) gwv1.ListenerSetStatus {
+	s.Listeners = slices.Clone(s.Listeners)
+	for i := range s.Listeners {
+		s.Listeners[i].AttachedRoutes = 0
+	}
+	return s
 }
 
 // orphanStatus returns the status of a ListenerSet whose Gateway does not exist, and whether it differs from the one that the set has:

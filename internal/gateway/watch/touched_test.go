@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -86,6 +87,15 @@ func TestTouched(t *testing.T) {
 			w.setRoute(shop("r1"), r)
 		}, "r1")
 		check("its end", func() { w.setRoute(shop("new"), nil) }, "new")
+		call := &gwv1.GRPCRoute{ObjectMeta: metav1.ObjectMeta{Name: "call", Namespace: "shop", UID: "r"}}
+		call.Spec.Hostnames, call.Spec.ParentRefs = []gwv1.Hostname{"call.example.com"}, []gwv1.ParentReference{atGateway}
+		check("a GRPCRoute", func() { w.setCall(shop("call"), call) }, "call")
+		check("its status", func() { w.setCall(shop("call"), call.DeepCopy()) }, "call")
+		stream := &gwv1.TCPRoute{ObjectMeta: metav1.ObjectMeta{Name: "stream", Namespace: "shop", UID: "r"}}
+		stream.Spec.ParentRefs = []gwv1.ParentReference{atGateway}
+		key := kinds.Route{Kind: kinds.TCPRoute, Name: shop("stream")}
+		check("a TCPRoute", func() { setStream(w, key, stream, kinds.StreamOfTCP) }, "all")
+		check("its status", func() { setStream(w, key, stream.DeepCopy(), kinds.StreamOfTCP) }, "stream")
 		check("a Gateway", func() { w.gateways[shop("front")] = gateway(81) }, "all")
 		check("a route at a Service", func() { w.setRoute(shop("mesh"), route("mesh", "mesh.example.com", atService)) }, "mesh")
 		check("the Service", func() { w.setService(shop("web"), service("10.96.0.7")) }, "mesh")

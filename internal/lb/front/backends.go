@@ -52,6 +52,7 @@ func (w *sliceWatch) set(name string, o *discoveryv1.EndpointSlice) (changed []s
 	}
 	if o != nil {
 		service := o.Labels[discoveryv1.LabelServiceName]
+		o.ManagedFields = nil // nobody asks for them, and most of the slices are of other Services
 		if w.of[service] == nil {
 			w.of[service] = map[string]*discoveryv1.EndpointSlice{}
 		}
