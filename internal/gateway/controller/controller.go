@@ -88,16 +88,18 @@ type controller struct {
 	unservedBefore    string
 	problems, ignored recorded
 	failed            string // as it was logged last
-	// counted is when the routes of an object were counted again, within countPeriod, and postponed is true if such a write waits.
+	// counted is when the routes of an object were counted again, within countPeriod, and postponed is true if such a write waits,
+	// or a Gateway for nodes.
 	counted   map[types.UID]time.Time
 	postponed bool
+	awaited   map[svc.Name]*awaited
 }
 
 // Run works until ctx ends, and returns when everything that it started has ended.
 func Run(ctx context.Context, o Options) error {
 	c := &controller{
 		o: o, wake: loop.NewSignal(), fronts: map[svc.Name]*corev1.Service{}, settled: map[kinds.Route]settled{},
-		due: map[kinds.Route]bool{}, counted: map[types.UID]time.Time{}, problems: recorded{}, ignored: recorded{},
+		due: map[kinds.Route]bool{}, counted: map[types.UID]time.Time{}, awaited: map[svc.Name]*awaited{}, problems: recorded{}, ignored: recorded{},
 	}
 	var err, err2 error
 	c.client, err = kubernetes.NewForConfig(apiclient.Protobuf(o.Config))
@@ -243,6 +245,9 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 		})
 	}
 	c.syncPolicies(s, have, wanted, step)
+	if len(s.Gateways) > 0 {
+		c.unserved.follow(ctx, running)
+	}
 	for _, n := range slices.SortedFunc(maps.Keys(s.Gateways), svc.Name.Compare) {
 		service := names.ServiceOfGateway(n)
 		wanted[service] = true
@@ -263,6 +268,7 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 		wanted[names.IngressService()] = true
 		step(func(ctx context.Context) error { return c.syncIngresses(ctx, s, have[names.IngressService()], &errs) })
 	}
+	c.forget(s.Gateways)
 	c.problems.keep(s.Ingresses)
 	c.ignored.keep(s.Ingresses)
 	if slices.ContainsFunc(slices.Collect(maps.Values(s.Meshes)), (*gateway.Mesh).Serves) {
@@ -341,8 +347,19 @@ func (c *controller) syncGateway(
 	}
 	addresses := addressesOf(have)
 	unprogrammed = whyUnprogrammed(f, n, unprogrammed, addresses)
-	errs := []error{err, c.writeGateway(ctx, g, f.Status(addresses, cmp.Or(unprogrammed, problemOf(f.GrantsOf(svc.Name{}), taken))))}
-	c.syncSets(ctx, s, f, unprogrammed, services, taken, &errs)
+	pending, hold := "", false
+	if unprogrammed == "" {
+		pending, hold = c.pending(n, g, s.Versions[n], addresses)
+	}
+	errs := []error{err}
+	if !hold {
+		status := f.Status(addresses, cmp.Or(unprogrammed, pending, problemOf(f.GrantsOf(svc.Name{}), taken)))
+		if pending != "" {
+			status = asPending(status)
+		}
+		errs = append(errs, c.writeGateway(ctx, g, status))
+	}
+	c.syncSets(ctx, s, f, setsOf{cmp.Or(unprogrammed, pending), hold, services, taken}, &errs)
 	return errors.Join(errs...)
 }
 

@@ -85,21 +85,29 @@ func orphanStatus(s *gwv1.ListenerSet) (out gwv1.ListenerSetStatus, differs bool
 	return out, differs
 }
 
+// setsOf is what the ListenerSets of a Gateway are written with.
+type setsOf struct {
+	unprogrammed string // why the Gateway is not, "" if it is
+	hold         bool   // statuses stay as they are
+	services     map[svc.Name]*corev1.Service
+	taken        map[svc.Name]string // the ReferenceGrants that cannot have their Services, and why
+}
+
 // syncSets keeps the Services of the ListenerSets of a Gateway, and writes their statuses. A Service that one of them cannot
-// have, for itself or for a ReferenceGrant in taken, does not concern the others.
-func (c *controller) syncSets(ctx context.Context, s *watch.State, f *gateway.Front, unprogrammed string,
-	services map[svc.Name]*corev1.Service, taken map[svc.Name]string, errs *[]error,
-) {
+// have, for itself or for a ReferenceGrant, does not concern the others.
+func (c *controller) syncSets(ctx context.Context, s *watch.State, f *gateway.Front, with setsOf, errs *[]error) {
 	for _, n := range f.Sets() {
-		set, why := s.Sets[n], cmp.Or(unprogrammed, problemOf(f.GrantsOf(n), taken))
+		set, why := s.Sets[n], cmp.Or(with.unprogrammed, problemOf(f.GrantsOf(n), with.taken))
 		if set == nil {
 			continue
 		}
 		if secrets := f.SetSecrets(n); len(secrets) > 0 {
-			problem, err := c.keepService(ctx, serviceOfSet(set, secrets), services[names.ServiceOfSet(n)])
+			problem, err := c.keepService(ctx, serviceOfSet(set, secrets), with.services[names.ServiceOfSet(n)])
 			*errs = append(*errs, ignoreRaces(err))
 			why = cmp.Or(why, problem)
 		}
-		*errs = append(*errs, ignoreRaces(c.writeSet(ctx, set, f.SetStatus(n, why))))
+		if !with.hold {
+			*errs = append(*errs, ignoreRaces(c.writeSet(ctx, set, f.SetStatus(n, why))))
+		}
 	}
 }

@@ -22,7 +22,8 @@ import (
 // endpoints, as without the route. There is none in good times.
 const ConditionUnserved = svc.Domain + "/UnservedOnNodes"
 
-// unserved are the nodes that do not serve routes with Services as parents. Its methods are safe for concurrent use.
+// unserved are the nodes that do not serve routes with Services as parents, or Gateways as they are now. Its methods are safe for
+// concurrent use.
 type unserved struct {
 	client  kubernetes.Interface
 	lb      *v1.Client
@@ -30,14 +31,36 @@ type unserved struct {
 
 	mu       sync.Mutex
 	followed bool
-	unlisted int               // kinds
-	nodes    map[string]bool   // by name
-	speakers map[string]string // SpeakerStatus.NoMesh by the name of the node
+	unlisted int                  // kinds
+	nodes    map[string]bool      // by name; false for one that is not ready
+	speakers map[string]*speaking // by the name of the node
+}
+
+// speaking is what the speaker of a node reports.
+type speaking struct {
+	noMesh   string // SpeakerStatus.NoMesh
+	eligible bool
+	gateways *v1.ServedGateways
+}
+
+func speakingOf(s *v1.Speaker) *speaking {
+	return &speaking{s.Status.NoMesh, s.Status.Eligible, s.Status.Gateways}
+}
+
+func (s *speaking) equal(o *speaking) bool {
+	return s.noMesh == o.noMesh && s.eligible == o.eligible && s.gateways.Equal(o.gateways)
+}
+
+// isReady reports whether nothing says that a node is not.
+func isReady(n *corev1.Node) bool {
+	return !slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue
+	})
 }
 
 func newUnserved(config *rest.Config, client kubernetes.Interface, changed func()) (*unserved, error) {
 	lb, err := v1.NewClient(config)
-	return &unserved{client: client, lb: lb, changed: changed, nodes: map[string]bool{}, speakers: map[string]string{}}, err
+	return &unserved{client: client, lb: lb, changed: changed, nodes: map[string]bool{}, speakers: map[string]*speaking{}}, err
 }
 
 // follow follows Nodes and Speakers from now on.
@@ -49,14 +72,14 @@ func (u *unserved) follow(ctx context.Context, running *sync.WaitGroup) {
 	}
 	u.followed, u.unlisted = true, 2
 	nodes, speakers := reflector.From(u.client.CoreV1().Nodes(), metav1.ListOptions{}), reflector.From(u.lb.Speakers, metav1.ListOptions{})
-	toNodes := followed(u, u.nodes, func(*corev1.Node) bool { return true })
-	toSpeakers := followed(u, u.speakers, func(s *v1.Speaker) string { return s.Status.NoMesh })
+	toNodes := followed(u, u.nodes, isReady, func(a, b bool) bool { return a == b })
+	toSpeakers := followed(u, u.speakers, speakingOf, (*speaking).equal)
 	running.Go(func() { reflector.Run(reflector.Quiet(ctx), "gateway/nodes", nodes, toNodes) })
 	running.Go(func() { reflector.Run(reflector.Quiet(ctx), "gateway/speakers", speakers, toSpeakers) })
 }
 
 // followed keeps a value of each object.
-func followed[T metav1.Object, V comparable](u *unserved, all map[string]V, of func(T) V) reflector.Sink[T] {
+func followed[T metav1.Object, V any](u *unserved, all map[string]V, of func(T) V, equal func(a, b V) bool) reflector.Sink[T] {
 	change := func(do func() bool) {
 		u.mu.Lock()
 		differs := do()
@@ -83,8 +106,9 @@ func followed[T metav1.Object, V comparable](u *unserved, all map[string]V, of f
 		Set: func(o T) {
 			change(func() bool {
 				was, had := all[o.GetName()]
-				all[o.GetName()] = of(o)
-				return !had || was != of(o)
+				now := of(o)
+				all[o.GetName()] = now
+				return !had || !equal(was, now)
 			})
 		},
 		Delete: func(o T) {
@@ -109,18 +133,23 @@ func (u *unserved) why() string {
 	}
 	var out []string
 	for name := range u.nodes {
-		switch no, speaks := u.speakers[name]; {
-		case !speaks:
+		switch s := u.speakers[name]; {
+		case s == nil:
 			out = append(out, name+": it has no Speaker")
-		case no != "":
-			out = append(out, name+": "+no)
+		case s.noMesh != "":
+			out = append(out, name+": "+s.noMesh)
 		}
 	}
-	slices.Sort(out)
-	if more := len(out) - maxNamed; more > 0 {
-		out = append(out[:maxNamed], fmt.Sprintf("and %d more", more))
+	return list(out, "; ")
+}
+
+// list returns the first names, sorted, with how many more there are.
+func list(names []string, separator string) string {
+	slices.Sort(names)
+	if more := len(names) - maxNamed; more > 0 {
+		names = append(names[:maxNamed], fmt.Sprintf("and %d more", more))
 	}
-	return strings.Join(out, "; ")
+	return strings.Join(names, separator)
 }
 
 // withUnserved appends ConditionUnserved to the conditions of a route for a Service, if the route is accepted and some nodes do not

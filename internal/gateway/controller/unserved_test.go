@@ -20,6 +20,8 @@ func TestUnserved(t *testing.T) {
 	t.Parallel()
 	accepted := []metav1.Condition{{Type: string(gwv1.RouteConditionAccepted), Status: metav1.ConditionTrue, ObservedGeneration: 7}}
 	refused := []metav1.Condition{{Type: string(gwv1.RouteConditionAccepted), Status: metav1.ConditionFalse}}
+	type speakers = map[string]*speaking
+	no := func(why string) *speaking { return &speaking{noMesh: why} }
 	many, few := map[string]bool{}, map[string]bool{"n1": true, "n2": true, "n3": true}
 	for i := range 20 {
 		many[fmt.Sprintf("m%02d", i)] = true
@@ -31,15 +33,15 @@ func TestUnserved(t *testing.T) {
 		contains string // "" if there is no condition
 	}{
 		{"nothing is followed", &unserved{nodes: few}, accepted, ""},
-		{"a kind is not listed", &unserved{followed: true, unlisted: 1, nodes: few, speakers: map[string]string{"n1": "x"}}, accepted, ""},
+		{"a kind is not listed", &unserved{followed: true, unlisted: 1, nodes: few, speakers: speakers{"n1": no("x")}}, accepted, ""},
 		{"no node has a Speaker", &unserved{followed: true, nodes: few}, accepted, ""},
-		{"all serve", &unserved{followed: true, nodes: few, speakers: map[string]string{"n1": "", "n2": "", "n3": ""}}, accepted, ""},
+		{"all serve", &unserved{followed: true, nodes: few, speakers: speakers{"n1": no(""), "n2": no(""), "n3": no("")}}, accepted, ""},
 		{"a node is gone", &unserved{followed: true, nodes: few,
-			speakers: map[string]string{"n1": "", "n2": "", "n3": "", "n4": "ipvs"}}, accepted, ""},
-		{"two do not", &unserved{followed: true, nodes: few, speakers: map[string]string{"n1": "", "n2": "ipvs"}}, accepted,
+			speakers: speakers{"n1": no(""), "n2": no(""), "n3": no(""), "n4": no("ipvs")}}, accepted, ""},
+		{"two do not", &unserved{followed: true, nodes: few, speakers: speakers{"n1": no(""), "n2": no("ipvs")}}, accepted,
 			"n2: ipvs; n3: it has no Speaker"},
-		{"the route is refused", &unserved{followed: true, nodes: few, speakers: map[string]string{"n1": "ipvs"}}, refused, ""},
-		{"many", &unserved{followed: true, nodes: many, speakers: map[string]string{"n1": ""}}, accepted, "m07: it has no Speaker; and 12 more"},
+		{"the route is refused", &unserved{followed: true, nodes: few, speakers: speakers{"n1": no("ipvs")}}, refused, ""},
+		{"many", &unserved{followed: true, nodes: many, speakers: speakers{"n1": no("")}}, accepted, "m07: it has no Speaker; and 12 more"},
 	} {
 		got := withUnserved(c.to, c.of.why())
 		if c.contains == "" {

@@ -67,6 +67,7 @@ func (w *Watch) namedSecrets() map[svc.Name]bool {
 
 // dirtySecret has the fronts that name a Secret built again. The caller holds mu.
 func (w *Watch) dirtySecret(n svc.Name) {
+	w.secretChanges++
 	for g, f := range w.fronts {
 		w.dirty[g] = w.dirty[g] || slices.Contains(f.Named, n)
 	}

@@ -55,9 +55,11 @@ type Watch struct {
 	ingresses      map[svc.Name]*networkingv1.Ingress // of every class
 	secrets        map[svc.Name]*secret
 	authorities    map[trust.Ref]*authority
+	secretChanges  uint64 // how often one has changed
 
 	// What was built, and what must be built again.
 	fronts       map[svc.Name]*gateway.Front
+	versions     map[svc.Name]version
 	ingress      *gateway.IngressFront
 	dirty        map[svc.Name]bool
 	changed      map[svc.Name]map[kinds.Route]bool // HTTPRoutes and GRPCRoutes, by their Gateways
@@ -81,7 +83,8 @@ func New(o Options) *Watch {
 		gateways:       map[svc.Name]*gwv1.Gateway{},
 		ingressClasses: map[string]*networkingv1.IngressClass{}, ingresses: map[svc.Name]*networkingv1.Ingress{},
 		secrets: map[svc.Name]*secret{}, authorities: map[trust.Ref]*authority{}, fronts: map[svc.Name]*gateway.Front{},
-		dirty: map[svc.Name]bool{}, changed: map[svc.Name]map[kinds.Route]bool{}, meshes: map[svc.Name]*gateway.Mesh{},
+		versions: map[svc.Name]version{},
+		dirty:    map[svc.Name]bool{}, changed: map[svc.Name]map[kinds.Route]bool{}, meshes: map[svc.Name]*gateway.Mesh{},
 		dirtyMesh: map[svc.Name]bool{}, touched: map[kinds.Route]bool{}, touchedAll: true,
 		objects: gateway.Objects{
 			Gateways: map[svc.Name]*gwv1.Gateway{}, Routes: map[svc.Name]*gwv1.HTTPRoute{}, Grants: map[svc.Name]*gwv1.ReferenceGrant{},
@@ -128,6 +131,9 @@ type State struct {
 	// may be any. Routes that have been deleted are among them.
 	Touched    map[kinds.Route]bool
 	AllTouched bool
+	// Versions differ if the listeners of a Gateway do, or what they identify themselves with, and do not depend on routes. Whoever has the
+	// same objects has the same ones: nodes report which they serve.
+	Versions map[svc.Name]string
 }
 
 // Update follows what has become necessary, builds the fronts whose objects have changed, and returns the state.
@@ -148,7 +154,7 @@ func (w *Watch) Update(ctx context.Context, running *sync.WaitGroup) *State {
 	w.followSecrets(ctx, running)
 	w.followAuthorities(ctx, running)
 	s.Listed = w.pending == 0
-	s.Fronts, s.Ingress = maps.Clone(w.fronts), w.ingress
+	s.Fronts, s.Versions, s.Ingress = maps.Clone(w.fronts), w.updateVersions(), w.ingress
 	s.Authorities, s.Policies = w.trusted(), w.objects.Policies.All()
 	if w.o.Statuses {
 		w.copyTo(s)

@@ -113,6 +113,7 @@ type Front struct {
 	rules   *rules
 	*absentees
 	*meshing
+	*gateways
 
 	// mu guards the state below and that of the Services, Secrets, authorities, Nodes and rules.
 	mu          sync.Mutex
@@ -150,6 +151,7 @@ func New(o Options) *Front {
 	if o.Gateway != nil {
 		f.routing.watch = watch.New(watch.Options{Client: f.client, Gateway: o.Gateway, Log: f.log, Changed: f.wake.Set})
 	}
+	f.gateways = &gateways{mu: &f.mu, services: f.services}
 	f.rules = newRules(f.log, f.wake.Set)
 	network := o.Network
 	if network == nil {
@@ -322,8 +324,12 @@ func (f *Front) observe(outcome func(svc.Name) (ready bool, failure error)) (cha
 		} else if ready {
 			f.failLocked(s, cmp.Or(in.secretProblem(n, s), in.authorityProblem(n, s)))
 		}
-		changed = changed || ready != s.ready
+		shown := f.gateways.noteLocked(&f.routing, s, ready && failure == nil)
+		changed = changed || ready != s.ready || shown
 		s.ready = ready
+	}
+	if !f.gateways.known && f.listed() {
+		f.gateways.known, changed = true, true
 	}
 	return changed
 }

@@ -37,8 +37,9 @@ type service struct {
 	// targets have been read.
 	table   *gateway.Table
 	last    *proxied.Service
-	pools   pools  // of its policies and clients, as it was built last
-	failure string // the last recorded one
+	pools   pools     // of its policies and clients, as it was built last
+	served  listeners // of a Gateway
+	failure string    // the last recorded one
 	ready   bool
 	// unstored is why access logs cannot be uploaded, and logFailure the last recorded reason.
 	unstored, logFailure string

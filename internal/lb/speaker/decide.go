@@ -272,7 +272,7 @@ func (s *Speaker) report(eligible bool, reason string) {
 	next := v1.SpeakerStatus{
 		Eligible: eligible, Reason: reason, Announce: s.o.Announce, VoterVersion: confirmed, Endpoints: []string{s.o.Peer.String()},
 		Conditions: conflictConditions(s.announcer.Conflicts(), last.Conditions), VoterList: last.VoterList,
-		Absent: s.o.Front.Absent(), NoMesh: s.o.Front.NoMesh(),
+		Absent: s.o.Front.Absent(), NoMesh: s.o.Front.NoMesh(), Gateways: s.o.Front.Gateways(),
 	}
 	if !s.status.outdated(&next) {
 		return
@@ -295,6 +295,7 @@ func (s *Speaker) report(eligible bool, reason string) {
 	slices.SortStableFunc(next.Addresses, func(a, b v1.AnnouncedAddress) int {
 		return netip.MustParseAddr(a.Address).Compare(netip.MustParseAddr(b.Address))
 	})
+	addAnnounced(&next)
 	next.Bound()
 	s.status.set(next)
 }

@@ -32,6 +32,8 @@ type Front interface {
 	Ready(svc.Name) bool
 	// Absent returns the endpoints that get no new clients of the proxied way. The list does not change.
 	Absent() []v1.AbsentEndpoint
+	// Gateways returns the Gateways that this node serves, nil before it knows which there are.
+	Gateways() *v1.ServedGateways
 	// Run serves until ctx ends.
 	Run(ctx context.Context)
 }

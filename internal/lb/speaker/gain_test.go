@@ -35,6 +35,7 @@ func (noFront) SetNode(*corev1.Node)            {}
 func (noFront) Listed()                         {}
 func (noFront) Serves(svc.Name) bool            { return false }
 func (noFront) Absent() []v1.AbsentEndpoint     { return nil }
+func (noFront) Gateways() *v1.ServedGateways    { return nil }
 func (noFront) Ready(svc.Name) bool             { return true }
 func (noFront) Run(context.Context)             {}
 

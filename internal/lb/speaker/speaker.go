@@ -28,6 +28,7 @@ import (
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/lb/wire"
 	"github.com/fairlead/fairlead/internal/lb/witness"
+	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -112,6 +113,7 @@ func New(o Options) (*Speaker, error) {
 		return nil, errors.New("a speaker needs the name and an address of its node")
 	}
 	s := &Speaker{o: o, log: o.Log, known: NewKnown(o.NodeName, o.Front), metrics: newSpeakerMetrics(), links: newLinks(o.Log)}
+	s.status.soon = loop.NewSignal()
 	s.forwards = &forwarding{o.Front, o.Programmed}
 	s.node = quorum.NewNode(o.NodeName, o.Now(), randomNumber)
 	s.votes = &votes{name: o.NodeName, now: o.Now, node: s.node, sent: s.metrics.sent}

@@ -16,6 +16,7 @@ import (
 	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/lb/announce"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
+	"github.com/fairlead/fairlead/internal/loop"
 )
 
 // callTimeout bounds one call of the API server, which may be down without an end of the connection.
@@ -26,10 +27,14 @@ type speakerStatus struct {
 	// writing is held during flush, so that the latest status is written last.
 	writing sync.Mutex
 
-	mu    sync.Mutex
-	want  v1.SpeakerStatus
-	dirty bool
-	stale bool // what it announces has changed since want was made
+	// soon is set when a status is not written after writePeriod, but after promptPeriod.
+	soon loop.Signal
+
+	mu     sync.Mutex
+	want   v1.SpeakerStatus
+	dirty  bool
+	prompt bool
+	stale  bool // what it announces has changed since want was made
 }
 
 // outdated reports whether a new status may differ from the last one: after poke, or in the facts that change without it.
@@ -41,7 +46,38 @@ func (t *speakerStatus) outdated(now *v1.SpeakerStatus) bool {
 	return stale || len(t.want.Endpoints) == 0 || t.want.Eligible != now.Eligible || t.want.Reason != now.Reason ||
 		t.want.NoMesh != now.NoMesh ||
 		t.want.VoterVersion != now.VoterVersion || !slices.Equal(t.want.Conditions, now.Conditions) ||
-		!slices.Equal(t.want.Absent, now.Absent)
+		!slices.Equal(t.want.Absent, now.Absent) || !served(t.want.Gateways).Equal(now.Gateways)
+}
+
+// served returns Gateways as the Front has them.
+func served(g *v1.ServedGateways) *v1.ServedGateways {
+	if g == nil {
+		return nil
+	}
+	out := &v1.ServedGateways{Served: slices.Clone(g.Served), More: g.More}
+	for i := range out.Served {
+		out.Served[i].Announced = nil
+	}
+	return out
+}
+
+// addAnnounced adds to the Gateways of a status which of their addresses this node announces.
+func addAnnounced(s *v1.SpeakerStatus) {
+	if s.Gateways == nil {
+		return
+	}
+	have := map[string]bool{}
+	for i := range s.Addresses {
+		have[s.Addresses[i].Address] = true
+	}
+	for i := range s.Gateways.Served {
+		g := &s.Gateways.Served[i]
+		for _, a := range g.Addresses {
+			if have[a] {
+				g.Announced = append(g.Announced, a)
+			}
+		}
+	}
 }
 
 // last returns the status that was set last.
@@ -51,15 +87,23 @@ func (t *speakerStatus) last() v1.SpeakerStatus {
 	return t.want
 }
 
-// set has a status written.
+// set has a status written. A controller waits for what it has of Gateways.
 func (t *speakerStatus) set(next v1.SpeakerStatus) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if !t.want.Gateways.Equal(next.Gateways) {
+		t.prompt = true
+		t.soon.Set()
+	}
 	t.want, t.dirty = next, true
 }
 
-// writePeriod is the least time between two writes of the Speaker object.
-const writePeriod = 2 * time.Second
+const (
+	// writePeriod is the least time between two writes of the Speaker object.
+	writePeriod = 2 * time.Second
+	// promptPeriod is that of writes that a controller waits for.
+	promptPeriod = 50 * time.Millisecond
+)
 
 // poke records that what the speaker announces has changed.
 func (t *speakerStatus) poke() {
@@ -99,9 +143,10 @@ func (t *speakerStatus) run(ctx context.Context, lb *v1.Client, name string, log
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+		case <-t.soon:
 		}
 		t.mu.Lock()
-		due := t.dirty && time.Since(last) >= writePeriod
+		due := t.dirty && (time.Since(last) >= writePeriod || t.prompt && time.Since(last) >= promptPeriod)
 		t.mu.Unlock()
 		if !due {
 			continue
@@ -125,7 +170,7 @@ func (t *speakerStatus) flush(ctx context.Context, lb *v1.Client, name string) e
 	t.mu.Lock()
 	want := t.want
 	dirty := t.dirty
-	t.dirty = false
+	t.dirty, t.prompt = false, false
 	t.mu.Unlock()
 	if !dirty {
 		return nil

@@ -86,6 +86,13 @@ func (s *Speaker) DeepCopy() *Speaker {
 	t.Interfaces, t.ReturnBy = slices.Clone(t.Interfaces), copyOf(t.ReturnBy)
 	t.Addresses, t.Peers = slices.Clone(t.Addresses), slices.Clone(t.Peers)
 	t.Conditions, t.Absent = slices.Clone(t.Conditions), slices.Clone(t.Absent)
+	if t.Gateways = copyOf(t.Gateways); t.Gateways != nil {
+		t.Gateways.Served = slices.Clone(t.Gateways.Served)
+		for i := range t.Gateways.Served {
+			g := &t.Gateways.Served[i]
+			g.Addresses, g.Announced = slices.Clone(g.Addresses), slices.Clone(g.Announced)
+		}
+	}
 	return &out
 }
 

@@ -2,6 +2,7 @@ package v1
 
 import (
 	"math"
+	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -76,8 +77,40 @@ type SpeakerStatus struct {
 	// NoMesh is why the node does not serve routes that name Services as their parents: its clients of these
 	// reach the Services' own endpoints. It is empty if the node serves them, or there are none.
 	NoMesh string `json:"noMesh,omitempty"`
+	// Gateways are what the node serves of Gateways; nil before it knows, and of builds that do not report it.
+	Gateways *ServedGateways `json:"gateways,omitempty"`
 	// Conditions are for what is wrong.
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// MaxGateways bounds ServedGateways.Served.
+const MaxGateways = 1000
+
+// ServedGateways are the Gateways that a node serves.
+type ServedGateways struct {
+	// Served has MaxGateways items at most, sorted by their names. More is true if there are more.
+	Served []ServedGateway `json:"served,omitempty"`
+	More   bool            `json:"more,omitempty"`
+}
+
+// ServedGateway is a Gateway that a node serves.
+type ServedGateway struct {
+	// Name is NAMESPACE/NAME, and Version what watch.State.Versions has for the listeners that accept connections.
+	Name    string `json:"name"`
+	Version string `json:"version"`
+	// Addresses are where they do so, and Announced the ones that this node announces.
+	Addresses []string `json:"addresses,omitempty"`
+	Announced []string `json:"announced,omitempty"`
+}
+
+// Equal reports whether both are the same.
+func (g *ServedGateways) Equal(o *ServedGateways) bool {
+	if g == nil || o == nil {
+		return g == o
+	}
+	return g.More == o.More && slices.EqualFunc(g.Served, o.Served, func(a, b ServedGateway) bool {
+		return a.Name == b.Name && a.Version == b.Version && slices.Equal(a.Addresses, b.Addresses) && slices.Equal(a.Announced, b.Announced)
+	})
 }
 
 // MaxAbsent bounds SpeakerStatus.Absent.
