@@ -149,14 +149,14 @@ func (b *ruleCompiler) timeouts(rule *Rule) (request time.Duration) {
 		if err != nil || v < 0 {
 			b.fail(".timeouts.%s: want a duration as 10s or 1m30s", field)
 		}
-		return v
+		return cmp.Or(v, policy.NoTimeout)
 	}
 	request = read("request", t.Request)
 	rule.Timeout = request
-	if v := read("backendRequest", t.BackendRequest); v > 0 && (rule.Timeout == 0 || v < rule.Timeout) {
+	if v := read("backendRequest", t.BackendRequest); rule.Timeout <= 0 && v != 0 || v > 0 && v < rule.Timeout {
 		rule.Timeout = v
 	}
-	return request
+	return max(request, 0)
 }
 
 // matchesOf returns the matches of the rule, of the kind of its route.

@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/gateway/kinds"
+	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -95,5 +97,31 @@ func TestMirrorAppears(t *testing.T) {
 	o.Services[b] = &services.Service{Ports: []services.Port{{Number: 80}}}
 	if f = BuildGateway(o, name, f); len(f.Targets) != 2 || f.Targets[0].Protocol != H2C || f.Targets[1].Protocol != H2C {
 		t.Errorf("targets %v", f.Targets)
+	}
+}
+
+// The shorter one of a rule's timeouts counts, and 0s is none.
+func TestTimeouts(t *testing.T) {
+	for timeouts, want := range map[string]time.Duration{
+		"{}":                                   0,
+		"{request: 3s}":                        3 * time.Second,
+		"{request: 3s, backendRequest: 1s}":    time.Second,
+		"{request: 0s}":                        policy.NoTimeout,
+		"{backendRequest: 0s}":                 policy.NoTimeout,
+		"{request: 0s, backendRequest: 5s}":    5 * time.Second,
+		"{request: 3s, backendRequest: 0s}":    3 * time.Second,
+		"{request: 0s, backendRequest: 0s}":    policy.NoTimeout,
+		"{request: 1h, backendRequest: 1m30s}": 90 * time.Second,
+	} {
+		f := builtFrom(t, plainGateway+`
+---
+kind: HTTPRoute
+metadata: {name: r}
+spec:
+  parentRefs: [{name: g}]
+  rules: [{timeouts: `+timeouts+`, backendRefs: [{name: a, port: 80}]}]`+service("a"))
+		if len(f.Targets) != 1 || f.Targets[0].Timeout != want {
+			t.Errorf("%s: %+v, want %v", timeouts, f.Targets, want)
+		}
 	}
 }

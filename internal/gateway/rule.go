@@ -40,7 +40,7 @@ type Rule struct {
 	Limits *filter.Limits
 	// Body bounds the bodies of requests, in bytes; 0 is what the front has for all.
 	Body int64
-	// Timeout is how long a backend may be silent before the answer is 504; 0 is what the front has for all.
+	// Timeout is how long a backend may be silent before the answer is 504; 0 is what the front has for all, and policy.NoTimeout none.
 	Timeout time.Duration
 	// Compress, if not nil, are the content codings of answers, the best first, in place of the front's.
 	Compress []string
@@ -76,7 +76,7 @@ type Backend struct {
 // Target is a backend with how long it may be silent.
 type Target struct {
 	Backend
-	Timeout time.Duration // 0 is what the front has for all
+	Timeout time.Duration // as Rule has it
 	Session bool          // clients stay at one endpoint
 	// Route is a route of connections or of datagrams, zero for requests: its connections end when it loses the backend.
 	Route kinds.Route

@@ -24,7 +24,8 @@ func TestProgrammedEverywhere(t *testing.T) {
 	}
 	late := f.nodes[1]
 	gateway := func(ports ...int) string {
-		text := "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {name: wide}\nspec:\n  gatewayClassName: fairlead\n  listeners:\n"
+		text := "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {name: wide}\n" +
+			"spec:\n  gatewayClassName: fairlead\n  listeners:\n"
 		for _, p := range ports {
 			text += fmt.Sprintf("    - {name: p%d, port: %d, protocol: HTTP}\n", p, p)
 		}

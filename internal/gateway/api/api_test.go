@@ -64,3 +64,17 @@ func TestReplaces(t *testing.T) {
 		}
 	}
 }
+
+// A bundle of another minor version is not known; patches and channels of the same one are.
+func TestUnsupported(t *testing.T) {
+	d := Definition{Bundle: "v1.6.3"}
+	for text, want := range map[string]string{
+		"v1.6.3": "", "v1.6.0": "", "v1.6.9": "", "v1.7.0": "of bundle v1.7.0; v1.6.3", "v1.5.1": "of bundle v1.5.1; v1.6.3",
+		"v2.6.3": "of bundle v2.6.3; v1.6.3", "": "no bundle version", "main": "no bundle version",
+	} {
+		got := d.Unsupported(map[string]string{versionAnnotation: text})
+		if (got == "") != (want == "") || !strings.Contains(got, want) {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}

@@ -94,3 +94,18 @@ func (d *Definition) Replaces(annotations map[string]string) bool {
 	own, err := version.ParseSemantic(d.Bundle)
 	return err == nil && (have.LessThan(own) || more && !own.LessThan(have))
 }
+
+// Unsupported returns why an installed definition with these annotations is not of a version that is known here, "" if it is: of the
+// same minor version, of either channel. What others have in fields is the same, but none of the fields that they add is read.
+func (d *Definition) Unsupported(annotations map[string]string) string {
+	text := strings.TrimSpace(annotations[versionAnnotation])
+	have, err := version.ParseSemantic(text)
+	own, err2 := version.ParseSemantic(d.Bundle)
+	switch {
+	case err != nil || err2 != nil:
+		return fmt.Sprintf("the installed definitions have no bundle version; %s is supported", d.Bundle)
+	case have.Major() != own.Major() || have.Minor() != own.Minor():
+		return fmt.Sprintf("the installed definitions are of bundle %s; %s is supported", text, d.Bundle)
+	}
+	return ""
+}

@@ -75,6 +75,7 @@ type controller struct {
 	watch  *watch.Watch
 	// experimental is true if the installed definitions are of the experimental channel.
 	experimental atomic.Bool
+	unsupported  atomic.Pointer[string] // why their version is not known, "" or nil if it is
 
 	mu     sync.Mutex
 	fronts map[svc.Name]*corev1.Service // with names.FrontLabel
@@ -99,7 +100,8 @@ type controller struct {
 func Run(ctx context.Context, o Options) error {
 	c := &controller{
 		o: o, wake: loop.NewSignal(), fronts: map[svc.Name]*corev1.Service{}, settled: map[kinds.Route]settled{},
-		due: map[kinds.Route]bool{}, counted: map[types.UID]time.Time{}, awaited: map[svc.Name]*awaited{}, problems: recorded{}, ignored: recorded{},
+		due: map[kinds.Route]bool{}, counted: map[types.UID]time.Time{}, problems: recorded{}, ignored: recorded{},
+		awaited: map[svc.Name]*awaited{},
 	}
 	var err, err2 error
 	c.client, err = kubernetes.NewForConfig(apiclient.Protobuf(o.Config))
@@ -268,7 +270,7 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 		wanted[names.IngressService()] = true
 		step(func(ctx context.Context) error { return c.syncIngresses(ctx, s, have[names.IngressService()], &errs) })
 	}
-	c.forget(s.Gateways)
+	maps.DeleteFunc(c.awaited, func(n svc.Name, _ *awaited) bool { return s.Gateways[n] == nil })
 	c.problems.keep(s.Ingresses)
 	c.ignored.keep(s.Ingresses)
 	if slices.ContainsFunc(slices.Collect(maps.Values(s.Meshes)), (*gateway.Mesh).Serves) {

@@ -46,10 +46,20 @@ func (c *controller) features() []gwv1.SupportedFeature {
 	return SupportedFeatures(c.experimental.Load())
 }
 
-// found notes the channel of an installed definition: that of HTTPRoutes is what features are about.
-func (c *controller) found(d *api.Definition, channel api.Channel) {
-	if d.Name == "httproutes."+gwv1.GroupName {
-		c.experimental.Store(channel == api.Experimental)
+// found notes what an installed definition is, by its annotations, nil if it is d: that of HTTPRoutes is what features are about.
+func (c *controller) found(d *api.Definition, annotations map[string]string) {
+	if d.Name != "httproutes."+gwv1.GroupName {
+		return
+	}
+	channel, unsupported := d.Channel, ""
+	if annotations != nil {
+		channel, unsupported = api.Channel(annotations[api.ChannelAnnotation]), d.Unsupported(annotations)
+	}
+	c.experimental.Store(channel == api.Experimental)
+	c.unsupported.Store(&unsupported)
+	if unsupported != "" {
+		c.o.Log.Warn("fairlead does not replace the definitions of the Gateway API: fields that it does not know have no effect",
+			"why", unsupported)
 	}
 }
 
@@ -62,7 +72,7 @@ func (c *controller) define(ctx context.Context, d *api.Definition) error {
 			return err // another server has it: look at that
 		}
 		if err == nil {
-			c.found(d, d.Channel)
+			c.found(d, nil)
 		}
 		return c.allowed(d, err)
 	}
@@ -74,7 +84,7 @@ func (c *controller) define(ctx context.Context, d *api.Definition) error {
 		return err
 	}
 	if !d.Replaces(have.Annotations) {
-		c.found(d, api.Channel(have.Annotations[api.ChannelAnnotation]))
+		c.found(d, have.Annotations)
 		return nil
 	}
 	c.o.Log.Info("updating a definition of the Gateway API", "definition", d.Name, "to", d.Bundle)
@@ -87,10 +97,11 @@ func (c *controller) define(ctx context.Context, d *api.Definition) error {
 	if err != nil {
 		return err
 	}
-	c.found(d, api.Channel(have.Annotations[api.ChannelAnnotation])) // if it stays
 	err = c.rest.Put().AbsPath(definitionsPath, d.Name).SetHeader("Content-Type", "application/json").Body(body).Do(ctx).Error()
 	if err == nil {
-		c.found(d, d.Channel)
+		c.found(d, nil)
+	} else { // it stays
+		c.found(d, have.Annotations)
 	}
 	return c.allowed(d, err)
 }

@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -132,9 +131,4 @@ func asPending(s gwv1.GatewayStatus) gwv1.GatewayStatus {
 		k.Reason = string(gwv1.GatewayReasonPending)
 	}
 	return s
-}
-
-// forget forgets what is awaited of Gateways that do not exist any more.
-func (c *controller) forget(have map[svc.Name]*gwv1.Gateway) {
-	maps.DeleteFunc(c.awaited, func(n svc.Name, _ *awaited) bool { return have[n] == nil })
 }

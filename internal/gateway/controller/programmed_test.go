@@ -105,8 +105,5 @@ func TestPending(t *testing.T) {
 			g.Status.Addresses = []gwv1.GatewayStatusAddress{{Value: again.address}}
 			check("a new term", "3", again.pending, again.pending)
 		}
-		if c.forget(nil); len(c.awaited) > 0 {
-			t.Error("a Gateway that has gone is kept")
-		}
 	})
 }

@@ -58,6 +58,9 @@ func (c *controller) writeClass(ctx context.Context, class *gwv1.GatewayClass) e
 		want[0].Status, want[0].Reason = metav1.ConditionFalse, string(gwv1.GatewayClassReasonInvalidParameters)
 		want[0].Message = "parametersRef: there are no parameters of a GatewayClass"
 	}
+	if why := c.unsupported.Load(); why != nil && *why != "" {
+		want[1].Status, want[1].Reason, want[1].Message = metav1.ConditionFalse, string(gwv1.GatewayClassReasonUnsupportedVersion), *why
+	}
 	for i := range want {
 		want[i].ObservedGeneration = class.Generation
 	}

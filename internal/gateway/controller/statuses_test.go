@@ -2,14 +2,17 @@ package controller
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -68,20 +71,66 @@ func TestDueRoutes(t *testing.T) {
 	}
 }
 
-// The number of routes is written once in countPeriod while nothing else of a Gateway's status changes, and other changes at once.
-func TestCountsAreGathered(t *testing.T) {
-	t.Parallel()
-	writes := 0
+// clientOf returns a client of an API server with a handler of JSON.
+func clientOf(t *testing.T, serve http.HandlerFunc) *api.Client {
+	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		writes++
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = io.Copy(w, r.Body)
+		serve(w, r)
 	}))
-	defer server.Close()
+	t.Cleanup(server.Close)
 	client, err := api.NewClient(&rest.Config{Host: server.URL})
 	if err != nil {
 		t.Fatal(err)
 	}
+	return client
+}
+
+// A GatewayClass says so while the installed definitions are of another version, which stays.
+func TestUnsupportedVersion(t *testing.T) {
+	t.Parallel()
+	var written gwv1.GatewayClass
+	client := clientOf(t, func(w http.ResponseWriter, r *http.Request) {
+		if err := json.NewDecoder(r.Body).Decode(&written); err != nil {
+			t.Error(err)
+		}
+		_ = json.NewEncoder(w).Encode(&written)
+	})
+	c := &controller{o: Options{Log: slog.New(slog.DiscardHandler)}, api: client}
+	d := &api.Definition{Name: "httproutes.gateway.networking.k8s.io", Bundle: "v1.6.3", Channel: api.Standard}
+	class := &gwv1.GatewayClass{ObjectMeta: metav1.ObjectMeta{Name: "fairlead", Generation: 1}}
+	of := func(version string) map[string]string {
+		return map[string]string{"gateway.networking.k8s.io/bundle-version": version, api.ChannelAnnotation: "standard"}
+	}
+	for _, step := range []struct {
+		annotations map[string]string
+		want        string
+	}{
+		{of("v1.7.0"), "False UnsupportedVersion the installed definitions are of bundle v1.7.0; v1.6.3 is supported"},
+		{of("v1.6.9"), "True SupportedVersion "},
+		{of(""), "False UnsupportedVersion the installed definitions have no bundle version; v1.6.3 is supported"},
+		{nil, "True SupportedVersion "},
+	} {
+		c.found(d, step.annotations)
+		if err := c.writeClass(t.Context(), class); err != nil {
+			t.Fatal(err)
+		}
+		class.Status = written.Status
+		k := meta.FindStatusCondition(class.Status.Conditions, "SupportedVersion")
+		if got := fmt.Sprintf("%s %s %s", k.Status, k.Reason, k.Message); got != step.want {
+			t.Errorf("%v: %q, want %q", step.annotations, got, step.want)
+		}
+	}
+}
+
+// The number of routes is written once in countPeriod while nothing else of a Gateway's status changes, and other changes at once.
+func TestCountsAreGathered(t *testing.T) {
+	t.Parallel()
+	writes := 0
+	client := clientOf(t, func(w http.ResponseWriter, r *http.Request) {
+		writes++
+		_, _ = io.Copy(w, r.Body)
+	})
 	c := &controller{api: client, counted: map[types.UID]time.Time{}}
 	g := &gwv1.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "front", UID: "g"}}
 	status := func(routes int32, reason string) gwv1.GatewayStatus {

@@ -3,8 +3,10 @@
 package names
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"fmt"
+	"iter"
 	"strings"
 
 	networkingv1 "k8s.io/api/networking/v1"
@@ -105,6 +107,24 @@ func OurClass(c *gwv1.GatewayClass) bool { return c.Spec.ControllerName == Contr
 func OurIngressClass(c *networkingv1.IngressClass) (ours, nginx bool) {
 	nginx = c.Spec.Controller == NginxController
 	return nginx || c.Spec.Controller == IngressController, nginx
+}
+
+// DefaultClass returns the name of the class of Ingresses that name none: of several the newest, as Kubernetes has it; empty if there
+// is none.
+func DefaultClass(all iter.Seq[*networkingv1.IngressClass]) string {
+	var best *networkingv1.IngressClass
+	for c := range all {
+		if c.Annotations[networkingv1.AnnotationIsDefaultIngressClass] != "true" {
+			continue
+		}
+		if best == nil || cmp.Or(c.CreationTimestamp.Compare(best.CreationTimestamp.Time), strings.Compare(best.Name, c.Name)) > 0 {
+			best = c
+		}
+	}
+	if best == nil {
+		return ""
+	}
+	return best.Name
 }
 
 // ClassOf returns the name of the IngressClass of an Ingress, or byDefault if it names none.

@@ -13,6 +13,9 @@ const (
 	defaultBackoff  = 25 * time.Millisecond
 )
 
+// NoTimeout is the timeout of a rule that asks for none: its backends may be silent for as long as connections may be idle.
+const NoTimeout time.Duration = -1
+
 // The statuses that a rule can name.
 const leastCode, mostCode = 400, 599
 

@@ -208,12 +208,7 @@ func (w *Watch) classify() {
 			w.forget(n)
 		}
 	}
-	byDefault := ""
-	for n, c := range w.ingressClasses {
-		if c.Annotations[networkingv1.AnnotationIsDefaultIngressClass] == "true" {
-			byDefault = n
-		}
-	}
+	byDefault := names.DefaultClass(maps.Values(w.ingressClasses))
 	for n, in := range w.ingresses {
 		c := w.ingressClasses[names.ClassOf(in, byDefault)]
 		ours, secured := false, false

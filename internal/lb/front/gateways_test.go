@@ -28,12 +28,14 @@ func TestServedGateways(t *testing.T) {
 	f := New(Options{NodeName: "node1", Events: recorder, Listed: func() bool { return listed }})
 	name := svc.Name{Namespace: "shop", Name: "front"}
 	n := names.ServiceOfGateway(name)
-	s := &service{spec: &dialect.Spec{}, object: &corev1.Service{ObjectMeta: metav1.ObjectMeta{
+	s := &service{spec: &dialect.Spec{}}
+	s.object = &corev1.Service{ObjectMeta: metav1.ObjectMeta{
 		Namespace: n.Namespace, Name: n.Name, Labels: map[string]string{names.FrontLabel: names.FrontGateway},
 		OwnerReferences: []metav1.OwnerReference{{Kind: "Gateway", Name: name.Name, Controller: new(true)}},
-	}}}
+	}}
 	f.services[n] = s
-	f.services[svc.Name{Namespace: "shop", Name: "plain"}] = &service{spec: &dialect.Spec{}, object: &corev1.Service{}, built: &proxied.Service{}}
+	plain := &service{spec: &dialect.Spec{}, object: &corev1.Service{}, built: &proxied.Service{}}
+	f.services[svc.Name{Namespace: "shop", Name: "plain"}] = plain
 	f.routing.state = &watch.State{Versions: map[svc.Name]string{name: "1"}}
 	check := func(what string, ready bool, failure error, changed bool, want string) {
 		t.Helper()

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -194,6 +195,22 @@ func (t *target) endpoints(b gateway.Backend, node, zone string) []netip.AddrPor
 	return out
 }
 
+// backendWait is how long a front stays as it is until the endpoints of new targets have been read. The front of all Ingresses must not
+// stand still while one tenant goes on to name new Services.
+const backendWait = time.Second
+
+// awaits reports whether a front still waits for endpoints, of which some have not been read if unread is true.
+func (s *service) awaits(unread bool, now time.Time) bool {
+	if !unread {
+		s.unread = time.Time{}
+		return false
+	}
+	if s.unread.IsZero() {
+		s.unread = now
+	}
+	return now.Sub(s.unread) < backendWait
+}
+
 // route takes the table of a front over, with the endpoints of its targets.
 func (d *draft) route() reason {
 	if !isRouted(d.from.object) {
@@ -215,15 +232,20 @@ func (d *draft) route() reason {
 	routes.Subjects = t.Subjects
 	routes.Policies = verification(front.gateway, d.routing.state, d.from.pools, next)
 	routes.Clients = clientsOf(t, d.routing.state, d.from.pools, next)
+	unlisted := reason{}
 	for _, to := range front.targets {
 		if _, verified := routes.Policies[to.Policy]; to.Policy != (svc.Name{}) && !verified {
 			continue // its requests are answered with 503
 		}
 		back := d.routing.backends[to.Name]
 		if back == nil || !back.listed {
-			return waitFor("the EndpointSlices of " + to.Name.String())
+			unlisted = waitFor("the EndpointSlices of " + to.Name.String())
+			continue // as above, after backendWait
 		}
 		routes.Targets[to] = d.routing.meshing.without(back.endpoints(to.Backend, d.node, d.zone), nil)
+	}
+	if d.from.awaits(unlisted.waits, d.now) {
+		return unlisted
 	}
 	d.to.Routes, d.from.pools = routes, next
 	d.to.Spec.Listeners = nil // a port without a listener that serves is closed

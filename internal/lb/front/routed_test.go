@@ -5,11 +5,13 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/watch"
@@ -90,6 +92,48 @@ func TestZoneOfRoutes(t *testing.T) {
 		built := f.build()
 		if len(built) != 1 || fmt.Sprint(built[0].Routes.Targets[to]) != want {
 			t.Errorf("in zone %q: %+v, want %s", zone, built, want)
+		}
+	}
+}
+
+// A front waits for the endpoints of a new target, but not for long: then requests to that target fail, and the others have their
+// changes.
+func TestUnreadTarget(t *testing.T) {
+	t.Parallel()
+	f := New(Options{NodeName: "node1"})
+	g := svc.Name{Namespace: "a", Name: "web"}
+	n := names.ServiceOfGateway(g)
+	target1 := gateway.Target{Backend: gateway.Backend{Name: svc.Name{Namespace: "a", Name: "one"}, Port: 80}}
+	target2 := gateway.Target{Backend: gateway.Backend{Name: svc.Name{Namespace: "b", Name: "two"}, Port: 80}}
+	f.routing.watch = watch.New(watch.Options{})
+	f.routing.state = &watch.State{Fronts: map[svc.Name]*gateway.Front{
+		g: {Table: &gateway.Table{}, Targets: []gateway.Target{target1, target2}},
+	}}
+	f.routing.backends[target1.Name] = &target{listed: true}
+	s := &service{listed: true, spec: &dialect.Spec{}, object: &corev1.Service{ObjectMeta: metav1.ObjectMeta{
+		Namespace: n.Namespace, Name: n.Name, Labels: map[string]string{names.FrontLabel: names.FrontGateway},
+		OwnerReferences: []metav1.OwnerReference{{Kind: "Gateway", Name: g.Name, Controller: new(true)}},
+	}}}
+	begin := time.Now()
+	for _, c := range []struct {
+		after   time.Duration
+		listed  bool
+		targets int // -1 if it waits
+	}{
+		{0, false, -1}, {backendWait / 2, false, -1}, {backendWait, false, 1}, {2 * backendWait, false, 1},
+		{3 * backendWait, true, 2}, {4 * backendWait, false, -1}, {5 * backendWait, false, 1},
+	} {
+		delete(f.routing.backends, target2.Name)
+		if c.listed {
+			f.routing.backends[target2.Name] = &target{listed: true}
+		}
+		built, why := f.inputsLocked(begin.Add(c.after)).build(n, s)
+		got := -1
+		if built != nil {
+			got = len(built.Routes.Targets)
+		}
+		if got != c.targets || why.waits != (c.targets < 0) {
+			t.Errorf("after %v, listed %t: %d targets, %+v; want %d", c.after, c.listed, got, why, c.targets)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -37,6 +38,7 @@ type service struct {
 	// targets have been read.
 	table   *gateway.Table
 	last    *proxied.Service
+	unread  time.Time // since when endpoints of a target have not been read; zero if all have
 	pools   pools     // of its policies and clients, as it was built last
 	served  listeners // of a Gateway
 	failure string    // the last recorded one

@@ -14,6 +14,7 @@ import (
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/basic"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
+	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/lb/logship"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -201,8 +202,11 @@ func (m *targeting) all(had *Service, before map[gateway.Target]*Config) map[gat
 func (m *targeting) one(t gateway.Target, addrs []netip.AddrPort, old *Config) *Config {
 	v := m.service
 	spec := v.Spec
-	if t.Timeout > 0 {
-		spec.IdleTimeout = dialect.Duration(t.Timeout)
+	switch {
+	case t.Timeout > 0:
+		spec.IdleTimeout, spec.RequestTimeout = dialect.Duration(t.Timeout), dialect.Duration(t.Timeout)
+	case t.Timeout == policy.NoTimeout:
+		spec.RequestTimeout = 0
 	}
 	if v.Routes.Subjects {
 		spec.Headers.ClientCertificate = dialect.DefaultClientField

@@ -1,9 +1,7 @@
 package networking
 
 import (
-	"cmp"
 	"context"
-	"slices"
 
 	networkingv1 "k8s.io/api/networking/v1"
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
@@ -12,6 +10,8 @@ import (
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
+
+	"github.com/fairlead/fairlead/internal/gateway/names"
 )
 
 // giveDefaultClass makes a new Ingress that names no class one of the default
@@ -27,23 +27,16 @@ func giveDefaultClass(classes rest.Lister) genericregistry.BeginCreateFunc {
 		if err != nil {
 			return nil, err
 		}
-		if c := defaultClass(list.(*networkingv1.IngressClassList).Items); c != "" {
+		items := list.(*networkingv1.IngressClassList).Items
+		if c := names.DefaultClass(func(yield func(*networkingv1.IngressClass) bool) {
+			for i := range items {
+				if !yield(&items[i]) {
+					return
+				}
+			}
+		}); c != "" {
 			ingress.Spec.IngressClassName = &c
 		}
 		return done, nil
 	}
-}
-
-// defaultClass is the name of the default class, of several the newest; empty
-// if there is none.
-func defaultClass(all []networkingv1.IngressClass) string {
-	all = slices.DeleteFunc(all, func(c networkingv1.IngressClass) bool {
-		return c.Annotations[networkingv1.AnnotationIsDefaultIngressClass] != "true"
-	})
-	if len(all) == 0 {
-		return ""
-	}
-	return slices.MinFunc(all, func(a, b networkingv1.IngressClass) int {
-		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
-	}).Name
 }

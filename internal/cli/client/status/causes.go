@@ -34,6 +34,7 @@ type related struct {
 	deployments []appsv1.Deployment
 	daemonSets  []appsv1.DaemonSet
 	ingresses   []networkingv1.Ingress
+	classes     []networkingv1.IngressClass
 	warnings    warnings
 }
 
@@ -47,6 +48,9 @@ func readRelated(ctx context.Context, client kubernetes.Interface, namespace str
 	}
 	if l, err := client.NetworkingV1().Ingresses(namespace).List(ctx, all); err == nil {
 		out.ingresses = l.Items
+	}
+	if l, err := client.NetworkingV1().IngressClasses().List(ctx, all); err == nil {
+		out.classes = l.Items
 	}
 	only := metav1.ListOptions{FieldSelector: "type=" + corev1.EventTypeWarning, Limit: maxEvents}
 	events, err := listAllowed(ctx, namespace, only, func(in string) lister[corev1.EventList] { return client.CoreV1().Events(in) })
@@ -211,24 +215,35 @@ func (r *Report) judgeSets(o *related) {
 	}
 }
 
-// judgeIngresses adds Ingresses that no controller has given an address.
-func (r *Report) judgeIngresses(all []networkingv1.Ingress, now time.Time) {
+// judgeIngresses adds Ingresses that no controller has given an address. classes are all IngressClasses, nil if they are unknown.
+func (r *Report) judgeIngresses(all []networkingv1.Ingress, classes []networkingv1.IngressClass, now time.Time) {
+	ours := map[string]bool{}
+	var served []string
+	for i := range classes {
+		if is, _ := names.OurIngressClass(&classes[i]); is {
+			ours[classes[i].Name] = true
+			served = append(served, classes[i].Name)
+		}
+	}
+	if len(served) == 0 {
+		ours[names.ClassName], served = true, []string{names.ClassName}
+	}
+	slices.Sort(served)
 	for i := range all {
 		g := &all[i]
 		if len(g.Status.LoadBalancer.Ingress) > 0 || now.Sub(g.CreationTimestamp.Time) < pendingGrace {
 			continue
 		}
-		if g.Spec.IngressClassName == nil {
+		switch class := names.ClassOf(g, ""); {
+		case class == "":
 			r.problem("ingress %s/%s has no class, and no controller serves it: set spec.ingressClassName", g.Namespace, g.Name)
-			continue
-		}
-		if *g.Spec.IngressClassName == names.ClassName {
+		case ours[class]:
 			r.problem("ingress %s/%s has no address: look at service %s and at the Events of the Ingress", g.Namespace, g.Name,
 				names.IngressService())
-			continue
+		default:
+			r.problem("ingress %s/%s: no controller of class %s has given it an address; fairlead serves the class %s", g.Namespace, g.Name,
+				class, strings.Join(served, ", "))
 		}
-		r.problem("ingress %s/%s: no controller of class %s has given it an address; fairlead serves the class fairlead", g.Namespace, g.Name,
-			*g.Spec.IngressClassName)
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/certs"
 	"github.com/fairlead/fairlead/internal/apiserver/members"
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
+	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -105,11 +106,21 @@ func TestStatusNamesCauses(t *testing.T) {
 			own.Spec.IngressClassName = new("fairlead")
 			two.Spec.IngressClassName, young.CreationTimestamp = new("nginx"), metav1.NewTime(now)
 			served.Status.LoadBalancer.Ingress = []networkingv1.IngressLoadBalancerIngress{{IP: "192.0.2.1"}}
-			r.judgeIngresses([]networkingv1.Ingress{one, two, own, served, young}, now)
+			written, annotated := *one.DeepCopy(), *one.DeepCopy()
+			written.Name, written.Spec.IngressClassName = "written", new("for-nginx")
+			annotated.Name, annotated.Annotations = "annotated", map[string]string{"kubernetes.io/ingress.class": "for-nginx"}
+			r.judgeIngresses([]networkingv1.Ingress{one, two, own, served, young}, nil, now)
+			classes := make([]networkingv1.IngressClass, 2)
+			classes[0].Name, classes[0].Spec.Controller = "for-nginx", names.NginxController
+			classes[1].Name, classes[1].Spec.Controller = "nginx", "k8s.io/ingress-nginx"
+			r.judgeIngresses([]networkingv1.Ingress{two, written, annotated}, classes, now)
 		}, []string{
 			"ingress default/one has no class, and no controller serves it: set spec.ingressClassName",
 			"ingress default/one: no controller of class nginx has given it an address; fairlead serves the class fairlead",
 			"ingress default/one has no address: look at service kube-system/fairlead-ingress and at the Events of the Ingress",
+			"ingress default/one: no controller of class nginx has given it an address; fairlead serves the class for-nginx",
+			"ingress default/written has no address: look at service kube-system/fairlead-ingress and at the Events of the Ingress",
+			"ingress default/annotated has no address: look at service kube-system/fairlead-ingress and at the Events of the Ingress",
 		}},
 		"limits": {func(r *Report) {
 			p := running("a")

@@ -204,7 +204,7 @@ func collect(ctx context.Context, client kubernetes.Interface, own string, probe
 	r.judgeLimits(nodes.Items, mine)
 	if want.service == "" {
 		r.judgeSets(&more)
-		r.judgeIngresses(more.ingresses, now)
+		r.judgeIngresses(more.ingresses, more.classes, now)
 	} else if len(services) == 1 {
 		r.Endpoints = endpointReports(&services[0], slicesList.Items, index, now)
 	}

@@ -72,6 +72,27 @@ func TestRequestTimeout(t *testing.T) {
 	}
 }
 
+// The timeout of a rule counts instead of the Gateway's, also if it is longer, and 0s is none.
+func TestTimeoutOfRule(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http", "fairlead.dev/lb-request-timeout": "1"})
+	at := r.Web(func(w http.ResponseWriter, q *http.Request) {
+		select {
+		case <-q.Context().Done():
+		case <-time.After(1500 * time.Millisecond):
+			_, _ = io.WriteString(w, "late")
+		}
+	})
+	client := r.Client()
+	for timeouts, want := range map[string]int{"{}": 504, "{request: 0s}": 200, "{request: 1m}": 200} {
+		r.retried("timeouts: "+timeouts, at)
+		answer, err := client.Get("http://" + r.At.String() + "/")
+		r.Must(err)
+		if _ = answer.Body.Close(); answer.StatusCode != want {
+			t.Errorf("%s: %s, want %d", timeouts, answer.Status, want)
+		}
+	}
+}
+
 // A Pod that does not answer costs the first request a moment, and the next ones nothing.
 func TestDarkPod(t *testing.T) {
 	for _, version := range []int{1, 2} {
