@@ -1,7 +1,7 @@
 // Package barrier tells a cluster how far its nodes are: which versions of Services and
 // EndpointSlices each of them has programmed into its kernel, or answers DNS by.
 //
-// What waits for that (the controller programmed) writes what is awaited into one
+// What waits for that (the controller programmed) writes the awaited versions into one
 // Lease, which all nodes watch. A node that has programmed it writes how far it is into
 // its own Lease. So a node writes when it has moved and that is awaited; changes that
 // are not awaited cost nothing, and all changes of one moment cost one write a node.
@@ -62,7 +62,7 @@ const (
 	domain = "fairlead.dev"
 
 	Namespace = metav1.NamespaceSystem
-	// WantedAnnotation has what is awaited.
+	// WantedAnnotation has the awaited versions.
 	WantedAnnotation = domain + "/wanted"
 	// ProgrammedAnnotation has, on a node's Lease, how far the node is.
 	ProgrammedAnnotation = domain + "/programmed"
@@ -104,7 +104,7 @@ func NodeOf(lease string) (node string, ok bool) { return strings.CutPrefix(leas
 // None is the version of a kind that a node does not serve: nothing is newer.
 const None = math.MaxUint64
 
-// Versions are the newest resource versions of each Kind. In what is awaited 0 stands for
+// Versions are the newest resource versions of each Kind. In awaited ones 0 stands for
 // nothing.
 type Versions [kinds]uint64
 

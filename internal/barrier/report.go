@@ -113,7 +113,7 @@ const (
 	reportRetry = time.Second
 	// deniedRetry is how soon after the API server has forbidden it.
 	deniedRetry = time.Minute
-	// unreadable is how soon it is asked again whether this node may read what is awaited.
+	// unreadable is how soon it is asked again whether this node may read the awaited versions.
 	unreadable = 10 * time.Minute
 	// checkPeriod is how often the Lease is read: one that was deleted and made again, with its
 	// Node or by itself, has no report, of which no watch tells.
@@ -196,7 +196,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 	}
 }
 
-// mayRead returns when this node may read what is awaited, false when ctx ends: without
+// mayRead returns when this node may read the awaited versions, false when ctx ends: without
 // that right, as a proxy on another Kubernetes has it, no controller waits for the node.
 func (r *Reporter) mayRead(ctx context.Context, one metav1.ListOptions) bool {
 	period := unreadable

@@ -41,7 +41,7 @@ func (c *controller) install(ctx context.Context) error {
 	return errors.Join(err, err2, err3, err4)
 }
 
-// features returns what is served with the installed definitions.
+// features returns the features that are served with the installed definitions.
 func (c *controller) features() []gwv1.SupportedFeature {
 	return SupportedFeatures(c.experimental.Load())
 }

@@ -54,7 +54,7 @@ type listeners struct {
 func (g *gateways) noteLocked(r *routing, s *service, whole bool) (changed bool) {
 	owner := metav1.GetControllerOf(s.object)
 	if !isRouted(s.object) || owner == nil || s.built == nil || !whole {
-		return false // what was served before still is
+		return false // the server still has the version before
 	}
 	name := svc.Name{Namespace: s.object.Namespace, Name: owner.Name}
 	now := listeners{name.String(), r.state.Versions[name], s.built.Addrs}

@@ -1,4 +1,4 @@
-// Package panics is how the proxied way survives a panic: it costs what was served, and not the process.
+// Package panics is how the proxied way survives a panic: it costs a connection or a request, and not the process.
 package panics
 
 import (
