@@ -329,7 +329,7 @@ func TestFollowForgetsDeletedNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.again = time.Millisecond
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	q := &observer.GetFlowsRequest{Follow: true}
 	query, err := hubble.NewQuery(q)
@@ -341,8 +341,10 @@ func TestFollowForgetsDeletedNodes(t *testing.T) {
 	go func() { done <- s.follow(ctx) }()
 	select {
 	case <-ended:
-	case err := <-done:
-		t.Fatalf("the question ended only with the client's: %v", err)
+	case <-ctx.Done():
+	}
+	if ctx.Err() != nil {
+		t.Error("the question ended only with the client's")
 	}
 	cancel()
 	<-done
