@@ -183,7 +183,6 @@ var rooms = map[string]int{
 	"apiserver/admit":         7,
 	"apiserver/custom":        7,
 	"cli/client/migratecmd":   7,
-	"cli/client/status":       7,
 	"cli/parts":               7,
 	"runner":                  7,
 	"apiserver":               8,
@@ -191,10 +190,11 @@ var rooms = map[string]int{
 	"cli/client/explaincmd":   9,
 	"cli/node":                9,
 	"cli/host":                10,
-	"ui":                      10,
-	"cli/client/uicmd":        11,
-	"cli/daemon":              11,
-	"cli":                     12,
+	"cli/client/status":       10,
+	"ui":                      11,
+	"cli/client/uicmd":        12,
+	"cli/daemon":              12,
+	"cli":                     13,
 }
 
 // testOnly are rooms that only _test.go files and other testOnly rooms may

@@ -121,10 +121,17 @@ func TestWrongUsageExitsWith2AndOneClearLine(t *testing.T) {
 		`-A lists the sets of all namespaces; leave out -n`:               {"ps", "-A", "-n", "shop"},
 		`--listen does not go with --corefile`:                            {"dns", "--corefile", "x", "--listen", "127.0.0.1:53"},
 		`corefile: open nosuch: no such file`:                             {"dns", "--corefile", "nosuch"},
+		`fairlead plan needs -f FILE`:                                     {"plan"},
+		`unknown flag: --nosuch`:                                          {"plan", "--nosuch"},
+		`fairlead plan takes no arguments, but got "a.yaml"`:              {"plan", "a.yaml"},
 	} {
 		code, stdout, stderr := call(t, args...)
-		if code != exitUsage || !strings.Contains(stderr, want) || stdout != "" {
-			t.Errorf("%q: exit code %d, stdout %q, stderr %q; want 2 and %q", args, code, stdout, stderr, want)
+		usage := exitUsage
+		if args[0] == "plan" { // whose exit code 2 is for connections that would be cut
+			usage = 64
+		}
+		if code != usage || !strings.Contains(stderr, want) || stdout != "" {
+			t.Errorf("%q: exit code %d, stdout %q, stderr %q; want %d and %q", args, code, stdout, stderr, usage, want)
 		}
 	}
 }

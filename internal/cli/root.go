@@ -61,7 +61,7 @@ func Main(args []string) int {
 func run(ctx context.Context, args []string, std base.Streams) int {
 	root := newRoot(std)
 	root.SetArgs(args)
-	err := root.ExecuteContext(ctx)
+	called, err := root.ExecuteContextC(ctx)
 	var usage base.UsageError
 	var child base.ExitCodeError
 	switch {
@@ -71,7 +71,7 @@ func run(ctx context.Context, args []string, std base.Streams) int {
 		return int(child)
 	case errors.As(err, &usage):
 		fmt.Fprintf(std.Err, "fairlead: %s\nSee 'fairlead --help' or the --help of the command.\n", base.OneLine(err))
-		return exitUsage
+		return base.UsageCode(called, exitUsage)
 	case errors.Is(err, store.ErrRemoved):
 		fmt.Fprintf(std.Err, "fairlead: %s\n", base.OneLine(err))
 		return exitRemoved

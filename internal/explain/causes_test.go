@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -98,6 +99,15 @@ func (b *bed) explain() *Verdict {
 	return Explain(&b.q, o, facts)
 }
 
+// ports are those of the node's Table by the objects as they are.
+func (b *bed) ports() (out []Port) {
+	t := Build(&Cluster{}, "here", b.node, []*corev1.Service{b.service}, []*discoveryv1.EndpointSlice{b.slice})
+	for _, p := range Choose(t, svc.NameOf(b.service), netip.AddrPort{}, 0) {
+		out = append(out, Port{ServicePort: p})
+	}
+	return out
+}
+
 func setProbes(result Result, endpoints ...string) func(*Facts) {
 	return func(f *Facts) {
 		for i := range f.Probes {
@@ -124,6 +134,40 @@ func TestCauses(t *testing.T) {
 		source string // of that line
 	}{
 		{"well", func(*bed) {}, Answers, "", "sent to one of 2 endpoints", "EndpointSlices of Service default/web"},
+		{"the last write of a slice", func(b *bed) {
+			at := func(minute int, manager string) []metav1.ManagedFieldsEntry {
+				when := metav1.Date(2026, 1, 1, 12, minute, 0, 0, time.UTC)
+				return []metav1.ManagedFieldsEntry{{Manager: manager, Operation: "Update", Time: &when}}
+			}
+			b.service.ManagedFields, b.slice.ManagedFields, b.pods[0].ManagedFields = at(1, "kubectl"), at(3, "controllers"), at(2, "agent")
+		}, Answers, "", "last write: EndpointSlice default/web-1, by controllers (Update) at 2026-01-01T12:03:00Z",
+			"EndpointSlice default/web-1 metadata.managedFields"},
+		{"UDP", func(b *bed) {
+			b.service.Spec.Ports[0].Protocol, b.slice.Ports[0].Protocol = corev1.ProtocolUDP, new(corev1.ProtocolUDP)
+			b.facts = func(f *Facts) { f.Probes = nil }
+		}, Sent, "", "UDP: not probed", "Service default/web spec.ports"},
+		{"then: endpoints that the objects no longer have", func(b *bed) {
+			b.q.Then = true
+			ports := b.ports()
+			b.slice.Endpoints, b.service.Spec.Selector = nil, map[string]string{"app": "typo"}
+			b.facts = func(f *Facts) { f.Ports = ports }
+		}, Sent, "", "sent to one of 2 endpoints", ""},
+		{"then: no endpoint", func(b *bed) {
+			b.q.Then = true
+			endpoints := b.slice.Endpoints
+			b.slice.Endpoints = nil
+			ports := b.ports()
+			b.slice.Endpoints = endpoints
+			b.facts = func(f *Facts) { f.Ports = ports }
+		}, Refused, NoEndpoint, "no endpoint for new connections at that time; why is not known", "history of node here"},
+		{"then: not there", func(b *bed) {
+			b.q.Then = true
+			b.facts = func(f *Facts) { f.Ports = nil }
+		}, Dropped, NoService, "node here had no port of it at that time", "history of node here"},
+		{"then: not remembered", func(b *bed) {
+			b.q.Then = true
+			b.facts = func(f *Facts) { f.Ports, f.Problem = nil, "it remembers nothing" }
+		}, Unknown, "", "it remembers nothing", "agent of node here"},
 		{"no such Service", func(b *bed) { b.service.Name = "wed" }, NoName, NoService,
 			"there is no Service default/web; there are wed", "API server"},
 		{"no Service at the address", func(b *bed) { b.q = Question{Address: netip.MustParseAddrPort("10.96.0.99:80")} }, Dropped, NoService,

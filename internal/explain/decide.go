@@ -148,6 +148,13 @@ func (d *deciding) policyLocal() {
 func (d *deciding) sent(now *dataplane.Installed, fate *dataplane.Fate) {
 	d.out.add(fmt.Sprintf("sent to one of %d endpoints", len(fate.Endpoints)), "EndpointSlices of Service "+d.port.ID.Name.String())
 	d.masquerade()
+	switch proto := d.port.Protocol; {
+	case d.question.Then:
+		d.out.Answer = Sent
+	case proto != svc.TCP:
+		d.out.Answer = Sent
+		d.out.add(proto.String()+": not probed: whether an endpoint answers is not known", d.field("spec.ports"))
+	}
 	if now.Holes > 0 {
 		d.out.Answer = Sometimes
 	}

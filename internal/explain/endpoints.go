@@ -104,6 +104,11 @@ func (o *Objects) pod(n svc.Name) *corev1.Pod {
 // nothing finds the reason why a frontend has no endpoint although no policy hides any.
 func (d *deciding) nothing() {
 	name := d.port.ID.Name
+	if d.question.Then {
+		d.out.end(Refused, NoEndpoint, "it had no endpoint for new connections at that time; why is not known: nodes do not keep objects",
+			"history of node "+d.facts.Node)
+		return
+	}
 	all := d.listed(name, d.port.Key(), d.port.Protocol)
 	s := d.objects.find(name)
 	if s == nil {
@@ -138,7 +143,7 @@ func (d *deciding) nothing() {
 		d.stale(ready[0])
 	case len(idle) > 0:
 		d.out.end(Refused, WeightZero, fmt.Sprintf("all %d endpoints that are ready have weight 0", len(idle)),
-			about("Pod", podOf(&idle[0]), "annotation "+svc.WeightAnnotation))
+			idle[0].weighted())
 	case len(unready) > 0:
 		text := fmt.Sprintf("none of %d endpoints is ready", len(unready)+len(leaving))
 		d.out.end(Refused, Unready, text+d.trouble(&unready[0]), unready[0].source("conditions.ready"))
@@ -164,11 +169,13 @@ func (d *deciding) stale(l listed) {
 	d.out.end(Refused, Unready, text, l.source("conditions.ready"))
 }
 
-func podOf(l *listed) svc.Name {
-	if ref := l.endpoint().TargetRef; ref != nil {
-		return svc.Name{Namespace: l.slice.Namespace, Name: ref.Name}
+// weighted is the source that names the weight: the Pod's annotation, or without a Pod that of the slice.
+func (l *listed) weighted() string {
+	const field = "annotation " + svc.WeightAnnotation
+	if ref := l.endpoint().TargetRef; ref != nil && ref.Kind == "Pod" {
+		return about("Pod", svc.Name{Namespace: l.slice.Namespace, Name: ref.Name}, field)
 	}
-	return svc.NameOf(l.slice)
+	return about("EndpointSlice", svc.NameOf(l.slice), field)
 }
 
 // trouble is ": pod X, what is wrong with it", empty if that is not known.
@@ -250,6 +257,10 @@ func (d *deciding) targetField(s *corev1.Service) string {
 
 // endpoints lists the endpoints of the ports asked about, and why each may or may not get connections.
 func (e *explaining) endpoints() {
+	if e.question.Then {
+		e.endpointsThen()
+		return
+	}
 	seen := map[netip.AddrPort]bool{}
 	for i := range e.facts.Ports {
 		p := &e.facts.Ports[i]
@@ -272,6 +283,19 @@ func (e *explaining) endpoints() {
 	})
 }
 
+// endpointsThen lists the endpoints that the node had programmed; nodes do not remember others.
+func (e *explaining) endpointsThen() {
+	var all []netip.AddrPort
+	for i := range e.verdict.Frontends {
+		all = append(all, e.verdict.Frontends[i].Endpoints...)
+	}
+	slices.SortFunc(all, netip.AddrPort.Compare)
+	for _, a := range slices.Compact(all) {
+		e.verdict.Endpoints = append(e.verdict.Endpoints, Endpoint{Address: a.String(), May: true,
+			Why: []Line{{"programmed at that time", "history of node " + e.facts.Node}}})
+	}
+}
+
 func (e *explaining) endpointOf(l *listed, at netip.AddrPort) Endpoint {
 	out := Endpoint{Address: at.String(), Node: l.node()}
 	if l.pod != nil {
@@ -285,7 +309,7 @@ func (e *explaining) endpointOf(l *listed, at netip.AddrPort) Endpoint {
 	case l.port == 0:
 		say("it does not have the port", fmt.Sprintf("EndpointSlice %s/%s ports", l.slice.Namespace, l.slice.Name))
 	case l.weight == 0:
-		say("weight 0: no new connections", about("Pod", podOf(l), "annotation "+svc.WeightAnnotation))
+		say("weight 0: no new connections", l.weighted())
 	case l.state.Is(table.Ready) && out.May:
 		say("ready", l.source("conditions.ready"))
 	case l.state.Is(table.Ready):

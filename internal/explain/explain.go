@@ -41,14 +41,17 @@ func Causes() []Cause {
 type Answer string
 
 // The answers. Sometimes is for a connection that may go to an endpoint that answers, or to one that
-// does not.
+// does not. Sent is for a packet that goes to an endpoint which may answer or not: agents probe only TCP.
+// Unknown is for an earlier time of which the node knows nothing.
 const (
 	Answers   Answer = "answers"
+	Sent      Answer = "sent, not probed"
 	Refused   Answer = "refused"
 	Dropped   Answer = "timeout"
 	Sometimes Answer = "sometimes"
 	NoName    Answer = "no such name"
 	Elsewhere Answer = "not a Service"
+	Unknown   Answer = "not known"
 )
 
 // Question has one of Service, Name and Address.
@@ -61,6 +64,8 @@ type Question struct {
 	Protocol svc.Protocol
 	// Client is who connects.
 	Client Client
+	// Then is set if the Facts are of an earlier time: objects of that time are not known.
+	Then bool
 }
 
 // Client is where a connection comes from.
@@ -152,14 +157,16 @@ type Endpoint struct {
 // severity orders answers: the worst is what a Verdict begins with.
 func severity(a Answer) int {
 	switch a {
-	case Answers:
+	case Answers, Unknown:
 		return 0
-	case Sometimes:
+	case Sent:
 		return 1
-	case Refused:
+	case Sometimes:
 		return 2
+	case Refused:
+		return 3
 	}
-	return 3
+	return 4
 }
 
 // Explain answers a question for the node of facts.

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/dataplane/iptables"
 	"github.com/fairlead/fairlead/internal/dataplane/nft"
 	"github.com/fairlead/fairlead/internal/explain"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -25,14 +26,19 @@ func TestMain(m *testing.M) { testbed.Main(m) }
 
 const (
 	endpointPort = 9376
-	clusterIP    = "10.96.0.10"
-	external     = "203.0.113.10"
-	balanced     = "203.0.113.20"
 	nodePort     = 30080
 )
 
+// vips are addresses of the Service, and one that no Service has.
+type vips struct{ cluster, external, balanced, nobody string }
+
 var (
-	ranges = &explain.Cluster{PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, ServiceCIDRs: flows.ServiceCIDRs}
+	ranges = &explain.Cluster{PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")},
+		ServiceCIDRs: flows.ServiceCIDRs}
+	vipsOf = map[svc.Family]vips{
+		svc.IPv4: {"10.96.0.10", "203.0.113.10", "203.0.113.20", "10.96.0.99"},
+		svc.IPv6: {"fd00:10:96::10", "2001:db8:113::10", "2001:db8:113::20", "fd00:10:96::99"},
+	}
 	// hosts are the clients. Pods of the other node use that node's proxy.
 	hosts = []string{"node", "other", "client", "a", "b", "c"}
 )
@@ -40,12 +46,17 @@ var (
 // world is one random cluster.
 type world struct {
 	*flows.Env
-	service *corev1.Service
-	slice   *discoveryv1.EndpointSlice
-	node    *corev1.Node
+	mode   string
+	family svc.Family
+	proto  svc.Protocol
+	// open is whether the endpoints listen; behind whether the node has not got the endpoints.
+	open, behind bool
+	service      *corev1.Service
+	slice        *discoveryv1.EndpointSlice
+	node         *corev1.Node
 }
 
-func (w *world) node4(name string) string {
+func (w *world) nodeOf(name string) string {
 	switch name {
 	case "client":
 		return ""
@@ -56,15 +67,22 @@ func (w *world) node4(name string) string {
 }
 
 // draw makes a random Service with its endpoints: some ready, unready or terminating, on a port that is open or not, of weight 0,
-// with policies, source ranges and affinity.
-func draw(e *flows.Env, r *rand.Rand) *world {
-	w := &world{Env: e}
+// with policies, source ranges and affinity; of both families, TCP or UDP; on a node that has it or another state.
+func draw(e *flows.Env, mode string, r *rand.Rand) *world {
 	chance := func(n int) bool { return r.IntN(n) == 0 }
+	w := &world{Env: e, mode: mode, family: svc.IPv4, proto: svc.TCP, open: !chance(4), behind: chance(8)}
+	if chance(2) {
+		w.family = svc.IPv6
+	}
+	if chance(3) {
+		w.proto = svc.UDP
+	}
+	vip := vipsOf[w.family]
 	w.service = &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.ServiceSpec{
-		Type: corev1.ServiceTypeLoadBalancer, ClusterIP: clusterIP, ClusterIPs: []string{clusterIP}, ExternalIPs: []string{external},
-		Selector: map[string]string{"app": "web"},
-		Ports:    []corev1.ServicePort{{Port: 80, NodePort: nodePort, Protocol: corev1.ProtocolTCP}}},
-		Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: balanced}}}}}
+		Type: corev1.ServiceTypeLoadBalancer, ClusterIP: vip.cluster, ClusterIPs: []string{vip.cluster}, ExternalIPs: []string{vip.external},
+		Selector: map[string]string{"app": "web"}, IPFamilies: []corev1.IPFamily{corev1.IPFamily(w.family.String())},
+		Ports: []corev1.ServicePort{{Port: 80, NodePort: nodePort, Protocol: corev1.Protocol(w.proto.String())}}},
+		Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: vip.balanced}}}}}
 	if chance(3) {
 		w.service.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 	}
@@ -72,41 +90,57 @@ func draw(e *flows.Env, r *rand.Rand) *world {
 		w.service.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
 	}
 	if chance(3) {
-		w.service.Spec.LoadBalancerSourceRanges = []string{e.Host(hosts[r.IntN(len(hosts))]).Addr4().String() + "/32"}
+		a := w.addr(hosts[r.IntN(len(hosts))])
+		w.service.Spec.LoadBalancerSourceRanges = []string{netip.PrefixFrom(a, a.BitLen()).String()}
 	}
-	if chance(4) {
+	if chance(3) {
 		w.service.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 	}
 	port := int32(endpointPort)
-	if chance(5) {
+	if !w.open {
 		port = 9999 // nothing listens there
 	}
 	w.slice = &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: new(""), Port: &port, Protocol: new(corev1.ProtocolTCP)}},
+		AddressType: discoveryv1.AddressType(w.family.String()),
+		Ports:       []discoveryv1.EndpointPort{{Name: new(""), Port: &port, Protocol: new(corev1.Protocol(w.proto.String()))}},
 	}
 	if chance(8) {
 		w.slice.Annotations = map[string]string{svc.WeightAnnotation: "0"}
 	}
 	for _, name := range []string{"a", "b", "d"} {
-		if chance(2) {
+		if chance(3) {
 			continue
 		}
-		ep := discoveryv1.Endpoint{Addresses: []string{e.Host(name).Addr4().String()}, NodeName: new(w.node4(name)),
+		ep := discoveryv1.Endpoint{Addresses: []string{w.addr(name).String()}, NodeName: new(w.nodeOf(name)),
 			TargetRef: &corev1.ObjectReference{Kind: "Pod", Name: name}}
-		switch r.IntN(5) {
+		switch r.IntN(7) {
 		case 0:
 			ep.Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(false)}
 		case 1:
+			ep.Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(false), Terminating: new(true)}
+		case 2:
 			ep.Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)}
 		}
 		w.slice.Endpoints = append(w.slice.Endpoints, ep)
 	}
 	w.node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"},
-		Spec:   corev1.NodeSpec{PodCIDRs: []string{e.Node.PodCIDR(svc.IPv4).String()}},
-		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: e.Node.Addr4().String()}}}}
+		Spec: corev1.NodeSpec{PodCIDRs: []string{e.Node.PodCIDR(svc.IPv4).String(), e.Node.PodCIDR(svc.IPv6).String()}},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: e.Node.Addr4().String()},
+			{Type: corev1.NodeInternalIP, Address: e.Node.Addr6().String()}}}}
 	return w
+}
+
+func (w *world) addr(host string) netip.Addr { return w.Host(host).Addr(w.family) }
+
+// apply gives the node the Service, without the endpoints if it is behind.
+func (w *world) apply(t *testing.T) {
+	t.Helper()
+	list := []*discoveryv1.EndpointSlice{w.slice}
+	if w.behind {
+		list = nil
+	}
+	w.Apply(t, explain.Build(ranges, "node", w.node, []*corev1.Service{w.service}, list), nil)
 }
 
 // ask explains a question as the agent and the command do: what the node has is read back, and each endpoint gets a connection.
@@ -115,7 +149,8 @@ func (w *world) ask(t *testing.T, q *explain.Question) *explain.Verdict {
 	o := &explain.Objects{Services: []*corev1.Service{w.service}, Slices: []*discoveryv1.EndpointSlice{w.slice}, Node: w.node,
 		Domains: []string{"cluster.local"}, Namespaces: []string{"default"}}
 	tab := explain.Build(ranges, "node", w.node, o.Services, o.Slices)
-	facts := &explain.Facts{Node: "node", Mode: "nft", Addresses: []netip.Addr{w.Node.Addr4(), w.Node.PodCIDR(svc.IPv4).Addr().Next()}}
+	facts := &explain.Facts{Node: "node", Mode: w.mode, Addresses: []netip.Addr{w.Node.Addr4(), w.Node.PodCIDR(svc.IPv4).Addr().Next(),
+		w.Node.Addr6(), w.Node.PodCIDR(svc.IPv6).Addr().Next()}}
 	facts.SettingsFrom(tab)
 	var client netip.Addr
 	if len(q.Client.Addrs) > 0 {
@@ -134,6 +169,9 @@ func (w *world) ask(t *testing.T, q *explain.Question) *explain.Verdict {
 		}
 		facts.Ports = append(facts.Ports, explain.Port{ServicePort: p, Installed: found})
 		for i := range found {
+			if w.proto != svc.TCP {
+				break // agents do not probe it
+			}
 			for _, inside := range []bool{false, true} {
 				for _, a := range found[i].For(inside).Endpoints {
 					facts.Probes = append(facts.Probes, w.probe(t, a))
@@ -168,11 +206,11 @@ func (w *world) real(t *testing.T, from string, at netip.AddrPort, v *explain.Ve
 	var reached []netip.AddrPort
 	for range tries {
 		ctx, cancel := context.WithTimeout(t.Context(), wait)
-		got, err := w.Host(from).Ask(ctx, svc.TCP, at)
+		got, err := w.Host(from).Ask(ctx, w.proto, at)
 		cancel()
 		switch {
 		case err == nil:
-			reached = append(reached, netip.AddrPortFrom(w.Host(got.Name).Addr4(), endpointPort))
+			reached = append(reached, netip.AddrPortFrom(w.addr(got.Name), endpointPort))
 		case testbed.Refused(err):
 			return explain.Refused, nil
 		case testbed.Silent(err):
@@ -185,57 +223,91 @@ func (w *world) real(t *testing.T, from string, at netip.AddrPort, v *explain.Ve
 	return explain.Answers, slices.Compact(reached)
 }
 
+// modes are what each data plane is made by.
+var modes = map[string]func() (dataplane.Applier, error){
+	"nft": func() (dataplane.Applier, error) { return nft.New(nft.Config{}) },
+	"iptables": func() (dataplane.Applier, error) {
+		return iptables.New(iptables.Config{Variant: iptables.NFT, DropInvalid: true})
+	},
+}
+
 // Of random clusters and questions, what is explained is what a real packet does: whether it is answered, refused or dropped, and
 // which endpoints it may reach. Only an answer has no cause.
 func TestExplanationIsWhatPacketsDo(t *testing.T) {
-	e := flows.NewEnv(t, func(t testing.TB, _ *testbed.Host) dataplane.Applier {
-		t.Helper()
-		p, err := nft.New(nft.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return p
-	})
-	r := rand.New(rand.NewPCG(34, 1))
-	seen := map[explain.Cause]int{}
-	for i := range 50 {
-		w := draw(e, r)
-		e.Apply(t, explain.Build(ranges, "node", w.node, []*corev1.Service{w.service}, []*discoveryv1.EndpointSlice{w.slice}), nil)
-		for range 4 {
-			e.Forget(t)
-			from := hosts[r.IntN(len(hosts))]
-			at := []netip.AddrPort{
-				flows.AP(clusterIP + ":80"), flows.AP(external + ":80"), flows.AP(balanced + ":80"), flows.AP(clusterIP + ":81"),
-				flows.AP("10.96.0.99:80"), netip.AddrPortFrom(e.Node.Addr4(), nodePort),
-			}[r.IntN(6)]
-			q := &explain.Question{Address: at, Client: explain.Client{Text: from, Node: w.node4(from), Host: from == "node" || from == "other",
-				Addrs: []netip.Addr{e.Host(from).Addr4()}}}
-			v := w.ask(t, q)
-			seen[v.Cause]++
-			answer, reached := w.real(t, from, at, v)
-			if w.wrong(v, answer, reached) {
-				t.Errorf("world %d, %s to %s: explained as %s %s %+v, but it is %s, and reaches %v\n%+v\n%+v", i, from, at, v.Answer, v.Cause,
-					v.Frontends, answer, reached, w.service.Spec, w.slice)
+	for mode, create := range modes {
+		t.Run(mode, func(t *testing.T) {
+			e := flows.NewEnv(t, func(t testing.TB, _ *testbed.Host) dataplane.Applier {
+				t.Helper()
+				p, err := create()
+				if err != nil {
+					t.Fatal(err)
+				}
+				return p
+			})
+			r := rand.New(rand.NewPCG(34, 1))
+			seen := map[explain.Cause]int{}
+			for i := range 80 {
+				w := draw(e, mode, r)
+				w.apply(t)
+				for range 4 {
+					w.question(t, i, r, seen)
+				}
 			}
-			if (v.Answer == explain.Answers) != (v.Cause == "") {
-				t.Errorf("world %d: answer %s with cause %q", i, v.Answer, v.Cause)
+			t.Logf("causes: %v", seen)
+			causes := []explain.Cause{"", explain.NoService, explain.NoEndpoint, explain.Unready, explain.Terminating, explain.WrongTargetPort,
+				explain.PolicyLocal, explain.SourceRange, explain.WeightZero, explain.Rejected}
+			if mode == "nft" { // iptables does not know where a client is kept
+				causes = append(causes, explain.AffinityDead)
 			}
-		}
-	}
-	t.Logf("causes: %v", seen)
-	for _, c := range []explain.Cause{"", explain.NoService, explain.NoEndpoint, explain.Unready, explain.WrongTargetPort, explain.PolicyLocal,
-		explain.SourceRange, explain.WeightZero} {
-		if seen[c] == 0 {
-			t.Errorf("no question had the cause %q: %v", c, seen)
-		}
+			for _, c := range causes {
+				if seen[c] == 0 {
+					t.Errorf("no question had the cause %q: %v", c, seen)
+				}
+			}
+		})
 	}
 }
 
-func (w *world) wrong(v *explain.Verdict, answer explain.Answer, reached []netip.AddrPort) bool {
-	if answer != v.Answer {
-		return true
+// question compares the explanation of a random packet with the packet.
+func (w *world) question(t *testing.T, i int, r *rand.Rand, seen map[explain.Cause]int) {
+	t.Helper()
+	w.Forget(t)
+	from, vip := hosts[r.IntN(len(hosts))], vipsOf[w.family]
+	at := []netip.AddrPort{
+		port(vip.cluster, 80), port(vip.external, 80), port(vip.balanced, 80), port(vip.cluster, 81), port(vip.nobody, 80),
+		netip.AddrPortFrom(w.Node.Addr(w.family), nodePort),
+	}[r.IntN(6)]
+	q := &explain.Question{Address: at, Protocol: w.proto, Client: explain.Client{Text: from, Node: w.nodeOf(from),
+		Host: from == "node" || from == "other", Addrs: []netip.Addr{w.addr(from)}}}
+	if !w.open && w.service.Spec.SessionAffinity == corev1.ServiceAffinityClientIP && w.proto == svc.TCP {
+		// The client is kept from now on at an endpoint that does not answer.
+		ctx, cancel := context.WithTimeout(t.Context(), silence)
+		_, _ = w.Host(from).Ask(ctx, w.proto, at)
+		cancel()
 	}
-	if answer != explain.Answers {
+	v := w.ask(t, q)
+	seen[v.Cause]++
+	answer, reached := w.real(t, from, at, v)
+	if w.wrong(v, answer, reached) {
+		t.Errorf("world %d, %s to %s %s: explained as %s %s %+v, but it is %s, and reaches %v\n%+v\n%+v", i, from, w.proto, at, v.Answer, v.Cause,
+			v.Frontends, answer, reached, w.service.Spec, w.slice)
+	}
+	if (v.Answer == explain.Answers || v.Answer == explain.Sent) != (v.Cause == "") {
+		t.Errorf("world %d: answer %s with cause %q", i, v.Answer, v.Cause)
+	}
+}
+
+func port(addr string, number uint16) netip.AddrPort {
+	return netip.AddrPortFrom(netip.MustParseAddr(addr), number)
+}
+
+func (w *world) wrong(v *explain.Verdict, answer explain.Answer, reached []netip.AddrPort) bool {
+	switch {
+	case v.Answer == explain.Sent && !w.open:
+		return answer != explain.Refused // nothing listens, which no probe has found out
+	case answer != v.Answer && (v.Answer != explain.Sent || answer != explain.Answers):
+		return true
+	case answer != explain.Answers:
 		return false
 	}
 	may := v.Frontends[0].Endpoints

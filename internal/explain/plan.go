@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -73,9 +74,14 @@ func Differences(c *Cluster, before, after *World, services map[svc.Name]bool, d
 		out = append(out, names(n, before, after, domains)...)
 		out = append(out, givenBack(n, before, after)...)
 	}
+	mine := map[string]bool{}
+	before.places(services, mine)
+	after.places(services, mine)
+	wereServices, wereSlices := before.beside(mine), before.of(services)
+	areServices, areSlices := after.beside(mine), after.of(services)
 	for _, node := range after.Nodes {
-		was := Build(c, node.Name, node, before.Services, before.of(services))
-		is := Build(c, node.Name, node, after.Services, after.of(services))
+		was := Build(c, node.Name, node, wereServices, wereSlices)
+		is := Build(c, node.Name, node, areServices, areSlices)
 		for n := range services {
 			for _, d := range between(ports(was, n), ports(is, n)) {
 				d.Service, d.Nodes = n.String(), []string{node.Name}
@@ -109,6 +115,51 @@ func (w *World) of(services map[svc.Name]bool) (out []*discoveryv1.EndpointSlice
 		if services[svc.Name{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}] {
 			out = append(out, s)
 		}
+	}
+	return out
+}
+
+// places adds the addresses and node ports of the Services named.
+func (w *World) places(services map[svc.Name]bool, to map[string]bool) {
+	for _, s := range w.Services {
+		if services[svc.NameOf(s)] {
+			for _, p := range placesOf(s) {
+				to[p] = true
+			}
+		}
+	}
+}
+
+// beside returns the Services with one of the places: only they decide who gets it.
+func (w *World) beside(places map[string]bool) (out []*corev1.Service) {
+	for _, s := range w.Services {
+		if slices.ContainsFunc(placesOf(s), func(p string) bool { return places[p] }) {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// placesOf are the addresses and node ports of a Service, and its name, so that each has a place.
+func placesOf(s *corev1.Service) []string {
+	out := append([]string{svc.NameOf(s).String()}, s.Spec.ExternalIPs...)
+	for _, ip := range append([]string{s.Spec.ClusterIP}, s.Spec.ClusterIPs...) {
+		if ip != "" && ip != corev1.ClusterIPNone {
+			out = append(out, ip)
+		}
+	}
+	for _, i := range s.Status.LoadBalancer.Ingress {
+		if i.IP != "" {
+			out = append(out, i.IP)
+		}
+	}
+	for _, p := range s.Spec.Ports {
+		if p.NodePort != 0 {
+			out = append(out, strconv.Itoa(int(p.NodePort)))
+		}
+	}
+	if p := s.Spec.HealthCheckNodePort; p != 0 {
+		out = append(out, strconv.Itoa(int(p)))
 	}
 	return out
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/svc"
@@ -20,6 +21,10 @@ func (e *explaining) service(n svc.Name) {
 		n = e.question.Service
 	}
 	e.target = n
+	if e.question.Then {
+		e.then(n)
+		return
+	}
 	s := e.objects.find(n)
 	if s == nil {
 		e.verdict.end(NoName, NoService, "there is no Service "+n.String()+e.near(n), "API server: Services of namespace "+n.Namespace)
@@ -27,7 +32,7 @@ func (e *explaining) service(n svc.Name) {
 	}
 	e.verdict.Service = n.String()
 	e.names(s)
-	e.written("Service", s)
+	e.written(s)
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
 		e.verdict.Answer = Elsewhere
 		e.verdict.add("its name is an alias of "+s.Spec.ExternalName, about("Service", n, "spec.externalName"))
@@ -60,6 +65,20 @@ func (e *explaining) all(which func(*table.Frontend) bool) {
 	}
 	e.worst()
 	e.endpoints()
+}
+
+// then explains what a node had for a Service at an earlier time.
+func (e *explaining) then(n svc.Name) {
+	e.verdict.Service = n.String()
+	switch {
+	case e.facts.Problem != "":
+		e.verdict.Answer = Unknown
+		return
+	case len(e.facts.Ports) == 0:
+		e.verdict.end(Dropped, NoService, "node "+e.facts.Node+" had no port of it at that time", "history of node "+e.facts.Node)
+		return
+	}
+	e.all(func(*table.Frontend) bool { return true })
 }
 
 // near names the Services that may have been meant.
@@ -136,20 +155,35 @@ func (e *explaining) names(s *corev1.Service) {
 	}
 }
 
-// written adds the last writer of an object.
-func (e *explaining) written(kind string, o metav1.Object) {
-	var last *metav1.ManagedFieldsEntry
-	fields := o.GetManagedFields()
-	for i := range fields {
-		if f := &fields[i]; f.Time != nil && f.Subresource == "" && (last == nil || last.Time.Before(f.Time)) {
-			last = f
+// written adds the last write of the Service, of its EndpointSlices, or of the Pods that it selects.
+func (e *explaining) written(s *corev1.Service) {
+	var last struct {
+		*metav1.ManagedFieldsEntry
+		object string
+	}
+	see := func(kind string, o metav1.Object) {
+		fields := o.GetManagedFields()
+		for i := range fields {
+			if f := &fields[i]; f.Time != nil && f.Subresource == "" && (last.ManagedFieldsEntry == nil || last.Time.Before(f.Time)) {
+				last.ManagedFieldsEntry, last.object = f, kind+" "+svc.Name{Namespace: o.GetNamespace(), Name: o.GetName()}.String()
+			}
 		}
 	}
-	if last == nil {
-		return
+	see("Service", s)
+	for _, slice := range e.objects.Slices {
+		if slice.Namespace == s.Namespace && slice.Labels[discoveryv1.LabelServiceName] == s.Name {
+			see("EndpointSlice", slice)
+		}
 	}
-	e.verdict.add(fmt.Sprintf("last written by %s (%s) at %s", last.Manager, last.Operation, last.Time.UTC().Format(time.RFC3339)),
-		about(kind, svc.Name{Namespace: o.GetNamespace(), Name: o.GetName()}, "metadata.managedFields"))
+	for _, p := range e.objects.Pods {
+		if Selects(s, p) {
+			see("Pod", p)
+		}
+	}
+	if last.ManagedFieldsEntry != nil {
+		e.verdict.add(fmt.Sprintf("last write: %s, by %s (%s) at %s", last.object, last.Manager, last.Operation,
+			last.Time.UTC().Format(time.RFC3339)), last.object+" metadata.managedFields")
+	}
 }
 
 // pending adds that a load balancer has no address.
@@ -168,7 +202,7 @@ func (e *explaining) address() {
 		if s := e.objects.find(e.target); s != nil {
 			e.verdict.Service = e.target.String()
 			e.names(s)
-			e.written("Service", s)
+			e.written(s)
 		}
 		e.all(func(f *table.Frontend) bool { return isAt(f, at, e.facts.NodePortAddrs) })
 		return

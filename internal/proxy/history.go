@@ -38,15 +38,18 @@ type history struct {
 	mu    sync.Mutex
 	list  []past
 	total int // endpoints in list
+	// from is when what is remembered begins: the first Table, or the last change that was forgotten.
+	from time.Time
 }
 
 // note remembers the changes of keys. The first Table of a process is no change.
 func (h *history) note(now time.Time, before, after *table.Table, keys []table.Key) {
-	if before == nil {
-		return
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if before == nil {
+		h.from = now
+		return
+	}
 	for _, k := range keys {
 		p := past{at: now, before: before.Get(k), after: after.Get(k)}
 		if p.before == p.after {
@@ -64,6 +67,7 @@ func (h *history) forget(now time.Time) {
 	n := 0
 	for n < len(h.list) && (now.Sub(h.list[n].at) > historyTime || h.total > historyEndpoints || len(h.list)-n > historyChanges) {
 		h.total -= h.list[n].size
+		h.from = h.list[n].at
 		n++
 	}
 	h.list = slices.Delete(h.list, 0, n)
@@ -109,6 +113,43 @@ func (h *history) matching(n svc.Name, since time.Time) (out []past) {
 		}
 		if port.ID.Name == n && !p.at.Before(since) {
 			out = append(out, *p)
+		}
+	}
+	return out
+}
+
+// Then is what a node had at an earlier time. Its JSON form goes from an agent to the command: fields are only ever added.
+type Then struct {
+	// From is when what the node remembers begins.
+	From time.Time `json:"from"`
+	// Changed are the ports that have changed since; the others are as they are now.
+	Changed []ThenPort `json:"changed"`
+}
+
+// ThenPort is a service port at an earlier time.
+type ThenPort struct {
+	Key table.Key `json:"key"`
+	// Port is nil if it was not there.
+	Port *table.ServicePort `json:"port,omitempty"`
+}
+
+// ThenOf returns the ports of a Service that a Proxy has changed since a time, as they were then. It is safe for concurrent use.
+func ThenOf(p *Proxy, n svc.Name, at time.Time) Then { return p.history.then(n, at) }
+
+func (h *history) then(n svc.Name, at time.Time) Then {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := Then{From: h.from, Changed: []ThenPort{}}
+	seen := map[table.Key]bool{}
+	for i := range h.list {
+		c := &h.list[i]
+		port := c.after
+		if port == nil {
+			port = c.before
+		}
+		if k := port.Key(); port.ID.Name == n && c.at.After(at) && !seen[k] {
+			seen[k] = true
+			out.Changed = append(out.Changed, ThenPort{k, c.before})
 		}
 	}
 	return out

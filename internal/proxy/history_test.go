@@ -37,10 +37,24 @@ func TestHistory(t *testing.T) {
 	if len(got) != 2 || got[0].After != two.Get(key[0]).String() || got[1].Before != got[0].After || got[1].After != "" {
 		t.Errorf("the past is %+v", got)
 	}
+	for after, want := range map[time.Duration]string{0: one.Get(key[0]).String(), 90 * time.Second: two.Get(key[0]).String(),
+		3 * time.Minute: "unchanged"} {
+		then := h.then(web, start.Add(after))
+		has := "unchanged"
+		if len(then.Changed) == 1 && then.Changed[0].Key == key[0] && then.Changed[0].Port != nil {
+			has = then.Changed[0].Port.String()
+		}
+		if has != want || !then.From.Equal(start) {
+			t.Errorf("after %s it was %q, remembered from %s; want %q, %s", after, has, then.From, want, start)
+		}
+	}
 	if got := h.of(web, start.Add(90*time.Second)); len(got) != 1 {
 		t.Errorf("since later: %+v", got)
 	}
 	h.note(start.Add(historyTime+90*time.Second), two, one, key[:1])
+	if then := h.then(web, start); !then.From.Equal(start.Add(time.Minute)) {
+		t.Errorf("after an hour what is remembered begins at %s", then.From)
+	}
 	if got := h.of(web, time.Time{}); len(got) != 2 || !got[0].Time.Equal(start.Add(2*time.Minute)) {
 		t.Errorf("after an hour: %+v", got)
 	}

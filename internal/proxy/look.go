@@ -35,10 +35,10 @@ type ViewedPort struct {
 
 // look is a View that is asked for.
 type look struct {
-	ctx    context.Context
-	choose func(*table.Table) []*table.ServicePort
-	client netip.Addr
-	answer chan<- lookResult
+	ctx     context.Context
+	choose  func(*table.Table) []*table.ServicePort
+	clients []netip.Addr
+	answer  chan<- lookResult
 }
 
 type lookResult struct {
@@ -48,12 +48,12 @@ type lookResult struct {
 
 var errNotProgrammed = errors.New("the proxy has not programmed any Service yet")
 
-// Look reads back what the node has for the ports that choose returns. client, if it is valid, is a client
-// whose affinity is asked for. It waits for the programming that is under way.
-func (p *Proxy) Look(ctx context.Context, choose func(*table.Table) []*table.ServicePort, client netip.Addr) (*View, error) {
+// Look reads back what the node has for the ports that choose returns. clients are the
+// addresses, one of each family at most, of a client whose affinity is asked for. It waits for the programming that is under way.
+func (p *Proxy) Look(ctx context.Context, choose func(*table.Table) []*table.ServicePort, clients []netip.Addr) (*View, error) {
 	answer := make(chan lookResult, 1)
 	select {
-	case p.looks <- look{ctx, choose, client, answer}:
+	case p.looks <- look{ctx, choose, clients, answer}:
 	case <-ctx.Done():
 		return nil, errors.Join(errNotProgrammed, ctx.Err())
 	}
@@ -93,7 +93,7 @@ func (l *look) view(p *Proxy) (*View, error) {
 		v.Problems = append(v.Problems, p.status.problemsOf(n)...)
 	}
 	if looker, ok := p.opts.Dataplane.(dataplane.Looker); ok {
-		found, err := looker.Look(l.ctx, asked, l.client)
+		found, err := l.installed(looker, asked)
 		if err != nil {
 			return nil, err
 		}
@@ -110,6 +110,37 @@ func (l *look) view(p *Proxy) (*View, error) {
 		v.count(counts)
 	}
 	return v, nil
+}
+
+// installed reads the frontends of each family with the client's address of that family.
+func (l *look) installed(looker dataplane.Looker, asked []dataplane.Asked) ([]dataplane.Installed, error) {
+	out := make([]dataplane.Installed, len(asked))
+	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
+		var client netip.Addr
+		for _, a := range l.clients {
+			if svc.FamilyOf(a) == f {
+				client = a
+			}
+		}
+		var at []int
+		var fronts []dataplane.Asked
+		for i := range asked {
+			if asked[i].Family == f {
+				at, fronts = append(at, i), append(fronts, asked[i])
+			}
+		}
+		if len(fronts) == 0 {
+			continue
+		}
+		found, err := looker.Look(l.ctx, fronts, client)
+		if err != nil {
+			return nil, err
+		}
+		for i := range found {
+			out[at[i]] = found[i]
+		}
+	}
+	return out, nil
 }
 
 // count gives each port the counts of its frontends.

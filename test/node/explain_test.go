@@ -26,7 +26,7 @@ func (c *cluster) stories() {
 	c.apply(mustRead(c.t, "../../examples/debugging.yaml"))
 	page := mustRead(c.t, "../../docs/debugging.md")
 	blocks := regexp.MustCompile("(?ms)^<!-- run by test/node/explain_test.go -->\n```console\n(.*?)^```").FindAllStringSubmatch(page, -1)
-	if len(blocks) != 14 {
+	if len(blocks) != 18 {
 		c.t.Fatalf("docs/debugging.md has %d blocks to run", len(blocks))
 	}
 	for _, b := range blocks {

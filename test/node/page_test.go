@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -287,6 +288,28 @@ func (c *cluster) causes(b *browser) {
 	}
 }
 
+// backsOff follows, for a second, what forgets each version at once, and what ends each watch at once, and counts the watches of both.
+const backsOff = `import('/ui/api.js').then(async ({ follow }) => {
+	const real = window.fetch;
+	const watches = [0, 0];
+	window.fetch = (path, options) => {
+		const i = ['/gone', '/empty'].findIndex((p) => String(path).startsWith(p));
+		if (i < 0) return real(path, options);
+		let text = '{"items":[],"metadata":{"resourceVersion":"1"}}';
+		if (path.includes('watch=1')) {
+			watches[i]++;
+			text = i ? '' : '{"type":"ERROR","object":{"code":410,"message":"too old"}}\n';
+		}
+		return new Promise((done) => setTimeout(() => done(new Response(text)), 0));
+	};
+	const end = new AbortController();
+	setTimeout(() => end.abort(), 1000);
+	const on = { reset() {}, one() {}, state() {} };
+	await Promise.all(['/gone', '/empty'].map((p) => follow(p, on, end.signal)));
+	window.fetch = real;
+	return watches;
+})`
+
 // keepsRows changes Services, slices, findings and the report at random, and compares the rows and numbers that the page has kept with
 // those that it makes of all Services.
 const keepsRows = `import('/ui/model.js').then((m) => {
@@ -344,6 +367,11 @@ func (c *cluster) manyServices(b *browser) {
 	b.shows(".row", "many/s9999")
 	if n := string(b.do("eval", "document.querySelectorAll('.row').length")); len(n) > 2 {
 		c.t.Errorf("%s rows are in the document", n)
+	}
+	var watches []int
+	if err := json.Unmarshal(b.do("eval", backsOff), &watches); err != nil || len(watches) != 2 || slices.Min(watches) < 1 ||
+		slices.Max(watches) > 4 {
+		c.t.Errorf("watches that end at once are begun %v times in a second: %v", watches, err)
 	}
 	if wrong := string(b.do("eval", keepsRows)); wrong != `""` {
 		c.t.Errorf("after changes of single Services the page has other rows than those that it makes of all: %s", wrong)

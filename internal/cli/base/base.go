@@ -87,6 +87,23 @@ func Remedy(err error) string {
 // Version is set by the linker.
 var Version = "unknown"
 
+// exitUsage is EX_USAGE of sysexits.h.
+const exitUsage = 64
+
+// usageAnnotation marks a command whose results have the exit code of wrong usage.
+const usageAnnotation = "usage-exits-with-64"
+
+// UsageExitsWith64 makes 64 the exit code of a wrong usage of a command, for one with another meaning of the usual code.
+func UsageExitsWith64(cmd *cobra.Command) { cmd.Annotations = map[string]string{usageAnnotation: ""} }
+
+// UsageCode returns the exit code of a wrong usage of a command.
+func UsageCode(cmd *cobra.Command, usual int) int {
+	if _, special := cmd.Annotations[usageAnnotation]; special {
+		return exitUsage
+	}
+	return usual
+}
+
 // ExitCodeError is the exit code of a child that has printed the reason itself.
 type ExitCodeError int
 

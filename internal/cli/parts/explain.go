@@ -34,7 +34,7 @@ const (
 )
 
 // Explain is the View with the Facts of this node. Its query has service (NAMESPACE/NAME) or address (IP:PORT,
-// with protocol), and may have client (IP) and probe ("false" to connect to no endpoint).
+// with protocol), and may have client (IP, one of each family) and probe ("false" to connect to no endpoint).
 func Explain(p func() *proxy.Proxy) api.View {
 	return func(ctx context.Context, query url.Values) (any, error) {
 		q, err := parseExplain(query)
@@ -43,7 +43,7 @@ func Explain(p func() *proxy.Proxy) api.View {
 		}
 		view, err := p().Look(ctx, func(t *table.Table) []*table.ServicePort {
 			return explain.Choose(t, q.service, q.address, q.protocol)
-		}, q.client)
+		}, q.clients)
 		if err != nil {
 			return nil, err
 		}
@@ -91,7 +91,7 @@ type explainQuery struct {
 	service  svc.Name
 	address  netip.AddrPort
 	protocol svc.Protocol
-	client   netip.Addr
+	clients  []netip.Addr
 	probe    bool
 }
 
@@ -117,10 +117,12 @@ func parseExplain(v url.Values) (q explainQuery, err error) {
 			return bad("protocol: %v", err)
 		}
 	}
-	if s := v.Get("client"); s != "" {
-		if q.client, err = netip.ParseAddr(s); err != nil {
+	for _, s := range v["client"] {
+		a, err := netip.ParseAddr(s)
+		if err != nil {
 			return bad("client: %q is not an IP address", s)
 		}
+		q.clients = append(q.clients, a)
 	}
 	return q, nil
 }

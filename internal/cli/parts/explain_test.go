@@ -19,7 +19,7 @@ func TestWrongQueries(t *testing.T) {
 	none := func() *proxy.Proxy { t.Error("the proxy is asked"); return nil }
 	for view, queries := range map[string][]string{
 		"explain": {"", "service=web", "service=/", "address=10.96.0.1", "address=x:80", "service=a/b&protocol=ICMP", "service=a/b&client=me"},
-		"history": {"", "service=web&since=1h", "service=a/b", "service=a/b&since=-1h", "service=a/b&since=long"},
+		"history": {"", "service=web&since=1h", "service=a/b", "service=a/b&since=-1h", "service=a/b&since=long", "service=a/b&at=noon"},
 	} {
 		f := map[string]api.View{"explain": Explain(none), "history": History(none)}[view]
 		for _, q := range queries {

@@ -13,12 +13,19 @@ import (
 )
 
 // History is the View with what this node had for a Service: its query has service (NAMESPACE/NAME) and since, a duration
-// such as 10m.
+// such as 10m. With at (RFC 3339) in place of since it is proxy.Then.
 func History(p func() *proxy.Proxy) api.View {
 	return func(_ context.Context, query url.Values) (any, error) {
 		name, err := svc.ParseName(query.Get("service"))
 		if err != nil {
 			return nil, api.BadQuery(fmt.Sprintf("service: %v", err))
+		}
+		if text := query.Get("at"); text != "" {
+			at, err := time.Parse(time.RFC3339Nano, text)
+			if err != nil {
+				return nil, api.BadQuery(fmt.Sprintf("at: %q is not a time of RFC 3339", text))
+			}
+			return proxy.ThenOf(p(), name, at), nil
 		}
 		since, err := time.ParseDuration(query.Get("since"))
 		if err != nil || since <= 0 {

@@ -248,19 +248,29 @@ func (s *session) follow(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)
-	known := map[string]bool{}
+	known := map[string]context.CancelFunc{} // what ends the question to a node
 	for {
 		nodes, err := s.relay.names(ctx)
 		if err != nil && len(known) == 0 {
 			return err
 		}
-		for _, node := range nodes {
-			if !known[node] {
-				known[node] = true
-				wg.Go(func() { s.followNode(ctx, cancel, node) })
+		for node, end := range known {
+			if err == nil && !slices.Contains(nodes, node) { // it was deleted; one of its name may come
+				end()
+				delete(known, node)
 			}
 		}
-		if !sleep(ctx, nodesPeriod) {
+		for _, node := range nodes {
+			if known[node] == nil {
+				ofNode, end := context.WithCancel(ctx)
+				known[node] = end
+				wg.Go(func() {
+					defer end()
+					s.followNode(ofNode, cancel, node)
+				})
+			}
+		}
+		if !sleep(ctx, s.relay.again) {
 			return status.FromContextError(context.Cause(ctx)).Err()
 		}
 	}

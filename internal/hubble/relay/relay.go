@@ -58,6 +58,7 @@ type Relay struct {
 	kept  atomic.Int64
 	retry time.Duration // retryPeriod, unless a test wants another
 	peers time.Duration // peersPeriod, unless a test wants another
+	again time.Duration // nodesPeriod, unless a test wants another
 }
 
 // Nodes are how a Relay reaches the nodes of its cluster.
@@ -83,7 +84,7 @@ func New(cfg *rest.Config, release string, log *slog.Logger) (*Relay, error) {
 // Over returns a Relay that asks by nodes. Its client may list nodes and read Pods. The caller decides who may ask the Relay.
 func Over(nodes Nodes, client kubernetes.Interface, release string, log *slog.Logger) *Relay {
 	return &Relay{
-		client: client, nodes: nodes, release: release, log: log, retry: retryPeriod, peers: peersPeriod,
+		client: client, nodes: nodes, release: release, log: log, retry: retryPeriod, peers: peersPeriod, again: nodesPeriod,
 		questions: hubble.NewPlaces(maxQuestions, "questions for flows are being answered"),
 		follows:   hubble.NewPlaces(maxFollows, "clients follow the flows"),
 		others:    hubble.NewPlaces(maxQuestions, "questions for nodes and namespaces are being answered"),

@@ -302,6 +302,57 @@ func TestFollowGoesOn(t *testing.T) {
 	}
 }
 
+// The question to a node ends when its Node is deleted.
+func TestFollowForgetsDeletedNodes(t *testing.T) {
+	asked, ended := make(chan struct{}), make(chan struct{})
+	mux := http.NewServeMux()
+	mux.HandleFunc("/api/v1/nodes", func(w http.ResponseWriter, _ *http.Request) {
+		list := &corev1.NodeList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}}
+		select {
+		case <-asked:
+		default:
+			list.Items = []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "a"}}}
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(list)
+	})
+	mux.HandleFunc("/api/v1/nodes/a/proxy"+hubble.Path, func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.ReadAll(r.Body) // only then the server notices that the client goes
+		close(asked)
+		<-r.Context().Done()
+		close(ended)
+	})
+	server := httptest.NewServer(mux)
+	defer server.Close()
+	r, err := New(&rest.Config{Host: server.URL}, "1.2.3", slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.again = time.Millisecond
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	q := &observer.GetFlowsRequest{Follow: true}
+	query, err := hubble.NewQuery(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &session{relay: r, query: query, asked: q, to: &client{ctx: ctx}, pods: newPods(r.client)}
+	done := make(chan error, 1)
+	go func() { done <- s.follow(ctx) }()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+	}
+	if ctx.Err() != nil {
+		t.Error("the question ended only with the client's")
+	}
+	cancel()
+	<-done
+	if got := s.to.(*client).got; len(got) > 0 {
+		t.Errorf("the client got %v", got)
+	}
+}
+
 // All questions share the memory for answers, and give it back.
 func TestMemoryIsShared(t *testing.T) {
 	r := cluster(t, map[string]http.Handler{"a": node("a", 9)})

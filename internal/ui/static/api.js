@@ -50,12 +50,19 @@ export async function ask(path, params = [], signal = undefined) {
 }
 
 const pageSize = 2000;
+const settled = 5e3; // ms; a watch that ends earlier is not begun again at once
 
 // follow lists a kind and watches it until signal aborts. on has reset(items), one(type, object) and state(text), where the
 // text is empty while the watch runs. A refusal (403) ends it.
 export async function follow(path, on, signal) {
   let version = '';
-  for (let wait = 0; !signal.aborted;) {
+  let wait = 0;
+  const rest = () => {
+    wait = Math.min(30000, wait * 2 || 500);
+    return pause(wait * (0.5 + Math.random()));
+  };
+  while (!signal.aborted) {
+    const began = Date.now();
     try {
       if (!version) {
         const items = [];
@@ -73,14 +80,17 @@ export async function follow(path, on, signal) {
       }
       on.state('');
       version = await watch(path, version, on, signal);
-      wait = 0;
+      if (Date.now() - began < settled) await rest();
+      else wait = 0;
     } catch (e) {
       if (signal.aborted) return;
       if (e.code === 403 || e.code === 401) { on.state(e.message, e.code); return; }
-      if (e.code === 410) { version = ''; continue; }
-      on.state('the server does not answer: ' + reason(e));
-      wait = Math.min(30000, wait * 2 || 500);
-      await pause(wait * (0.5 + Math.random()));
+      if (e.code !== 410) on.state('the server does not answer: ' + reason(e));
+      else {
+        version = ''; // the server has forgotten it: list again
+        if (Date.now() - began >= settled) wait = 0;
+      }
+      await rest();
     }
   }
 }

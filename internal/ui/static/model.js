@@ -44,8 +44,10 @@ export function endpointsOf(key) {
 const levels = ['good', 'none', 'wait', 'warn', 'bad'];
 const warn = levels.indexOf('warn');
 
+const sent = 'sent, not probed'; // the answer for UDP and SCTP
+
 // levelOf is the severity of an answer of 'fairlead explain'.
-export const levelOf = (answer) => ({ answers: 'good', sometimes: 'warn', 'not a Service': 'none' }[answer] || 'bad');
+export const levelOf = (answer) => ({ answers: 'good', [sent]: 'good', sometimes: 'warn', 'not a Service': 'none' }[answer] || 'bad');
 
 // judge returns the state of a Service: its level, the answer and cause in the words of 'fairlead explain', and why.
 function judge(s, lines) {
@@ -57,7 +59,7 @@ function judge(s, lines) {
   if (s.type === 'ExternalName') return { level: 'none', answer: 'alias', cause: '', why: 'its name is an alias of ' + s.alias };
   if (!state.judged) return { level: 'wait', answer: 'not judged yet', cause: '', why: '' };
   if (lines.length) return { level: 'warn', answer: 'look at this', cause: '', why: lines[0] };
-  return { level: 'good', answer: 'answers', cause: '', why: '' };
+  return { level: 'good', answer: s.ports.some((p) => p.protocol !== 'TCP') ? sent : 'answers', cause: '', why: '' };
 }
 
 function rowOf(s) {

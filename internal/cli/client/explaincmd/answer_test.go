@@ -5,7 +5,10 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,6 +35,9 @@ func TestHostileAnswers(t *testing.T) {
 		if r.URL.Path != "/api/v1/nodes/n0/proxy/explain" {
 			t.Errorf("asked for %s", r.URL.Path)
 		}
+		if got := r.URL.Query()["client"]; !slices.Equal(got, []string{"192.0.2.1", "2001:db8::1"}) {
+			t.Errorf("the client is %q", got)
+		}
 		if answer != "long" {
 			_, _ = w.Write([]byte(answer))
 			return
@@ -53,7 +59,8 @@ func TestHostileAnswers(t *testing.T) {
 		ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10"}, Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}}}}
 	c := &cluster{nodes: map[string]*corev1.Node{}, names: []string{"n0"}, tables: map[string]*table.Table{}}
 	c.objects.Services = []*corev1.Service{web}
-	q := &explain.Question{Service: name}
+	q := &explain.Question{Service: name, Client: explain.Client{Addrs: []netip.Addr{
+		netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}}
 	for what, from := range map[string]struct{ answer, problem string }{
 		"an honest one":       {`{"node":"n0","mode":"nft","ports":[` + port("") + `]}`, ""},
 		"an empty port":       {`{"ports":[{}]}`, "ports[0] is empty"},
@@ -119,11 +126,19 @@ func TestUserOfOneNamespace(t *testing.T) {
 	lists := map[string]any{
 		"/api/v1/namespaces/shop/services":                         corev1.ServiceList{Items: []corev1.Service{service("web"), service("cart")}},
 		"/apis/discovery.k8s.io/v1/namespaces/shop/endpointslices": discoveryv1.EndpointSliceList{Items: []discoveryv1.EndpointSlice{slice}},
+		"/api/v1/namespaces/shop/services/web":                     service("web"),
+		"/api/v1/namespaces/shop/services/cart":                    service("cart"),
 		"/api/v1/namespaces/shop/pods":                             corev1.PodList{},
 	}
+	var all atomic.Bool // a kind was asked for in all namespaces
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
+		all.Store(all.Load() || slices.Contains([]string{"/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices", "/api/v1/pods",
+			"/api/v1/namespaces"}, r.URL.Path))
 		list, ok := lists[r.URL.Path]
+		if of, found := strings.CutPrefix(r.URL.Query().Get("labelSelector"), discoveryv1.LabelServiceName+"="); found && of != "web" {
+			list = discoveryv1.EndpointSliceList{}
+		}
 		if !ok {
 			w.WriteHeader(http.StatusForbidden)
 			list = metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonForbidden, Code: http.StatusForbidden}
@@ -144,7 +159,11 @@ func TestUserOfOneNamespace(t *testing.T) {
 		"cart":         {"", noNodes, explain.Refused, explain.NoEndpoint},
 		"10.96.0.9:80": {"", noNodes, explain.Elsewhere, explain.NoService},
 	} {
+		all.Store(false)
 		r, err := Ask(t.Context(), client, &Asked{Question: question, Namespace: "shop", Probe: true})
+		if one := !strings.Contains(question, ":"); one == all.Load() {
+			t.Errorf("%s: asked for all namespaces: %t", question, all.Load())
+		}
 		if err != nil || len(r.Verdicts) != 1 {
 			t.Errorf("%s: %+v, %v", question, r, err)
 			continue

@@ -12,12 +12,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/explain"
+	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
@@ -80,9 +82,63 @@ func (c *cluster) readNodes(ctx context.Context, client kubernetes.Interface) {
 	if err != nil {
 		return
 	}
-	for i := range nodes.Items {
-		c.nodes[nodes.Items[i].Name] = &nodes.Items[i]
-		c.names = append(c.names, nodes.Items[i].Name)
+	c.putNodes(nodes.Items)
+}
+
+// readOne gets the objects for a question about one Service from the client of --from: this Service, its slices, the Pods that it
+// selects, and the client. It returns nil where the question needs more: the Service does not exist, so that the answer names others,
+// or from is an address, which may be any Pod's.
+func readOne(ctx context.Context, client kubernetes.Interface, q *explain.Question, from, namespace string) (*cluster, error) {
+	if _, err := netip.ParseAddr(from); err == nil || q.Service == (svc.Name{}) {
+		return nil, nil
+	}
+	n := q.Service
+	s, err := client.CoreV1().Services(n.Namespace).Get(ctx, n.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot read Service %s: %w", n, err)
+	}
+	c := &cluster{nodes: map[string]*corev1.Node{}, tables: map[string]*table.Table{}}
+	c.objects.PodTrouble, c.objects.Services = base.PodTrouble, []*corev1.Service{s}
+	list, err := client.DiscoveryV1().EndpointSlices(n.Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: discoveryv1.LabelServiceName + "=" + n.Name})
+	if err != nil {
+		return nil, fmt.Errorf("cannot read EndpointSlices: %w", err)
+	}
+	c.objects.Slices = pointers(list.Items)
+	slices.SortFunc(c.objects.Slices, func(a, b *discoveryv1.EndpointSlice) int { return strings.Compare(a.Name, b.Name) })
+	selector := metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: s.Spec.Selector})
+	if len(s.Spec.Selector) == 0 {
+		selector = "" // its slices may name any Pod
+	}
+	if pods, err := client.CoreV1().Pods(n.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector}); err == nil {
+		c.objects.Pods = pointers(pods.Items)
+	}
+	c.readNodes(ctx, client)
+	if from != "" && c.nodes[from] == nil {
+		name := podName(from, namespace)
+		if p, err := client.CoreV1().Pods(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{}); err == nil {
+			c.objects.Pods = append(c.objects.Pods, p)
+		}
+	}
+	c.settings(ctx, client)
+	return c, nil
+}
+
+// podName is the Pod that a user has written, NAME or NAMESPACE/NAME.
+func podName(text, namespace string) svc.Name {
+	if ns, name, ok := strings.Cut(text, "/"); ok {
+		return svc.Name{Namespace: ns, Name: name}
+	}
+	return svc.Name{Namespace: namespace, Name: text}
+}
+
+func (c *cluster) putNodes(list []corev1.Node) {
+	for i := range list {
+		c.nodes[list[i].Name] = &list[i]
+		c.names = append(c.names, list[i].Name)
 	}
 	slices.Sort(c.names)
 }

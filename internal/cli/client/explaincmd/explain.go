@@ -36,6 +36,8 @@ type Report struct {
 	Finding *Finding `json:"finding,omitempty"`
 	// NotAsked is how many nodes were left out.
 	NotAsked int `json:"notAsked,omitempty"`
+	// At is the time that the answer is about, nil for now.
+	At *time.Time `json:"at,omitempty"`
 }
 
 // Asked is a question as a user writes it; see the flags of 'fairlead explain' for each field.
@@ -45,6 +47,8 @@ type Asked struct {
 	Namespace string
 	// Probe lets nodes connect to the endpoints.
 	Probe bool
+	// At, if it is not zero, asks for what nodes had at that time.
+	At time.Time
 }
 
 // Ask answers a question with the rights of the client. A question that cannot be read is a usage error.
@@ -53,13 +57,21 @@ func Ask(ctx context.Context, client kubernetes.Interface, a *Asked) (*Report, e
 	if err != nil {
 		return nil, err
 	}
+	if q.Then = !a.At.IsZero(); q.Then && q.Service == (svc.Name{}) {
+		return nil, base.Usagef("--at takes a SERVICE, but got %q: nodes remember Services", a.Question)
+	}
+	if q.Then {
+		a.Probe = false
+	}
 	ctx, cancel := context.WithTimeout(ctx, base.RequestTimeout)
 	defer cancel()
 	r, err := a.report(ctx, client, q)
 	if err != nil {
 		return nil, err
 	}
-	r.Question = a.Question
+	if r.Question = a.Question; q.Then {
+		r.At = &a.At
+	}
 	return r, nil
 }
 
@@ -68,6 +80,7 @@ type explainFlags struct {
 	base.ClientFlags
 	output base.OutputFlag
 	asked  Asked
+	at     string
 }
 
 // NewExplain returns 'fairlead explain'.
@@ -82,11 +95,15 @@ object, and what the node really has for it. Each node reads that back from its 
 or from its own listeners, and connects once to each endpoint (--probe=false: it does not).
 
 Without --from and --node all nodes are asked, and the worst answer comes first. A node
-that cannot be asked is explained by what the API has.`,
+that cannot be asked is explained by what the API has.
+
+With --at the answer is about an earlier time: what each node had programmed then, as far
+as it remembers (an hour at most, and not before the start of its agent).`,
 		Example: `  fairlead explain my-service
   fairlead explain 203.0.113.7:443 --from 198.51.100.20
   fairlead explain my-service.shop.svc.cluster.local --from web-6d5f9 -n shop
-  fairlead explain shop/my-service --node node2 -o json`,
+  fairlead explain shop/my-service --node node2 -o json
+  fairlead explain my-service --at 12:03`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return base.Usagef("fairlead explain takes one SERVICE, ADDRESS:PORT or NAME, but got %q", args)
@@ -102,6 +119,11 @@ that cannot be asked is explained by what the API has.`,
 				return err
 			}
 			f.asked.Question, f.asked.Namespace = args[0], cmp.Or(namespace, metav1.NamespaceDefault)
+			if f.at != "" {
+				if f.asked.At, err = parseTime(f.at, time.Now()); err != nil {
+					return err
+				}
+			}
 			r, err := Ask(cmd.Context(), client, &f.asked)
 			if err != nil {
 				return err
@@ -116,6 +138,7 @@ that cannot be asked is explained by what the API has.`,
 	cmd.Flags().StringVar(&f.asked.Node, "node", "", "the node whose answer counts (default: that of --from, else all nodes)")
 	cmd.Flags().StringVar(&f.asked.Protocol, "protocol", "", "TCP, UDP or SCTP, for ADDRESS:PORT (default: any)")
 	cmd.Flags().BoolVar(&f.asked.Probe, "probe", true, "let each node connect once to each endpoint, over TCP")
+	cmd.Flags().StringVar(&f.at, "at", "", "what nodes had at this time: HH:MM of today, or RFC 3339 (default: now)")
 	return cmd
 }
 
@@ -155,7 +178,10 @@ func parseQuestion(text, protocol, namespace string) (*explain.Question, error) 
 }
 
 func (a *Asked) report(ctx context.Context, client kubernetes.Interface, q *explain.Question) (*Report, error) {
-	c, err := read(ctx, client, q, a.Namespace)
+	c, err := readOne(ctx, client, q, a.From, a.Namespace)
+	if c == nil && err == nil {
+		c, err = read(ctx, client, q, a.Namespace)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -167,17 +193,15 @@ func (a *Asked) report(ctx context.Context, client kubernetes.Interface, q *expl
 		return nil, err
 	}
 	r := &Report{NotAsked: left, Verdicts: make([]*explain.Verdict, len(nodes))}
-	var group errgroup.Group
-	group.SetLimit(askAtOnce)
-	for i, n := range nodes {
-		group.Go(func() error {
-			objects := c.objects
-			objects.Node = c.nodes[n]
-			r.Verdicts[i] = explain.Explain(q, &objects, c.facts(ctx, client, n, q, a.Probe))
-			return nil
-		})
-	}
-	_ = group.Wait()
+	atOnce(nodes, func(i int, n string) {
+		objects := c.objects
+		objects.Node = c.nodes[n]
+		facts := c.facts(ctx, client, n, q, a.Probe)
+		if q.Then {
+			facts = then(ctx, client, q.Service, facts, a.At)
+		}
+		r.Verdicts[i] = explain.Explain(q, &objects, facts)
+	})
 	slices.SortStableFunc(r.Verdicts, func(a, b *explain.Verdict) int { return explain.Worse(a.Answer, b.Answer) })
 	if len(r.Verdicts) > 0 {
 		f := findingOf(r.Verdicts[0])
@@ -192,6 +216,30 @@ const (
 	askAtOnce  = 16
 	maxNodes   = 32
 )
+
+// atOnce calls ask for each node, for askAtOnce of them at a time, and waits.
+func atOnce(nodes []string, ask func(i int, node string)) {
+	var group errgroup.Group
+	group.SetLimit(askAtOnce)
+	for i, n := range nodes {
+		group.Go(func() error {
+			ask(i, n)
+			return nil
+		})
+	}
+	_ = group.Wait() // the functions return no errors
+}
+
+// whyNot is why a node has not answered.
+func whyNot(err error) string {
+	if apierrors.IsForbidden(err) {
+		return "it takes the right to get nodes/proxy to ask it"
+	}
+	if apierrors.IsNotFound(err) {
+		return "no agent of fairlead answers there"
+	}
+	return "its agent does not answer: " + base.OneLine(err)
+}
 
 // noNodes is why no node was asked.
 const noNodes = "you may not read Nodes, or there are none"
@@ -222,8 +270,8 @@ func (c *cluster) facts(ctx context.Context, client kubernetes.Interface, node s
 	if q.Protocol != 0 {
 		request.Param("protocol", q.Protocol.String())
 	}
-	if len(q.Client.Addrs) > 0 {
-		request.Param("client", q.Client.Addrs[0].String())
+	for _, a := range q.Client.Addrs { // an agent of an earlier version reads the first
+		request.Param("client", a.String())
 	}
 	if !probe {
 		request.Param("probe", "false")
@@ -236,12 +284,8 @@ func (c *cluster) facts(ctx context.Context, client kubernetes.Interface, node s
 	if err == nil {
 		return facts
 	}
-	why := "its agent does not answer: " + base.OneLine(err)
-	if apierrors.IsForbidden(err) {
-		why = "it takes the right to get nodes/proxy to ask it"
-	}
 	t := c.table(node)
-	return explain.Assumed(node, why, t, explain.Choose(t, target, q.Address, q.Protocol))
+	return explain.Assumed(node, whyNot(err), t, explain.Choose(t, target, q.Address, q.Protocol))
 }
 
 // maxAnswer bounds the answer of a node, in bytes: what a machine sends is not trusted.
@@ -302,10 +346,7 @@ func (c *cluster) client(what, from, namespace string) (explain.Client, error) {
 		out.Addrs, out.Node, out.Host = explain.NodeAddresses(n), from, true
 		return out, nil
 	}
-	name := svc.Name{Namespace: namespace, Name: from}
-	if ns, pod, ok := strings.Cut(from, "/"); ok {
-		name = svc.Name{Namespace: ns, Name: pod}
-	}
+	name := podName(from, namespace)
 	for _, p := range c.objects.Pods {
 		if svc.NameOf(p) != name {
 			continue

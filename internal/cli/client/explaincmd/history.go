@@ -104,28 +104,37 @@ func Past(ctx context.Context, client kubernetes.Interface, service svc.Name, no
 		return nil, err
 	}
 	r := &History{Service: service.String(), Since: time.Now().Add(-since).UTC(), Changes: []nodeHistory{}, NotAsked: left}
-	for _, n := range nodes {
-		if n == "" {
-			r.Problems = append(r.Problems, noNodes)
-			continue
+	lists, problems := make([][]proxy.Past, len(nodes)), make([]string, len(nodes))
+	atOnce(nodes, func(i int, n string) { lists[i], problems[i] = pastOf(ctx, client, n, service, since) })
+	for i, n := range nodes {
+		if problems[i] != "" {
+			r.Problems = append(r.Problems, problems[i])
 		}
-		ctx, cancel := context.WithTimeout(ctx, askTimeout)
-		text, err := answerOf(ctx, client.CoreV1().RESTClient().Get().Resource("nodes").Name(n).SubResource("proxy").Suffix("history").
-			Param("service", service.String()).Param("since", since.String()))
-		cancel()
-		var list []proxy.Past
-		if err == nil {
-			err = json.Unmarshal(text, &list)
-		}
-		if err != nil {
-			r.Problems = append(r.Problems, fmt.Sprintf("node %s: its agent does not answer: %s", n, base.OneLine(err)))
-		}
-		for _, p := range list {
+		for _, p := range lists[i] {
 			r.Changes = append(r.Changes, nodeHistory{n, p})
 		}
 	}
 	slices.SortStableFunc(r.Changes, func(a, b nodeHistory) int { return a.Time.Compare(b.Time) })
 	return r, nil
+}
+
+// pastOf asks one node, and returns why it has no answer.
+func pastOf(ctx context.Context, client kubernetes.Interface, node string, service svc.Name, since time.Duration) (list []proxy.Past,
+	problem string) {
+	if node == "" {
+		return nil, noNodes
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	text, err := answerOf(ctx, client.CoreV1().RESTClient().Get().Resource("nodes").Name(node).SubResource("proxy").Suffix("history").
+		Param("service", service.String()).Param("since", since.String()))
+	if err == nil {
+		err = json.Unmarshal(text, &list)
+	}
+	if err != nil {
+		return nil, fmt.Sprintf("node %s: %s", node, whyNot(err))
+	}
+	return list, ""
 }
 
 func (r *History) print(out io.Writer) error {

@@ -34,42 +34,72 @@ type Finding struct {
 func Judge(ctx context.Context, client kubernetes.Interface, namespace string, names ...svc.Name) ([]Finding, error) {
 	ctx, cancel := context.WithTimeout(ctx, base.RequestTimeout)
 	defer cancel()
-	j := &judging{cluster: cluster{nodes: map[string]*corev1.Node{}}, client: client, slices: map[svc.Name][]*discoveryv1.EndpointSlice{}}
-	if err := j.read(ctx, namespace, names); err != nil {
+	j := newJudging()
+	j.readPods = func(namespace string) []*corev1.Pod {
+		list, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return nil
+		}
+		return pointers(list.Items)
+	}
+	if err := j.read(ctx, client, namespace, names); err != nil {
 		return nil, err
 	}
+	return j.all(), ctx.Err()
+}
+
+// JudgeObjects is Judge for objects that have been read: services are judged, by all of their slices, all nodes (none if they may
+// not be read) and all Pods of their namespaces.
+func JudgeObjects(services []corev1.Service, all []discoveryv1.EndpointSlice, nodes []corev1.Node, pods []corev1.Pod) []Finding {
+	j := newJudging()
+	j.objects.Services = pointers(services)
+	j.putNodes(nodes)
+	j.putSlices(slices.Clone(all))
+	for i := range pods {
+		j.pods[pods[i].Namespace] = append(j.pods[pods[i].Namespace], &pods[i])
+	}
+	j.readPods = func(string) []*corev1.Pod { return nil }
+	return j.all()
+}
+
+// judging has the objects of Judge. Pods are read where a Service does not answer.
+type judging struct {
+	cluster
+	slices map[svc.Name][]*discoveryv1.EndpointSlice
+	pods   map[string][]*corev1.Pod // of a namespace
+	// readPods reads the Pods of a namespace, none if the user may not.
+	readPods func(namespace string) []*corev1.Pod
+}
+
+func newJudging() *judging {
+	return &judging{cluster: cluster{nodes: map[string]*corev1.Node{}}, slices: map[svc.Name][]*discoveryv1.EndpointSlice{},
+		pods: map[string][]*corev1.Pod{}}
+}
+
+func (j *judging) all() []Finding {
 	out := []Finding{}
 	for _, s := range j.objects.Services {
-		if f, wrong := j.service(ctx, s); wrong {
+		if f, wrong := j.service(s); wrong {
 			out = append(out, f)
 		}
 	}
-	return out, ctx.Err()
-}
-
-// judging has the objects that Judge reads. Pods are read where a Service does not answer.
-type judging struct {
-	cluster
-	client kubernetes.Interface
-	slices map[svc.Name][]*discoveryv1.EndpointSlice
-	pods   map[string][]*corev1.Pod // of a namespace
+	return out
 }
 
 // read gets the Services, by name or all of them, with their slices.
-func (j *judging) read(ctx context.Context, namespace string, names []svc.Name) error {
-	j.pods = map[string][]*corev1.Pod{}
-	j.readNodes(ctx, j.client)
-	j.settings(ctx, j.client)
+func (j *judging) read(ctx context.Context, client kubernetes.Interface, namespace string, names []svc.Name) error {
+	j.readNodes(ctx, client)
+	j.settings(ctx, client)
 	if len(names) == 0 {
-		services, err := j.client.CoreV1().Services(namespace).List(ctx, metav1.ListOptions{})
+		services, err := client.CoreV1().Services(namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
 		j.objects.Services = pointers(services.Items)
-		return j.readSlices(ctx, namespace, "")
+		return j.readSlices(ctx, client, namespace, "")
 	}
 	for _, n := range names {
-		s, err := j.client.CoreV1().Services(n.Namespace).Get(ctx, n.Name, metav1.GetOptions{})
+		s, err := client.CoreV1().Services(n.Namespace).Get(ctx, n.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			continue
 		}
@@ -77,49 +107,53 @@ func (j *judging) read(ctx context.Context, namespace string, names []svc.Name) 
 			return err
 		}
 		j.objects.Services = append(j.objects.Services, s)
-		if err := j.readSlices(ctx, n.Namespace, discoveryv1.LabelServiceName+"="+n.Name); err != nil {
+		if err := j.readSlices(ctx, client, n.Namespace, discoveryv1.LabelServiceName+"="+n.Name); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (j *judging) readSlices(ctx context.Context, namespace, selector string) error {
-	list, err := j.client.DiscoveryV1().EndpointSlices(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+func (j *judging) readSlices(ctx context.Context, client kubernetes.Interface, namespace, selector string) error {
+	list, err := client.DiscoveryV1().EndpointSlices(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
 	if err != nil {
 		return err
 	}
-	slices.SortFunc(list.Items, func(a, b discoveryv1.EndpointSlice) int { return cmp.Compare(a.Name, b.Name) })
-	for i := range list.Items {
-		s := &list.Items[i]
-		of := sliceOwner(s)
-		j.slices[of] = append(j.slices[of], s)
-	}
+	j.putSlices(list.Items)
 	return nil
 }
 
+func (j *judging) putSlices(list []discoveryv1.EndpointSlice) {
+	slices.SortFunc(list, func(a, b discoveryv1.EndpointSlice) int { return cmp.Compare(a.Name, b.Name) })
+	for i := range list {
+		s := &list[i]
+		of := sliceOwner(s)
+		j.slices[of] = append(j.slices[of], s)
+	}
+}
+
 // service judges one Service: on any node, or on each node if a policy Local makes them differ.
-func (j *judging) service(ctx context.Context, s *corev1.Service) (Finding, bool) {
+func (j *judging) service(s *corev1.Service) (Finding, bool) {
 	internal := s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal
 	external := s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
-	nodes := j.places(s)
-	if !internal && !external {
-		nodes = nodes[:1]
-	}
+	everywhere := internal || external && s.Spec.Type == corev1.ServiceTypeNodePort // a load balancer does not send to nodes without one
 	var best, worst *explain.Verdict
-	for _, n := range nodes {
-		v := j.verdict(ctx, s, n)
+	for _, n := range j.places(s, internal || external) {
+		v := j.verdict(s, n)
 		if best == nil || explain.Worse(v.Answer, best.Answer) > 0 {
 			best = v
 		}
 		if worst == nil || explain.Worse(v.Answer, worst.Answer) < 0 {
 			worst = v
 		}
+		if !fails(best) && (fails(worst) || !everywhere) {
+			break
+		}
 	}
 	switch {
 	case fails(best):
 		return findingOf(best), true
-	case fails(worst) && (internal || s.Spec.Type == corev1.ServiceTypeNodePort): // a load balancer does not send to such nodes
+	case fails(worst) && everywhere:
 		f := findingOf(worst)
 		f.Answer = explain.Sometimes
 		f.Text = fmt.Sprintf("on node %s: %s", worst.Node, f.Text)
@@ -129,21 +163,37 @@ func (j *judging) service(ctx context.Context, s *corev1.Service) (Finding, bool
 }
 
 func fails(v *explain.Verdict) bool {
-	return v.Answer != explain.Answers && v.Answer != explain.Elsewhere
+	return v.Answer != explain.Answers && v.Answer != explain.Sent && v.Answer != explain.Elsewhere
 }
 
-// places are the nodes that a Service is judged on: the Nodes, or as the user may not read them, the nodes of its endpoints; at
-// least one, maxNodes at most.
-func (j *judging) places(s *corev1.Service) []string {
-	out := j.names
-	if len(out) == 0 {
-		out = endpointNodes(j.slices[svc.NameOf(s)])
+// places are the nodes that a Service is judged on, at least one: of a policy Local the Nodes of its endpoints, and one without
+// any, for all of these answer alike; else any Node. As the user may not read Nodes, they are the nodes of its endpoints.
+func (j *judging) places(s *corev1.Service, local bool) []string {
+	with := endpointNodes(j.slices[svc.NameOf(s)])
+	switch {
+	case len(j.names) == 0 && local:
+		return with
+	case len(j.names) == 0:
+		return with[:1]
+	case !local:
+		return j.names[:1]
 	}
-	return out[:min(len(out), maxNodes)]
+	var out []string
+	has := map[string]bool{}
+	for _, n := range with {
+		has[n] = true
+		if j.nodes[n] != nil {
+			out = append(out, n)
+		}
+	}
+	if i := slices.IndexFunc(j.names, func(n string) bool { return !has[n] }); i >= 0 {
+		out = append(out, j.names[i])
+	}
+	return out
 }
 
 // verdict explains a Service on a node, with Pods only if it does not answer: they have the reason.
-func (j *judging) verdict(ctx context.Context, s *corev1.Service, node string) *explain.Verdict {
+func (j *judging) verdict(s *corev1.Service, node string) *explain.Verdict {
 	name := svc.NameOf(s)
 	q := &explain.Question{Service: name}
 	objects := explain.Objects{Services: []*corev1.Service{s}, Slices: j.slices[name], Node: j.nodes[node], Domains: j.objects.Domains,
@@ -152,19 +202,17 @@ func (j *judging) verdict(ctx context.Context, s *corev1.Service, node string) *
 	facts := explain.Assumed(node, "", t, explain.Choose(t, name, q.Address, 0))
 	v := explain.Explain(q, &objects, facts)
 	if fails(v) {
-		objects.Pods = j.podsOf(ctx, name.Namespace)
+		objects.Pods = j.podsOf(name.Namespace)
 		v = explain.Explain(q, &objects, facts)
 	}
 	return v
 }
 
-// podsOf reads the Pods of a namespace once; none if the user may not.
-func (j *judging) podsOf(ctx context.Context, namespace string) []*corev1.Pod {
+// podsOf are the Pods of a namespace, which are read once.
+func (j *judging) podsOf(namespace string) []*corev1.Pod {
 	pods, known := j.pods[namespace]
 	if !known {
-		if list, err := j.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{}); err == nil {
-			pods = pointers(list.Items)
-		}
+		pods = j.readPods(namespace)
 		j.pods[namespace] = pods
 	}
 	return pods

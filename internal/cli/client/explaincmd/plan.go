@@ -10,7 +10,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 
@@ -29,6 +29,8 @@ type planReport struct {
 	Changes []explain.Change `json:"changes"`
 	// Cuts reports whether a connection would be cut.
 	Cuts bool `json:"cuts"`
+	// Problems are what the plan does not know.
+	Problems []string `json:"problems,omitempty"`
 }
 
 // NewPlan returns 'fairlead plan'.
@@ -45,7 +47,8 @@ API server is asked what the objects would become (a dry run); nothing is change
 EndpointSlices, Pods, Deployments and DaemonSets are looked at; objects of other kinds are
 listed, and have no effect in the plan.
 
-The exit code is 2 if a connection would be cut, and 0 if not.`,
+The exit code is 2 if a connection would be cut, and 0 if not. It is 64 for a mistake in how
+the command was called, and 1 for any other error.`,
 		Example: `  fairlead plan -f service.yaml
   fairlead plan -f service.yaml -o json && kubectl apply -f service.yaml`,
 		Args: base.NoArgs,
@@ -71,6 +74,7 @@ The exit code is 2 if a connection would be cut, and 0 if not.`,
 			return nil
 		},
 	}
+	base.UsageExitsWith64(cmd)
 	f.Add(cmd)
 	f.AddNamespace(cmd)
 	output.Add(cmd)
@@ -99,10 +103,7 @@ func plan(ctx context.Context, f *base.ClientFlags, in io.Reader, file string) (
 	if err != nil {
 		return nil, err
 	}
-	before := explain.World{Services: c.objects.Services, Slices: c.objects.Slices, Pods: c.objects.Pods}
-	for _, n := range c.names[:min(len(c.names), maxNodes)] {
-		before.Nodes = append(before.Nodes, c.nodes[n])
-	}
+	before := c.world()
 	after := explain.World{Services: slices.Clone(before.Services), Slices: slices.Clone(before.Slices), Pods: slices.Clone(before.Pods),
 		Nodes: before.Nodes}
 	r := &planReport{Changes: []explain.Change{}}
@@ -116,15 +117,44 @@ func plan(ctx context.Context, f *base.ClientFlags, in io.Reader, file string) (
 		r.Changes = append(r.Changes, done.into(&after, touched)...)
 	}
 	after.Slices = after.Follow(touched)
-	r.Changes = append(r.Changes, explain.Differences(&c.ranges, &before, &after, touched, c.objects.Domains)...)
+	r.unread(c, before, &after, touched)
+	r.Changes = append(r.Changes, explain.Differences(&c.ranges, before, &after, touched, c.objects.Domains)...)
 	for _, d := range r.Changes {
 		r.Cuts = r.Cuts || d.Cuts != ""
 	}
 	return r, nil
 }
 
+// world is what the API has, with all nodes: no node is asked.
+func (c *cluster) world() *explain.World {
+	out := &explain.World{Services: c.objects.Services, Slices: c.objects.Slices, Pods: c.objects.Pods}
+	for _, n := range c.names {
+		out.Nodes = append(out.Nodes, c.nodes[n])
+	}
+	return out
+}
+
+// unread takes the nodes of the endpoints if the user may not read Nodes, and adds the problems.
+func (r *planReport) unread(c *cluster, before, after *explain.World, touched map[svc.Name]bool) {
+	if len(c.names) == 0 {
+		var list []*discoveryv1.EndpointSlice
+		for _, s := range slices.Concat(before.Slices, after.Slices) {
+			if touched[sliceOwner(s)] {
+				list = append(list, s)
+			}
+		}
+		for _, n := range endpointNodes(list) {
+			after.Nodes = append(after.Nodes, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n}})
+		}
+		r.Problems = append(r.Problems, noNodes+": the plan is for the nodes of the endpoints, without node ports")
+	}
+	if c.objects.Pods == nil {
+		r.Problems = append(r.Problems, "you may not read Pods: how many end is by the replicas of the set")
+	}
+}
+
 // into puts the object into the world after the apply, and marks the Services that it touches. It returns the changes that
-// no Table tells: Pods that are replaced.
+// no Table tells: Pods that end.
 func (d *done) into(w *explain.World, touched map[svc.Name]bool) (out []explain.Change) {
 	switch o := d.after.(type) {
 	case *corev1.Service:
@@ -146,13 +176,10 @@ func (d *done) into(w *explain.World, touched map[svc.Name]bool) (out []explain.
 			}
 		}
 		w.Pods = replaced(w.Pods, o)
-	case *appsv1.Deployment:
-		if b, ok := d.before.(*appsv1.Deployment); ok && !equality.Semantic.DeepEqual(b.Spec.Template.Spec, o.Spec.Template.Spec) {
-			out = replacedPods(w, "Deployment", o.Namespace, o.Name, o.Spec.Template.Labels)
-		}
-	case *appsv1.DaemonSet:
-		if b, ok := d.before.(*appsv1.DaemonSet); ok && !equality.Semantic.DeepEqual(b.Spec.Template.Spec, o.Spec.Template.Spec) {
-			out = replacedPods(w, "DaemonSet", o.Namespace, o.Name, o.Spec.Template.Labels)
+	case *appsv1.Deployment, *appsv1.DaemonSet:
+		was, is := rolloutOf(d.before), rolloutOf(o)
+		if was != nil && is != nil {
+			out = is.after(was, w, touched)
 		}
 	}
 	return out
@@ -181,23 +208,15 @@ func markSelecting(w *explain.World, p *corev1.Pod, touched map[svc.Name]bool) {
 	}
 }
 
-// replacedPods names the Services whose endpoints are Pods of a set that a new template replaces.
-func replacedPods(w *explain.World, kind, namespace, name string, labels map[string]string) (out []explain.Change) {
-	like := &corev1.Pod{}
-	like.Namespace, like.Labels = namespace, labels
-	for _, s := range w.Services {
-		if explain.Selects(s, like) {
-			out = append(out, explain.Change{Service: svc.NameOf(s).String(),
-				Text: fmt.Sprintf("%s %s/%s has a new template: its Pods are replaced one after the other", kind, namespace, name),
-				Cuts: "connections that are still open when a Pod stops end with it"})
-		}
-	}
-	return out
-}
-
 func (r *planReport) print(out io.Writer) error {
 	for _, o := range r.Objects {
 		fmt.Fprintf(out, "%s %s: %s\n", o.Kind, base.PlainLine(o.Name), o.Result)
+	}
+	for i, p := range r.Problems {
+		if i == 0 {
+			fmt.Fprintln(out)
+		}
+		fmt.Fprintln(out, "!", base.PlainLine(p))
 	}
 	if len(r.Changes) == 0 {
 		_, err := fmt.Fprintln(out, "\nnothing changes for Services")

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"text/tabwriter"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/explain"
@@ -12,6 +13,9 @@ import (
 
 // print shows the worst verdict in full, and a line for each of the others.
 func (r *Report) print(out io.Writer) error {
+	if r.At != nil {
+		fmt.Fprintf(out, "at %s, %s\n", r.At.Local().Format(time.RFC3339), unknownThen)
+	}
 	for i, v := range r.Verdicts {
 		if i == 0 {
 			printVerdict(out, r.Question, v)

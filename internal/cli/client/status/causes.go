@@ -16,6 +16,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/cli/client/explaincmd"
+	"github.com/fairlead/fairlead/internal/explain"
 	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -191,6 +193,24 @@ func (r *Report) judgeLocal(s *corev1.Service, name string, on map[string]bool) 
 	if len(without) > 0 {
 		r.serviceProblem(name, "service %s: %s is Local, and there is no ready endpoint on %s: connections %s are dropped", name, what,
 			some(without), from)
+	}
+}
+
+// judgeCauses adds the Services that do not answer by the judgement of 'fairlead explain', unless another line is about them. An
+// empty Service without a selector is judgeEmpty's.
+func (r *Report) judgeCauses(services []corev1.Service, found []explaincmd.Finding) {
+	empty := map[string]bool{}
+	for i := range services {
+		if len(services[i].Spec.Selector) == 0 {
+			empty[services[i].Namespace+"/"+services[i].Name] = true
+		}
+	}
+	for _, f := range found {
+		if f.Cause == explain.NoEndpoint && empty[f.Service] ||
+			slices.ContainsFunc(r.ServiceProblems, func(p serviceProblem) bool { return p.Service == f.Service }) {
+			continue
+		}
+		r.serviceProblem(f.Service, "service %s: %s, %s: %s", f.Service, f.Answer, f.Cause, f.Text)
 	}
 }
 

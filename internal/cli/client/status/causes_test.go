@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/certs"
 	"github.com/fairlead/fairlead/internal/apiserver/members"
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
+	"github.com/fairlead/fairlead/internal/cli/client/explaincmd"
 	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -60,6 +61,22 @@ func TestStatusNamesCauses(t *testing.T) {
 	dns := service("dns", intstr.FromInt32(9376), "app=web")
 	dns.Spec.Ports[0].Protocol = corev1.ProtocolUDP
 	pods := newPodIndex([]corev1.Pod{running("a"), running("b"), fresh}, true)
+	causes := func(r *Report, kind corev1.ServiceType, change func(*discoveryv1.EndpointSlice)) {
+		s, one := service("web", intstr.FromInt32(9376), "app=web"), sliceOf("web", endpoint("a", "n1", true))
+		s.Spec.ClusterIP, s.Spec.ClusterIPs = "10.96.0.10", []string{"10.96.0.10"}
+		if s.Spec.Type = kind; kind == corev1.ServiceTypeNodePort {
+			s.Spec.ExternalTrafficPolicy, s.Spec.Ports[0].NodePort = corev1.ServiceExternalTrafficPolicyLocal, 30080
+			s.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
+		}
+		one.AddressType, one.Ports = discoveryv1.AddressTypeIPv4, []discoveryv1.EndpointPort{{Name: new(""), Port: new(int32(9376))}}
+		change(&one)
+		services, all := []corev1.Service{s}, []discoveryv1.EndpointSlice{one}
+		nodes := []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, {ObjectMeta: metav1.ObjectMeta{Name: "n2"}}}
+		r.Services = serviceReports(services, all)
+		r.judgeServices(services, pods)
+		r.judgeEndpoints(services, all, pods, now)
+		r.judgeCauses(services, explaincmd.JudgeObjects(services, all, nodes, []corev1.Pod{running("a")}))
+	}
 	for name, c := range map[string]struct {
 		judge func(r *Report)
 		want  []string
@@ -91,6 +108,19 @@ func TestStatusNamesCauses(t *testing.T) {
 			"service default/local: internalTrafficPolicy is Local, and there is no ready endpoint on n2: connections from there are dropped",
 			"service default/port: externalTrafficPolicy is Local, and there is no ready endpoint on n2: connections to their node port are dropped",
 		}},
+		"weights of 0": {func(r *Report) {
+			causes(r, corev1.ServiceTypeClusterIP, func(e *discoveryv1.EndpointSlice) {
+				e.Annotations = map[string]string{svc.WeightAnnotation: "0"}
+			})
+		}, []string{"service default/web: refused, WeightZero: all 1 endpoints that are ready have weight 0"}},
+		"policy Local, and no endpoint has a node": {func(r *Report) {
+			causes(r, corev1.ServiceTypeNodePort, func(e *discoveryv1.EndpointSlice) { e.Endpoints[0].NodeName = nil })
+		}, []string{"service default/web: timeout, PolicyLocal: policy Local sends connections only to endpoints of node n1, which has none: " +
+			"they are dropped"}},
+		"policy Local, with an endpoint": {func(r *Report) {
+			causes(r, corev1.ServiceTypeNodePort, func(e *discoveryv1.EndpointSlice) { e.Endpoints[0].NodeName = new("n1") })
+		}, []string{"service default/web: internalTrafficPolicy is Local, and there is no ready endpoint on n2: connections from there are " +
+			"dropped"}},
 		"another protocol": {func(r *Report) { r.judgePorts(&dns, "default/dns", pods) },
 			[]string{"service default/dns: port 80/UDP leads to port 9376, which its Pods have for TCP"}},
 		"a rollout": {func(r *Report) {
@@ -326,5 +356,28 @@ func TestStatusNamesCertificates(t *testing.T) {
 	}
 	if !slices.Equal(r.Problems, want) {
 		t.Errorf("%q, want %q", r.Problems, want)
+	}
+}
+
+// A kubelet, which has no such path, and a node that the user may not ask are no problem; an agent that fails is one.
+func TestStatusOfNodesWithoutAgent(t *testing.T) {
+	codes := map[string]int{"kubelet": http.StatusNotFound, "secret": http.StatusForbidden, "broken": http.StatusBadGateway}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		node, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/api/v1/nodes/"), "/")
+		w.WriteHeader(codes[node])
+	}))
+	defer server.Close()
+	r := &Report{Nodes: []nodeReport{{Name: "kubelet", Ready: true}, {Name: "secret", Ready: true}, {Name: "broken", Ready: true}}}
+	r.ask(t.Context(), kubernetes.NewForConfigOrDie(&rest.Config{Host: server.URL}))
+	if len(r.Problems) != 1 || !strings.HasPrefix(r.Problems[0], "node broken: its agent does not answer: ") {
+		t.Errorf("problems: %q", r.Problems)
+	}
+	if !r.Nodes[0].NoAgent || r.Nodes[1].NoAgent || r.Nodes[2].NoAgent || r.NotAllowed != 1 {
+		t.Errorf("%+v, %d not allowed", r.Nodes, r.NotAllowed)
+	}
+	var out strings.Builder
+	if err := r.print(&out); err != nil || strings.Count(out.String(), "no agent of fairlead") != 1 ||
+		!strings.Contains(out.String(), "1 nodes were not asked: it takes the right to get nodes/proxy") {
+		t.Errorf("%v\n%s", err, &out)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"text/tabwriter"
 	"time"
 
@@ -26,6 +27,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/store"
 	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/cli/client/explaincmd"
 	"github.com/fairlead/fairlead/internal/proxy"
 )
 
@@ -45,6 +47,8 @@ type Report struct {
 	LoadBalancers *lbSummary `json:"loadBalancers,omitempty"`
 	// NotProbed counts the endpoints written by hand that this machine did not connect to.
 	NotProbed int `json:"notProbed,omitempty"`
+	// NotAllowed counts the nodes that the user may not ask.
+	NotAllowed int `json:"notAllowed,omitempty"`
 	// Problems is everything that is wrong, a line each; empty when all is
 	// well.
 	Problems []string `json:"problems"`
@@ -66,6 +70,8 @@ type nodeReport struct {
 	Pods      int      `json:"pods"`
 	// PodsUnknown is set where a node, which may only read its own Pods, shows another one, or no server answers.
 	PodsUnknown bool `json:"podsUnknown,omitempty"`
+	// NoAgent is set if no agent of fairlead is there: a kubelet has answered.
+	NoAgent bool `json:"noAgent,omitempty"`
 	// Programmed is the status of the node's proxy, nil when its agent does not
 	// answer or may not be asked.
 	Programmed *proxy.Status `json:"programmed"`
@@ -209,6 +215,9 @@ func collect(ctx context.Context, client kubernetes.Interface, own string, probe
 		r.Endpoints = endpointReports(&services[0], slicesList.Items, index, now)
 	}
 	r.judgeWarnings(services, more.warnings, now)
+	if own == "" {
+		r.judgeCauses(services, explaincmd.JudgeObjects(services, slicesList.Items, nodes.Items, pods.Items))
+	}
 	if probe != nil {
 		r.probe(ctx, probe, nodes.Items, handMade(services, slicesList.Items, nodes.Items, probe.local))
 	}
@@ -369,6 +378,7 @@ func (r *Report) askStore(ctx context.Context, client kubernetes.Interface) {
 // ask gets the status of each node.
 func (r *Report) ask(ctx context.Context, client kubernetes.Interface) {
 	problems := make([]string, len(r.Nodes))
+	var notAllowed atomic.Int32
 	var group errgroup.Group
 	group.SetLimit(askAtOnce)
 	for i := range r.Nodes {
@@ -384,15 +394,21 @@ func (r *Report) ask(ctx context.Context, client kubernetes.Interface) {
 			if err == nil {
 				err = json.Unmarshal(text, &s)
 			}
-			if err != nil {
+			switch {
+			case err == nil:
+				n.Programmed = &s
+			case apierrors.IsForbidden(err):
+				notAllowed.Add(1)
+			case apierrors.IsNotFound(err):
+				n.NoAgent = true
+			default:
 				problems[i] = fmt.Sprintf("node %s: its agent does not answer: %s", n.Name, base.OneLine(err))
-				return nil
 			}
-			n.Programmed = &s
 			return nil
 		})
 	}
 	_ = group.Wait() // the functions return no errors: they are in problems
+	r.NotAllowed = int(notAllowed.Load())
 	for _, p := range problems {
 		if p != "" {
 			r.problem("%s", p)
@@ -416,6 +432,8 @@ func (r *Report) print(out io.Writer) error {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t", n.Name, yesNo(n.Ready), base.PlainLine(cmp.Or(strings.Join(n.Addresses, ","), "-")), pods)
 		if s := n.Programmed; s != nil {
 			fmt.Fprintf(w, "%s\t%d\t%d\t%s\n", base.PlainLine(s.Mode), s.ServicePorts, s.Endpoints, programmedText(s))
+		} else if n.NoAgent {
+			fmt.Fprint(w, "-\t-\t-\tno agent of fairlead\n")
 		} else {
 			fmt.Fprint(w, "-\t-\t-\tunknown\n")
 		}
@@ -430,6 +448,9 @@ func (r *Report) print(out io.Writer) error {
 	}
 	if r.NotProbed > 0 {
 		fmt.Fprintf(out, "\n%d endpoints written by hand were not probed from this machine\n", r.NotProbed)
+	}
+	if r.NotAllowed > 0 {
+		fmt.Fprintf(out, "\n%d nodes were not asked: it takes the right to get nodes/proxy\n", r.NotAllowed)
 	}
 	if len(r.Problems) == 0 {
 		fmt.Fprintln(out, "\nnothing is wrong")
