@@ -44,6 +44,7 @@ var rooms = map[string]int{
 	"lb/proxied/envoyauth":    0,
 	"lb/proxied/http1":        0,
 	"lb/proxied/proxyproto":   0,
+	"lb/acme/nsupdate":        0,
 	"lb/quorum":               0,
 	"lb/v1":                   0,
 	"loop":                    0,

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
@@ -17,18 +18,80 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/miekg/dns"
 
+	"github.com/fairlead/fairlead/internal/lb/acme"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // pebble is Let's Encrypt's authority for tests, which asks a DNS server of the test for addresses, and connects to port 443.
 type pebble struct {
-	directory string
-	roots     *x509.CertPool // of its own certificate
-	issuer    *x509.CertPool // of those that it issues
+	directory  string
+	roots      *x509.CertPool // of its own certificate
+	issuer     *x509.CertPool // of those that it issues
+	management string
+	out        log
+}
+
+// log is what a program prints.
+type log struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *log) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *log) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// suggest has pebble want a certificate to be renewed within the hour before now.
+func (p *pebble) suggest(t *testing.T, cert []byte) {
+	t.Helper()
+	window, err := json.Marshal(map[string]any{"suggestedWindow": map[string]time.Time{
+		"start": time.Now().Add(-time.Hour), "end": time.Now().Add(-time.Second)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := json.Marshal(map[string]string{"Certificate": string(cert), "ARIResponse": string(window)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := p.client().Post(p.management+"/set-renewal-info/", "application/json", bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		t.Fatal(answer.Status)
+	}
+}
+
+func (p *pebble) client() *http.Client {
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: p.roots}, DisableKeepAlives: true}
+	return &http.Client{Timeout: testbed.Patience, Transport: transport}
+}
+
+// binding is the account that pebble knows by other means, and binding64 its key.
+const binding64 = "zWNDZM6eQGHWpSRTPal5eIUYFTu7EajVIoguysqZ9wG44nMEtx3MUAsUDkMTQ12W"
+
+var binding = acme.Binding{KeyID: "kid-1", Key: must64(binding64)}
+
+func must64(text string) []byte {
+	key, err := base64.RawURLEncoding.DecodeString(text)
+	if err != nil {
+		panic(err)
+	}
+	return key
 }
 
 func startPebble(t *testing.T, hosts map[string]netip.Addr) *pebble {
@@ -56,6 +119,7 @@ func startPebble(t *testing.T, hosts map[string]netip.Addr) *pebble {
 	config, err := json.Marshal(map[string]any{"pebble": map[string]any{
 		"listenAddress": "127.0.0.1:" + port, "managementListenAddress": "127.0.0.1:" + management,
 		"certificate": write("cert.pem", "CERTIFICATE", leaf.Raw), "privateKey": write("key.pem", "PRIVATE KEY", keyDER),
+		"externalAccountBindingRequired": true, "externalAccountMACKeys": map[string]string{binding.KeyID: binding64},
 		"httpPort": 1, "tlsPort": 443, "retryAfter": map[string]int{"authz": 1, "order": 1},
 		"profiles": map[string]any{"default": map[string]any{"description": "default", "validityPeriod": 7776000}},
 	}})
@@ -64,27 +128,26 @@ func startPebble(t *testing.T, hosts map[string]netip.Addr) *pebble {
 	cmd := exec.CommandContext(t.Context(), program, "-config", filepath.Join(dir, "config.json"), "-strict",
 		"-dnsserver", names)
 	cmd.Env = append(os.Environ(), "PEBBLE_VA_NOSLEEP=1", "PEBBLE_AUTHZREUSE=0")
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
+	p := &pebble{directory: "https://localhost:" + port + "/dir", management: "https://localhost:" + management,
+		roots: x509.NewCertPool(), issuer: x509.NewCertPool()}
+	cmd.Stdout, cmd.Stderr = &p.out, &p.out
 	must(cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		if t.Failed() {
-			t.Log(out.String())
+			t.Log(p.out.String())
 		}
 	})
-	p := &pebble{directory: "https://localhost:" + port + "/dir", roots: x509.NewCertPool(), issuer: x509.NewCertPool()}
 	p.roots.AddCert(a.Cert)
-	p.await(t, "https://localhost:"+management+"/roots/0")
+	p.await(t, p.management+"/roots/0")
 	return p
 }
 
 // await waits until pebble runs, and reads its root.
 func (p *pebble) await(t *testing.T, root string) {
 	t.Helper()
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: p.roots}, DisableKeepAlives: true}
-	client := &http.Client{Timeout: testbed.Patience, Transport: transport}
+	client := p.client()
 	testbed.Until(t, "pebble", func() error {
 		answer, err := client.Get(root)
 		if err != nil {

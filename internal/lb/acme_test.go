@@ -69,7 +69,7 @@ func TestACME(t *testing.T) {
 	a := controller.ACME{
 		Directory: authority.directory, Email: "ops@shop.example", Roots: authority.roots,
 		Domains:     []acme.Domain{{Name: "shop.example", Namespaces: []string{"default"}}, {Name: "bank.example", Namespaces: []string{"bank"}}},
-		Propagation: time.Second,
+		Propagation: time.Second, Limits: acme.DefaultLimits(), Binding: binding,
 	}
 	order := func() { a.Manager(own, log, recorder, func(*corev1.Service) bool { return true }).Run(ctx) }
 	running.Go(order)
@@ -101,11 +101,9 @@ func TestACME(t *testing.T) {
 	if _, err := own.CoreV1().Secrets("default").Apply(ctx, other, metav1.ApplyOptions{FieldManager: "x"}); !apierrors.IsForbidden(err) {
 		t.Errorf("a Secret that no Service names: %v", err)
 	}
-	// Another process goes on with what there is; a certificate that is near its end is replaced, without an end of service.
-	again := core.Secret("web-cert", "default").WithType(corev1.SecretTypeTLS).WithData(secret.Data).WithLabels(secret.Labels).
-		WithAnnotations(map[string]string{"fairlead.dev/acme-issued": "false"})
-	_, err = r.client.CoreV1().Secrets("default").Apply(ctx, again, metav1.ApplyOptions{FieldManager: "fairlead-lb-acme"})
-	r.must(err)
+	// Another process goes on with what there is; a certificate that the authority wants to be renewed is replaced, without an end
+	// of service.
+	authority.suggest(t, secret.Data[corev1.TLSCertKey])
 	running.Go(order)
 	testbed.Until(t, "another certificate", func() error {
 		second, err := serial(ctx, authority.issuer, vip)
@@ -116,6 +114,9 @@ func TestACME(t *testing.T) {
 		}
 		return err
 	})
+	if text := authority.out.String(); strings.Count(text, "is a replacement of") != 1 {
+		t.Error("the order does not replace the first certificate")
+	}
 	stop()
 	cancel()
 	running.Wait()
