@@ -9,21 +9,18 @@ import (
 	"encoding/pem"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/miekg/dns"
-
 	"github.com/fairlead/fairlead/internal/lb/acme"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/nszone"
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
@@ -34,6 +31,7 @@ type pebble struct {
 	issuer     *x509.CertPool // of those that it issues
 	management string
 	out        log
+	zone       *nszone.Server // of the names
 }
 
 // log is what a program prints.
@@ -104,7 +102,7 @@ func startPebble(t *testing.T, hosts map[string]netip.Addr) *pebble {
 	}
 	dir := t.TempDir()
 	program := process.Build(t, "test/pebble", "github.com/letsencrypt/pebble/v2/cmd/pebble")
-	names := serveNames(t, hosts)
+	p := &pebble{zone: nszone.Start(t, "shop.example", nszone.Secret, hosts)}
 	a := testbed.NewAuthority(t)
 	leaf, key := a.Issue("localhost", 2, false)
 	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
@@ -120,15 +118,15 @@ func startPebble(t *testing.T, hosts map[string]netip.Addr) *pebble {
 		"listenAddress": "127.0.0.1:" + port, "managementListenAddress": "127.0.0.1:" + management,
 		"certificate": write("cert.pem", "CERTIFICATE", leaf.Raw), "privateKey": write("key.pem", "PRIVATE KEY", keyDER),
 		"externalAccountBindingRequired": true, "externalAccountMACKeys": map[string]string{binding.KeyID: binding64},
-		"httpPort": 1, "tlsPort": 443, "retryAfter": map[string]int{"authz": 1, "order": 1},
+		"httpPort": 80, "tlsPort": 443, "retryAfter": map[string]int{"authz": 1, "order": 1},
 		"profiles": map[string]any{"default": map[string]any{"description": "default", "validityPeriod": 7776000}},
 	}})
 	must(err)
 	must(os.WriteFile(filepath.Join(dir, "config.json"), config, 0o600))
 	cmd := exec.CommandContext(t.Context(), program, "-config", filepath.Join(dir, "config.json"), "-strict",
-		"-dnsserver", names)
+		"-dnsserver", p.zone.Addr)
 	cmd.Env = append(os.Environ(), "PEBBLE_VA_NOSLEEP=1", "PEBBLE_AUTHZREUSE=0")
-	p := &pebble{directory: "https://localhost:" + port + "/dir", management: "https://localhost:" + management,
+	*p = pebble{zone: p.zone, directory: "https://localhost:" + port + "/dir", management: "https://localhost:" + management,
 		roots: x509.NewCertPool(), issuer: x509.NewCertPool()}
 	cmd.Stdout, cmd.Stderr = &p.out, &p.out
 	must(cmd.Start())
@@ -160,26 +158,4 @@ func (p *pebble) await(t *testing.T, root string) {
 		}
 		return err
 	})
-}
-
-// serveNames answers for the addresses of hosts by TCP, and returns where; pebble does not ask by UDP.
-func serveNames(t *testing.T, hosts map[string]netip.Addr) string {
-	t.Helper()
-	socket, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	names := dns.Server{Listener: socket, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
-		m := new(dns.Msg)
-		m.SetReply(q)
-		question := m.Question[0]
-		if a, ok := hosts[strings.TrimSuffix(strings.ToLower(question.Name), ".")]; ok && question.Qtype == dns.TypeA {
-			m.Answer = append(m.Answer, &dns.A{Hdr: dns.RR_Header{Name: question.Name, Rrtype: dns.TypeA, Class: dns.ClassINET}, A: a.AsSlice()})
-		}
-		_ = w.WriteMsg(m)
-	})}
-	var running sync.WaitGroup
-	running.Go(func() { _ = names.ActivateAndServe() })
-	t.Cleanup(func() { _ = socket.Close(); running.Wait() })
-	return socket.Addr().String()
 }
