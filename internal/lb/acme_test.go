@@ -91,8 +91,8 @@ func TestACME(t *testing.T) {
 	if len(secret.Data) != 2 || secret.Type != corev1.SecretTypeTLS {
 		t.Errorf("the Secret is of type %s, with %d entries", secret.Type, len(secret.Data))
 	}
-	want := []string{"grabber ACMESecretTaken", "plain ACMECertificateIssued", "silent ACMEOrderFailed", "thief ACMEHostNotAllowed", "web ACMECertificateIssued",
-		"wild ACMECertificateIssued"}
+	want := []string{"grabber ACMESecretTaken", "plain ACMECertificateIssued", "silent ACMEOrderFailed",
+		"thief ACMEHostNotAllowed", "web ACMECertificateIssued", "wild ACMECertificateIssued"}
 	testbed.Until(t, "the Events", func() error {
 		if got := slices.Compact(r.eventReasons()); !slices.Equal(got, want) {
 			return fmt.Errorf("%q", got)

@@ -160,7 +160,8 @@ func (f *acmeFlags) bounds() (acme.Limits, error) {
 		name, text, _ := strings.Cut(item, "=")
 		n, err := strconv.ParseUint(text, 10, 20)
 		if of[name] == nil || err != nil {
-			return out, base.Usagef("--lb-acme-limits: %.100q is not LIMIT=NUMBER; the limits are orders, domain-orders, failures and host-failures", item)
+			return out, base.Usagef("--lb-acme-limits: %.100q is not LIMIT=NUMBER; the limits are orders, domain-orders, failures and host-failures",
+				item)
 		}
 		*of[name] = int(n)
 	}

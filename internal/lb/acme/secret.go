@@ -55,13 +55,14 @@ func Tokens(s *corev1.Secret) map[string]string {
 	var out map[string]string
 	for _, key := range slices.Sorted(maps.Keys(s.Data)) {
 		token, is := strings.CutPrefix(key, tokenEntry)
-		if !is || len(out) == maxChallenges || !isToken(token) || !strings.HasPrefix(string(s.Data[key]), token+".") || len(s.Data[key]) > 2*maxToken {
+		text := string(s.Data[key])
+		if !is || len(out) == maxChallenges || !isToken(token) || !strings.HasPrefix(text, token+".") || len(text) > 2*maxToken {
 			continue
 		}
 		if out == nil {
 			out = map[string]string{}
 		}
-		out[token] = string(s.Data[key])
+		out[token] = text
 	}
 	return out
 }

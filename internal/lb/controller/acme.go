@@ -41,9 +41,9 @@ func (a *ACME) Manager(
 	client kubernetes.Interface, log *slog.Logger, recorder *events.Recorder, isOurs func(*corev1.Service) bool,
 ) *acme.Manager {
 	return acme.New(acme.Options{
-		Client: client, Log: log, Directory: a.Directory, Email: a.Email, Roots: a.Roots, Domains: a.Domains, Limits: a.Limits, Binding: a.Binding,
+		Client: client, Log: log, Directory: a.Directory, Email: a.Email, Roots: a.Roots, Domains: a.Domains, Limits: a.Limits,
+		Binding: a.Binding, DNS: a.DNS,
 		Propagation: a.Propagation, Account: acmeAccount,
-		DNS: a.DNS,
 		Wanted: func(o *corev1.Service) (none acme.Want) {
 			if o.Annotations[dialect.LBACMEHosts] == "" || o.DeletionTimestamp != nil || !isOurs(o) {
 				return none

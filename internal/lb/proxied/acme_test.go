@@ -42,7 +42,8 @@ func TestTokens(t *testing.T) {
 		{config(tokens, func(l *dialect.Listener) { l.Name = ACMEListener }), "GET", path + "abc", false, "abc.key"},
 		{config(tokens, func(l *dialect.Listener) { l.Name = ACMEListener }), "GET", "/", false, "404"},
 	} {
-		r := c.config.Route(&http1.Request{Method: []byte(c.method), Target: []byte(c.target), Host: []byte("a.example")}, Origin{Secure: c.secure})
+		request := &http1.Request{Method: []byte(c.method), Target: []byte(c.target), Host: []byte("a.example")}
+		r := c.config.Route(request, Origin{Secure: c.secure})
 		got := ""
 		switch {
 		case r.To == c.config && r.Reply == nil:
