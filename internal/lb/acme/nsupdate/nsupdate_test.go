@@ -20,9 +20,9 @@ func TestUpdates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	start := func(t *testing.T, secret string) *nszone.Server { return nszone.Start(t, "shop.example", secret, nil) }
-	first, second := start(t, key.secret), start(t, key.secret)
-	other := start(t, "YW5vdGhlciBrZXkgb2YgMTYgYnl0ZXM=")
+	start := func(secret string) *nszone.Server { return nszone.Start(t, "shop.example", secret, nil) }
+	first, second := start(key.secret), start(key.secret)
+	other := start("YW5vdGhlciBrZXkgb2YgMTYgYnl0ZXM=")
 	zone, err := ParseZone("Shop.Example.=" + first.Addr + "," + second.Addr)
 	if err != nil {
 		t.Fatal(err)
@@ -43,7 +43,8 @@ func TestUpdates(t *testing.T) {
 		t.Errorf("the server has %q", got)
 	}
 	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
-	if err := u.Await(short, name, "one"); err == nil || !strings.Contains(err.Error(), "server "+second.Addr+" of zone shop.example does not") {
+	missing := "server " + second.Addr + " of zone shop.example does not"
+	if err := u.Await(short, name, "one"); err == nil || !strings.Contains(err.Error(), missing) {
 		t.Errorf("a server of the zone does not have the record: %v", err)
 	}
 	cancel()
