@@ -44,6 +44,7 @@ var rooms = map[string]int{
 	"lb/proxied/envoyauth":    0,
 	"lb/proxied/http1":        0,
 	"lb/proxied/proxyproto":   0,
+	"lb/acme/nsupdate":        0,
 	"lb/quorum":               0,
 	"lb/v1":                   0,
 	"loop":                    0,
@@ -70,7 +71,6 @@ var rooms = map[string]int{
 	"gateway/filter":          1,
 	"gateway/trust":           1,
 	"kernel":                  1,
-	"lb/acme":                 1,
 	"lb/logship":              1,
 	"lb/pool":                 1,
 	"lb/proxied/panics":       1,
@@ -94,6 +94,7 @@ var rooms = map[string]int{
 	"dns/feed":                2,
 	"election":                2,
 	"gateway":                 2,
+	"lb/acme":                 2,
 	"lb/announce":             2,
 	"lb/bgp":                  2,
 	"lb/claim":                2,
@@ -201,7 +202,7 @@ var rooms = map[string]int{
 // import.
 var testOnly = map[string]bool{
 	"testbed": true, "controller/kittest": true, "lb/proxied/lbtest": true, "testbed/arp": true, "testbed/bird": true, "testbed/etcd": true,
-	"testbed/flows": true, "testbed/process": true,
+	"testbed/flows": true, "testbed/nszone": true, "testbed/process": true,
 	"testbed/systemd": true, "testbed/uml": true,
 }
 

@@ -41,6 +41,7 @@ func fairleadDialect() Dialect {
 			fieldOf("backend-protocol", func(r *rawListeners) *perPort { return &r.backend }, FieldBackend, backend),
 			certificates(LBTLSSecrets, "names of TLS Secrets of the namespace with commas between; the first is the default"),
 			acmeHosts(),
+			acmeChallenge(),
 			tlsPolicy(lbPrefix+"tls-policy", ""),
 			alpnPolicy(lbPrefix + "alpn-policy"),
 			word(lbPrefix+"proxy-protocol", map[string]int{"v1": 1, "v2": 2, "none": 0}, FieldProxyProtocol, 0,

@@ -18,6 +18,7 @@ const (
 	FieldBackendName     Field = "backend server name"
 	FieldBackendCert     Field = "backend client certificate"
 	FieldACMEHosts       Field = "ACME hosts"
+	FieldACMEChallenge   Field = "ACME challenge"
 	FieldTLSPorts        Field = "TLS ports"
 	FieldTLSPolicy       Field = "TLS policy"
 	FieldALPN            Field = "ALPN"

@@ -17,6 +17,8 @@ type Spec struct {
 	BackendTLS   BackendTLS `json:"backendTLS,omitzero"`
 	// ACMEHosts are the names that the first of Certificates is ordered for, by ACME. Without any it is given.
 	ACMEHosts []string `json:"acmeHosts,omitempty"`
+	// ACMEChallenge is HTTP01 or DNS01, empty for TLSALPN01.
+	ACMEChallenge string `json:"acmeChallenge,omitempty"`
 	// TLSPolicy is the name of a policy that TLSVersions knows, empty for the default.
 	TLSPolicy string `json:"tlsPolicy,omitempty"`
 	// ALPN are the protocols that a TLS listener offers, the preferred one first.

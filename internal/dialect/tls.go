@@ -156,8 +156,8 @@ func acmeHosts() Annotation {
 			var hosts []string
 			for item := range strings.SplitSeq(v, ",") {
 				host := strings.ToLower(strings.TrimSpace(item))
-				if !isHostName(host) {
-					return fmt.Errorf("%q is not a host name with a domain; there are none with *", shorten(item))
+				if !isHostName(strings.TrimPrefix(host, "*.")) {
+					return fmt.Errorf("%q is not a host name with a domain", shorten(item))
 				}
 				hosts = append(hosts, host)
 			}
@@ -183,17 +183,60 @@ func isHostName(s string) bool {
 	return len(labels) > 1 && len(s) <= 253 && !digits
 }
 
-// checkACME reports host names of a Service that has no Secret for their certificate, or no listener that uses it.
+// LBACMEChallenge is how an authority of ACME verifies the hosts.
+const LBACMEChallenge = lbPrefix + "acme-challenge"
+
+// The challenges of ACME (RFC 8737; RFC 8555, 8.3 and 8.4).
+const (
+	TLSALPN01 = "tls-alpn-01"
+	HTTP01    = "http-01"
+	DNS01     = "dns-01"
+)
+
+// acmeChallenge returns the annotation that chooses the challenge.
+func acmeChallenge() Annotation {
+	return word(LBACMEChallenge, map[string]string{TLSALPN01: "", HTTP01: HTTP01, DNS01: DNS01}, FieldACMEChallenge, "",
+		func(s *Spec, v string) { s.ACMEChallenge = v })
+}
+
+// checkACME reports host names of a Service that has no Secret for their certificate, no listener that uses it, or no port at
+// which the authority can look.
 func (r *reader) checkACME() {
+	o := r.Origins[FieldACMEHosts]
 	if len(r.Spec.ACMEHosts) == 0 {
+		if o := r.Origins[FieldACMEChallenge]; r.Spec.ACMEChallenge != "" {
+			r.found(Invalid, o.From, shorten(o.Value), fmt.Sprintf("%s needs %s", LBACMEChallenge, LBACMEHosts))
+		}
 		return
 	}
-	o := r.Origins[FieldACMEHosts]
-	if len(r.Spec.Certificates) == 0 {
-		r.found(Invalid, o.From, shorten(o.Value), fmt.Sprintf("%s needs %s: the first Secret gets the certificate", LBACMEHosts, LBTLSSecrets))
+	wrong := func(format string, args ...any) {
+		r.found(Invalid, o.From, shorten(o.Value), LBACMEHosts+" "+fmt.Sprintf(format, args...))
 	}
-	if !slices.ContainsFunc(r.Spec.Listeners, func(l Listener) bool { return l.Protocol.IsTLS() && l.Port == 443 }) {
-		r.found(Invalid, o.From, shorten(o.Value), fmt.Sprintf("%s needs port 443 with TLS or HTTPS, where the authority looks (TLS-ALPN-01)",
-			LBACMEHosts))
+	if len(r.Spec.Certificates) == 0 {
+		wrong("needs %s: the first Secret gets the certificate", LBTLSSecrets)
+	}
+	has := func(port uint16, is func(Protocol) bool) bool {
+		return slices.ContainsFunc(r.Spec.Listeners, func(l Listener) bool { return (port == 0 || l.Port == port) && is(l.Protocol) })
+	}
+	isAny := func(Protocol) bool { return true }
+	switch r.Spec.ACMEChallenge {
+	case HTTP01:
+		if has(80, isAny) && !has(80, func(p Protocol) bool { return p == HTTP }) {
+			wrong("needs port 80 with HTTP, or none, where the authority looks (HTTP-01)")
+		} else if r.Spec.NLB && !has(80, isAny) {
+			wrong("needs port 80 with HTTP: a Network Load Balancer lets nothing through at other ports than its own (HTTP-01)")
+		}
+	case "":
+		if !has(443, Protocol.IsTLS) {
+			wrong("needs port 443 with TLS or HTTPS, where the authority looks (TLS-ALPN-01)")
+		}
+	}
+	if !has(0, Protocol.IsTLS) {
+		wrong("needs a port with TLS or HTTPS")
+	}
+	for _, host := range r.Spec.ACMEHosts {
+		if strings.HasPrefix(host, "*.") && r.Spec.ACMEChallenge != DNS01 {
+			wrong("has %s: an authority verifies names with * by %s: %s only", host, LBACMEChallenge, DNS01)
+		}
 	}
 }

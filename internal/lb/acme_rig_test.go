@@ -4,31 +4,92 @@ import (
 	"bytes"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
+	"time"
 
-	"github.com/miekg/dns"
-
+	"github.com/fairlead/fairlead/internal/lb/acme"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/nszone"
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // pebble is Let's Encrypt's authority for tests, which asks a DNS server of the test for addresses, and connects to port 443.
 type pebble struct {
-	directory string
-	roots     *x509.CertPool // of its own certificate
-	issuer    *x509.CertPool // of those that it issues
+	directory  string
+	roots      *x509.CertPool // of its own certificate
+	issuer     *x509.CertPool // of those that it issues
+	management string
+	out        log
+	zone       *nszone.Server // of the names
+}
+
+// log is what a program prints.
+type log struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *log) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *log) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// suggest has pebble want a certificate to be renewed within the hour before now.
+func (p *pebble) suggest(t *testing.T, cert []byte) {
+	t.Helper()
+	window, err := json.Marshal(map[string]any{"suggestedWindow": map[string]time.Time{
+		"start": time.Now().Add(-time.Hour), "end": time.Now().Add(-time.Second)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := json.Marshal(map[string]string{"Certificate": string(cert), "ARIResponse": string(window)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := p.client().Post(p.management+"/set-renewal-info/", "application/json", bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		t.Fatal(answer.Status)
+	}
+}
+
+func (p *pebble) client() *http.Client {
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: p.roots}, DisableKeepAlives: true}
+	return &http.Client{Timeout: testbed.Patience, Transport: transport}
+}
+
+// binding is the account that pebble knows by other means, and binding64 its key.
+const binding64 = "zWNDZM6eQGHWpSRTPal5eIUYFTu7EajVIoguysqZ9wG44nMEtx3MUAsUDkMTQ12W"
+
+var binding = acme.Binding{KeyID: "kid-1", Key: must64(binding64)}
+
+func must64(text string) []byte {
+	key, err := base64.RawURLEncoding.DecodeString(text)
+	if err != nil {
+		panic(err)
+	}
+	return key
 }
 
 func startPebble(t *testing.T, hosts map[string]netip.Addr) *pebble {
@@ -41,7 +102,7 @@ func startPebble(t *testing.T, hosts map[string]netip.Addr) *pebble {
 	}
 	dir := t.TempDir()
 	program := process.Build(t, "test/pebble", "github.com/letsencrypt/pebble/v2/cmd/pebble")
-	names := serveNames(t, hosts)
+	p := &pebble{zone: nszone.Start(t, "shop.example", nszone.Secret, hosts)}
 	a := testbed.NewAuthority(t)
 	leaf, key := a.Issue("localhost", 2, false)
 	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
@@ -56,35 +117,35 @@ func startPebble(t *testing.T, hosts map[string]netip.Addr) *pebble {
 	config, err := json.Marshal(map[string]any{"pebble": map[string]any{
 		"listenAddress": "127.0.0.1:" + port, "managementListenAddress": "127.0.0.1:" + management,
 		"certificate": write("cert.pem", "CERTIFICATE", leaf.Raw), "privateKey": write("key.pem", "PRIVATE KEY", keyDER),
-		"httpPort": 1, "tlsPort": 443, "retryAfter": map[string]int{"authz": 1, "order": 1},
+		"externalAccountBindingRequired": true, "externalAccountMACKeys": map[string]string{binding.KeyID: binding64},
+		"httpPort": 80, "tlsPort": 443, "retryAfter": map[string]int{"authz": 1, "order": 1},
 		"profiles": map[string]any{"default": map[string]any{"description": "default", "validityPeriod": 7776000}},
 	}})
 	must(err)
 	must(os.WriteFile(filepath.Join(dir, "config.json"), config, 0o600))
 	cmd := exec.CommandContext(t.Context(), program, "-config", filepath.Join(dir, "config.json"), "-strict",
-		"-dnsserver", names)
+		"-dnsserver", p.zone.Addr)
 	cmd.Env = append(os.Environ(), "PEBBLE_VA_NOSLEEP=1", "PEBBLE_AUTHZREUSE=0")
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
+	*p = pebble{zone: p.zone, directory: "https://localhost:" + port + "/dir", management: "https://localhost:" + management,
+		roots: x509.NewCertPool(), issuer: x509.NewCertPool()}
+	cmd.Stdout, cmd.Stderr = &p.out, &p.out
 	must(cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		if t.Failed() {
-			t.Log(out.String())
+			t.Log(p.out.String())
 		}
 	})
-	p := &pebble{directory: "https://localhost:" + port + "/dir", roots: x509.NewCertPool(), issuer: x509.NewCertPool()}
 	p.roots.AddCert(a.Cert)
-	p.await(t, "https://localhost:"+management+"/roots/0")
+	p.await(t, p.management+"/roots/0")
 	return p
 }
 
 // await waits until pebble runs, and reads its root.
 func (p *pebble) await(t *testing.T, root string) {
 	t.Helper()
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: p.roots}, DisableKeepAlives: true}
-	client := &http.Client{Timeout: testbed.Patience, Transport: transport}
+	client := p.client()
 	testbed.Until(t, "pebble", func() error {
 		answer, err := client.Get(root)
 		if err != nil {
@@ -97,26 +158,4 @@ func (p *pebble) await(t *testing.T, root string) {
 		}
 		return err
 	})
-}
-
-// serveNames answers for the addresses of hosts by TCP, and returns where; pebble does not ask by UDP.
-func serveNames(t *testing.T, hosts map[string]netip.Addr) string {
-	t.Helper()
-	socket, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	names := dns.Server{Listener: socket, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
-		m := new(dns.Msg)
-		m.SetReply(q)
-		question := m.Question[0]
-		if a, ok := hosts[strings.TrimSuffix(strings.ToLower(question.Name), ".")]; ok && question.Qtype == dns.TypeA {
-			m.Answer = append(m.Answer, &dns.A{Hdr: dns.RR_Header{Name: question.Name, Rrtype: dns.TypeA, Class: dns.ClassINET}, A: a.AsSlice()})
-		}
-		_ = w.WriteMsg(m)
-	})}
-	var running sync.WaitGroup
-	running.Go(func() { _ = names.ActivateAndServe() })
-	t.Cleanup(func() { _ = socket.Close(); running.Wait() })
-	return socket.Addr().String()
 }

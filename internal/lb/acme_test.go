@@ -25,6 +25,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/lb/acme"
+	"github.com/fairlead/fairlead/internal/lb/acme/nsupdate"
 	"github.com/fairlead/fairlead/internal/lb/controller"
 	"github.com/fairlead/fairlead/internal/lb/filter"
 	"github.com/fairlead/fairlead/internal/lb/front"
@@ -32,11 +33,13 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/proxied/web"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/nszone"
 )
 
 // A Service has a certificate ordered from a real authority, which the node that has the address answers: it is kept in the
 // Secret that the Service names; a host of another namespace and a Secret that was not made for that are not used
-// (RFC 8555, RFC 8737).
+// (RFC 8555, RFC 8737). Another Service without port 80 is verified there by
+// HTTP-01, and a third one, whose name has a *, in its zone by DNS-01.
 func TestACME(t *testing.T) {
 	t.Parallel()
 	vip := netip.MustParseAddr("127.77.1.1")
@@ -45,14 +48,18 @@ func TestACME(t *testing.T) {
 	} else if err == nil {
 		_ = l.Close()
 	}
+	plainVIP := netip.MustParseAddr("127.77.1.5")
 	authority := startPebble(t, map[string]netip.Addr{
 		"a.shop.example": vip, "b.shop.example": vip, "c.shop.example": netip.MustParseAddr("127.77.1.2"),
+		"d.shop.example": plainVIP,
 	})
 	r := newRig(t)
 	log := slog.New(slog.DiscardHandler)
 	_, err := r.client.CoreV1().Secrets("default").Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "database"},
 		Data: map[string][]byte{"password": []byte("x")}}, metav1.CreateOptions{})
 	r.must(err)
+	plain := r.acmeBalancer("plain", "d.shop.example", "plain-cert", plainVIP, dialect.HTTP01)
+	r.acmeBalancer("wild", "*.e.shop.example,e.shop.example", "wild-cert", netip.MustParseAddr("127.77.1.6"), dialect.DNS01)
 	o := r.acmeBalancer("web", "b.shop.example,a.shop.example", "web-cert", vip)
 	r.acmeBalancer("thief", "www.bank.example", "thief-cert", netip.MustParseAddr("127.77.1.3"))
 	r.acmeBalancer("grabber", "a.shop.example", "database", netip.MustParseAddr("127.77.1.4"))
@@ -62,14 +69,17 @@ func TestACME(t *testing.T) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
-	r.acmeNode(ctx, &running, o, vip)
+	r.acmeNode(ctx, &running, o, plain)
 	own := kubernetes.NewForConfigOrDie(r.own)
 	recorder := events.NewRecorder(own, corev1.EventSource{Component: "fairlead-lb"}, log)
 	stop := recorder.Start()
+	key, err := nsupdate.ParseKey(nszone.KeyFile)
+	r.must(err)
 	a := controller.ACME{
 		Directory: authority.directory, Email: "ops@shop.example", Roots: authority.roots,
 		Domains:     []acme.Domain{{Name: "shop.example", Namespaces: []string{"default"}}, {Name: "bank.example", Namespaces: []string{"bank"}}},
-		Propagation: time.Second,
+		Propagation: time.Second, Limits: acme.DefaultLimits(), Binding: binding,
+		DNS: nsupdate.New([]nsupdate.Zone{{Name: "shop.example", Servers: []string{authority.zone.Addr}}}, key),
 	}
 	order := func() { a.Manager(own, log, recorder, func(*corev1.Service) bool { return true }).Run(ctx) }
 	running.Go(order)
@@ -81,13 +91,17 @@ func TestACME(t *testing.T) {
 	if len(secret.Data) != 2 || secret.Type != corev1.SecretTypeTLS {
 		t.Errorf("the Secret is of type %s, with %d entries", secret.Type, len(secret.Data))
 	}
-	want := []string{"grabber ACMESecretTaken", "silent ACMEOrderFailed", "thief ACMEHostNotAllowed", "web ACMECertificateIssued"}
+	want := []string{"grabber ACMESecretTaken", "plain ACMECertificateIssued", "silent ACMEOrderFailed",
+		"thief ACMEHostNotAllowed", "web ACMECertificateIssued", "wild ACMECertificateIssued"}
 	testbed.Until(t, "the Events", func() error {
 		if got := slices.Compact(r.eventReasons()); !slices.Equal(got, want) {
 			return fmt.Errorf("%q", got)
 		}
 		return nil
 	})
+	if records, updates := authority.zone.Records(); records != "" || updates != 4 {
+		t.Errorf("after %d updates the zone has the records %q", updates, records)
+	}
 	failed, err := r.client.CoreV1().Secrets("default").Get(ctx, "silent-cert", metav1.GetOptions{})
 	r.must(err)
 	if failed.Annotations["fairlead.dev/acme-failures"] != "1" || len(failed.Data) != 2 {
@@ -101,11 +115,9 @@ func TestACME(t *testing.T) {
 	if _, err := own.CoreV1().Secrets("default").Apply(ctx, other, metav1.ApplyOptions{FieldManager: "x"}); !apierrors.IsForbidden(err) {
 		t.Errorf("a Secret that no Service names: %v", err)
 	}
-	// Another process goes on with what there is; a certificate that is near its end is replaced, without an end of service.
-	again := core.Secret("web-cert", "default").WithType(corev1.SecretTypeTLS).WithData(secret.Data).WithLabels(secret.Labels).
-		WithAnnotations(map[string]string{"fairlead.dev/acme-issued": "false"})
-	_, err = r.client.CoreV1().Secrets("default").Apply(ctx, again, metav1.ApplyOptions{FieldManager: "fairlead-lb-acme"})
-	r.must(err)
+	// Another process goes on with what there is; a certificate that the authority wants to be renewed is replaced, without an end
+	// of service.
+	authority.suggest(t, secret.Data[corev1.TLSCertKey])
 	running.Go(order)
 	testbed.Until(t, "another certificate", func() error {
 		second, err := serial(ctx, authority.issuer, vip)
@@ -116,6 +128,9 @@ func TestACME(t *testing.T) {
 		}
 		return err
 	})
+	if text := authority.out.String(); strings.Count(text, "is a replacement of") != 1 {
+		t.Error("the order does not replace the first certificate")
+	}
 	stop()
 	cancel()
 	running.Wait()
@@ -133,11 +148,14 @@ func serial(ctx context.Context, roots *x509.CertPool, vip netip.Addr) (string, 
 }
 
 // acmeBalancer makes a Service of the proxied way that has a certificate ordered, with its address.
-func (r *rig) acmeBalancer(name, hosts, secret string, at netip.Addr) *corev1.Service {
+func (r *rig) acmeBalancer(name, hosts, secret string, at netip.Addr, challenge ...string) *corev1.Service {
 	r.Helper()
 	services := r.client.CoreV1().Services("default")
 	o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Annotations: map[string]string{
 		dialect.LBACMEHosts: hosts, dialect.LBTLSSecrets: secret}}}
+	for _, c := range challenge {
+		o.Annotations[dialect.LBACMEChallenge] = c
+	}
 	o.Spec.Type, o.Spec.Ports = corev1.ServiceTypeLoadBalancer, []corev1.ServicePort{{Name: "tls", Port: 443}}
 	o, err := services.Create(r.Context(), o, metav1.CreateOptions{})
 	r.must(err)
@@ -148,8 +166,8 @@ func (r *rig) acmeBalancer(name, hosts, secret string, at netip.Addr) *corev1.Se
 	return o
 }
 
-// acmeNode has a node serve a Service with its Secret until ctx ends; nothing makes the address local here.
-func (r *rig) acmeNode(ctx context.Context, running *sync.WaitGroup, o *corev1.Service, vip netip.Addr) {
+// acmeNode has a node serve Services with their Secrets until ctx ends; nothing makes the address local here.
+func (r *rig) acmeNode(ctx context.Context, running *sync.WaitGroup, services ...*corev1.Service) {
 	log := slog.New(slog.DiscardHandler)
 	f := front.New(front.Options{
 		NodeName: "n1", Client: r.client, Log: log, Server: proxied.New(proxied.Options{Log: log, Engine: web.Start}),
@@ -160,8 +178,10 @@ func (r *rig) acmeNode(ctx context.Context, running *sync.WaitGroup, o *corev1.S
 			Filter:     noFilter{}, Rules: noRules{},
 		},
 	})
-	f.SetClaim(vip, []svc.Name{{Namespace: "default", Name: "web"}})
-	f.SetService(o)
+	for _, o := range services {
+		f.SetClaim(netip.MustParseAddr(o.Status.LoadBalancer.Ingress[0].IP), []svc.Name{svc.NameOf(o)})
+		f.SetService(o)
+	}
 	running.Go(func() { f.Run(ctx) })
 }
 

@@ -15,8 +15,8 @@ func retryAfter(failures int) time.Duration {
 }
 
 // Orders of a namespace cost orderCost, and failed ones failureCost; it has budgetSize at first and gets as much in an hour.
-// A tenant whose orders fail for ever new names, or who deletes the Secrets of successful orders, uses up its own budget first. The
-// orders of all namespaces together are not bounded here: the authority bounds the account.
+// A tenant whose orders fail for ever new names, or who deletes the Secrets of successful orders, uses up its own budget first. All
+// namespaces together have a ledger.
 const (
 	budgetSize  = 60
 	orderCost   = 1

@@ -3,11 +3,13 @@ package acme
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"crypto/x509"
+	"fmt"
 	"log/slog"
 	"maps"
+	"net/http"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -16,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead/fairlead/internal/lb/acme/nsupdate"
 	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -31,16 +34,35 @@ type Options struct {
 	// Roots the authorities of its server's certificate, nil for the system's.
 	Directory, Email string
 	Roots            *x509.CertPool
+	// Binding binds the account to another one at the authority (RFC 8555, 7.3.4), without a KeyID to none.
+	Binding Binding
 	// Domains are the domains that certificates are ordered for.
 	Domains []Domain
+	// Limits bound all namespaces together.
+	Limits Limits
 	// Account is the Secret with the account's key, which is made if it does not exist.
 	Account svc.Name
-	// Wanted returns for which hosts a Service wants a certificate, sorted, and the name of its Secret; no hosts if it
-	// wants none, or cannot be reached yet.
-	Wanted func(*corev1.Service) (hosts []string, secret string)
+	// Wanted returns which certificate a Service wants; no hosts if it wants none, or cannot be reached yet.
+	Wanted func(*corev1.Service) Want
+	// DNS updates the zones of DNS-01; nil for none.
+	DNS *nsupdate.Updater
 	// Propagation is how long nodes have to answer a challenge before the authority is asked to look (default 10 s), which
 	// may still fail: this process cannot check, since it may be unable to reach the address.
 	Propagation time.Duration
+}
+
+// Want is a certificate that a Service wants.
+type Want struct {
+	// Hosts are sorted.
+	Hosts []string
+	// Secret is the name of the one that gets it, and Challenge that of package dialect, empty for TLS-ALPN-01.
+	Secret, Challenge string
+}
+
+// Binding names an account that the authority knows by other means.
+type Binding struct {
+	KeyID string
+	Key   []byte // of the HMAC
 }
 
 // Domain is a domain with all that is below it, for some namespaces, or all without any.
@@ -52,7 +74,7 @@ type Domain struct {
 // allows reports whether a namespace may have a certificate for a host.
 func allows(domains []Domain, namespace, host string) bool {
 	return slices.ContainsFunc(domains, func(d Domain) bool {
-		return (host == d.Name || strings.HasSuffix(host, "."+d.Name)) && (len(d.Namespaces) == 0 || slices.Contains(d.Namespaces, namespace))
+		return within(host, d.Name) && (len(d.Namespaces) == 0 || slices.Contains(d.Namespaces, namespace))
 	})
 }
 
@@ -61,6 +83,9 @@ type Manager struct {
 	o      Options
 	wake   loop.Signal
 	client authority
+	ledger *ledger
+	// transport carries requests to the authority.
+	transport http.RoundTripper
 
 	mu      sync.Mutex
 	items   map[svc.Name]*item
@@ -70,15 +95,18 @@ type Manager struct {
 
 // item is a Service that wants a certificate.
 type item struct {
+	Want
 	object *corev1.Service
-	hosts  []string
-	secret string
 	due    time.Time
 	event  string // recorded last
 	// failures counts orders that have failed, also if the Secret cannot be written.
 	failures int
 	// unsaved is a certificate that was issued while its Secret could not be written.
 	unsaved *state
+	// window is when the authority wants its certificate to be renewed, nil before it is asked.
+	window *window
+	// counted is true once the certificate that the Secret had at first is in the ledger.
+	counted bool
 }
 
 const (
@@ -97,7 +125,11 @@ const (
 func New(o Options) *Manager {
 	o.Propagation = cmp.Or(o.Propagation, 10*time.Second)
 	return &Manager{o: o, wake: loop.NewSignal(), items: map[svc.Name]*item{}, busy: map[string]bool{},
-		budgets: map[string]*budget{}}
+		budgets: map[string]*budget{}, ledger: newLedger(o.Limits, o.Domains),
+		transport: &http.Transport{
+			Proxy: http.ProxyFromEnvironment, TLSClientConfig: &tls.Config{RootCAs: o.Roots, MinVersion: tls.VersionTLS12},
+			TLSHandshakeTimeout: 10 * time.Second, IdleConnTimeout: time.Minute, MaxIdleConnsPerHost: maxOrders,
+		}}
 }
 
 // Run orders until ctx ends, and returns when everything that it started has ended.
@@ -143,14 +175,14 @@ func (m *Manager) Run(ctx context.Context) {
 
 // setLocked takes over what a Service wants. was is what it wanted before, or nil.
 func (m *Manager) setLocked(o *corev1.Service, was *item) {
-	hosts, secret := m.o.Wanted(o)
-	if len(hosts) == 0 {
+	want := m.o.Wanted(o)
+	if len(want.Hosts) == 0 {
 		delete(m.items, svc.NameOf(o))
 		return
 	}
 	it := was
-	if it == nil || !slices.Equal(it.hosts, hosts) || it.secret != secret {
-		it = &item{hosts: hosts, secret: secret}
+	if it == nil || !slices.Equal(it.Hosts, want.Hosts) || it.Secret != want.Secret || it.Challenge != want.Challenge {
+		it = &item{Want: want}
 	}
 	it.object = o
 	m.items[svc.NameOf(o)] = it
@@ -203,14 +235,13 @@ func earlier(a, b time.Time) time.Time {
 
 // sync brings the Secret of a Service up to date, and returns after how long to check it again.
 func (m *Manager) sync(ctx context.Context, it *item, o *corev1.Service) time.Duration {
-	for _, host := range it.hosts {
-		if !allows(m.o.Domains, o.Namespace, host) {
-			m.warn(it, o, "ACMEHostNotAllowed",
-				"no certificate is ordered: namespace "+o.Namespace+" may not have one for "+host+" (--lb-acme-domain)")
+	for _, host := range it.Hosts {
+		if why := m.refusal(it, o.Namespace, host); why != "" {
+			m.warn(it, o, "ACMEHostNotAllowed", "no certificate is ordered: "+why)
 			return recheck // only a restart changes that
 		}
 	}
-	secret, err := m.o.Client.CoreV1().Secrets(o.Namespace).Get(ctx, it.secret, metav1.GetOptions{})
+	secret, err := m.o.Client.CoreV1().Secrets(o.Namespace).Get(ctx, it.Secret, metav1.GetOptions{})
 	st := &state{}
 	switch {
 	case apierrors.IsNotFound(err):
@@ -220,7 +251,7 @@ func (m *Manager) sync(ctx context.Context, it *item, o *corev1.Service) time.Du
 	case err == nil && !isOurs(secret, o):
 		return m.taken(it, o)
 	case err == nil:
-		st = stateOf(secret, it.hosts)
+		st = stateOf(secret, it.Hosts)
 	}
 	if err != nil {
 		return m.cannotKeep(ctx, it, o, err)
@@ -229,17 +260,33 @@ func (m *Manager) sync(ctx context.Context, it *item, o *corev1.Service) time.Du
 		return m.store(ctx, it, o)
 	}
 	now := time.Now()
-	if leaf := st.leaf(it.hosts); leaf != nil && now.Before(renewal(leaf)) {
-		return min(renewal(leaf).Sub(now), recheck)
+	leaf := st.leaf(it.Hosts)
+	if leaf != nil && !it.counted {
+		m.ledger.found(o.Namespace, it.Hosts, leaf.NotBefore, now)
+	}
+	it.counted = true
+	if leaf != nil {
+		at, next := m.renewalOf(ctx, it, leaf, now)
+		if now.Before(at) {
+			return min(at.Sub(now), max(next.Sub(now), askSoonest), recheck)
+		}
 	}
 	if now.Before(st.after) {
 		return min(st.after.Sub(now), recheck)
 	}
 	if wait := m.budgetOf(o.Namespace).wait(now); wait > 0 {
-		m.warn(it, o, "ACMEOrderDelayed", "namespace "+o.Namespace+" has had too many certificates ordered within an hour; waiting")
+		m.warn(it, o, "ACMEOrderDelayed", fmt.Sprintf("no certificate is ordered before %s: namespace %s has had too many ordered within an hour",
+			now.Add(max(wait, apiRetry)).UTC().Format(time.RFC3339), o.Namespace))
 		return max(wait, apiRetry)
 	}
-	return m.order(ctx, it, o, st)
+	granted, wait, why := m.ledger.take(o.Namespace, it.Hosts, leaf != nil && it.window.replaces() != "", now)
+	if granted == nil {
+		wait = max(wait, apiRetry)
+		m.warn(it, o, "ACMEOrderDelayed", fmt.Sprintf("no certificate is ordered before %s: namespace %s has its part of what all namespaces "+
+			"together may have: %s (--lb-acme-limits)", now.Add(wait).UTC().Format(time.RFC3339), o.Namespace, why))
+		return min(wait, recheck)
+	}
+	return m.order(ctx, it, o, st, granted)
 }
 
 // budgetOf returns the budget of a namespace, which only the order that is worked on there uses.
@@ -265,7 +312,7 @@ func (m *Manager) warn(it *item, o *corev1.Service, reason, text string) {
 // taken reports a Secret that is not ours.
 func (m *Manager) taken(it *item, o *corev1.Service) time.Duration {
 	m.warn(it, o, "ACMESecretTaken",
-		"no certificate is ordered: the Secret "+it.secret+" was not made for that, or has been changed; remove it, or name another one")
+		"no certificate is ordered: the Secret "+it.Secret+" was not made for that, or has been changed; remove it, or name another one")
 	return time.Minute
 }
 
@@ -279,9 +326,9 @@ func (m *Manager) cannotKeep(ctx context.Context, it *item, o *corev1.Service, e
 	case apierrors.IsConflict(err), apierrors.IsInvalid(err):
 		wait = m.taken(it, o)
 	case apierrors.IsForbidden(err):
-		m.warn(it, o, "ACMESecretForbidden", "no certificate is ordered: the controller may not keep the Secret "+it.secret)
+		m.warn(it, o, "ACMESecretForbidden", "no certificate is ordered: the controller may not keep the Secret "+it.Secret)
 		wait = time.Minute
 	}
-	m.o.Log.Warn("cannot keep the Secret of a certificate; retrying", "service", svc.NameOf(o), "secret", it.secret, "after", wait, "err", err)
+	m.o.Log.Warn("cannot keep the Secret of a certificate; retrying", "service", svc.NameOf(o), "secret", it.Secret, "after", wait, "err", err)
 	return wait
 }

@@ -5,11 +5,10 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"net"
+	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -37,26 +36,25 @@ func isOurs(s *corev1.Secret, o *corev1.Service) bool { return s.Labels[serviceL
 // apply writes the Secret of a Service. Server-side apply creates it if it does not exist, with a right that only covers its name.
 func (m *Manager) apply(ctx context.Context, o *corev1.Service, it *item, st *state) error {
 	data := map[string][]byte{corev1.TLSCertKey: st.cert, corev1.TLSPrivateKeyKey: st.key}
-	for host, text := range st.challenges {
-		data[challengeEntry+host] = text
-	}
+	maps.Copy(data, st.challenges)
 	annotations := map[string]string{svc.ACMEIssuedAnnotation: strconv.FormatBool(st.issued)}
 	if st.failures > 0 {
 		annotations[svc.ACMEFailuresAnnotation] = strconv.Itoa(st.failures)
 		annotations[svc.ACMERetryAnnotation] = st.after.UTC().Format(time.RFC3339)
-		annotations[svc.ACMEHostsAnnotation] = strings.Join(it.hosts, ",")
+		annotations[svc.ACMEHostsAnnotation] = strings.Join(it.Hosts, ",")
 	}
-	s := core.Secret(it.secret, o.Namespace).WithType(corev1.SecretTypeTLS).WithData(data).WithAnnotations(annotations).
+	s := core.Secret(it.Secret, o.Namespace).WithType(corev1.SecretTypeTLS).WithData(data).WithAnnotations(annotations).
 		WithLabels(map[string]string{serviceLabel: o.Name})
 	_, err := m.o.Client.CoreV1().Secrets(o.Namespace).Apply(ctx, s, metav1.ApplyOptions{FieldManager: manager})
 	return err
 }
 
 // order orders a certificate and stores it.
-func (m *Manager) order(ctx context.Context, it *item, o *corev1.Service, st *state) time.Duration {
+func (m *Manager) order(ctx context.Context, it *item, o *corev1.Service, st *state, granted *grant) time.Duration {
 	limited, cancel := context.WithTimeout(ctx, orderTimeout)
 	defer cancel()
 	if err := m.apply(limited, o, it, st); err != nil { // what cannot be stored is not ordered
+		granted.give(time.Now(), ofOrders, ofDomains, ofFailures)
 		return m.cannotKeep(ctx, it, o, err)
 	}
 	next := *st
@@ -65,8 +63,9 @@ func (m *Manager) order(ctx context.Context, it *item, o *corev1.Service, st *st
 		return apiRetry
 	}
 	if err != nil {
-		return m.failed(ctx, it, o, st, err)
+		return m.failed(ctx, it, o, st, granted, err)
 	}
+	granted.give(time.Now(), ofFailures)
 	m.budgetOf(o.Namespace).spend(time.Now(), false)
 	next.issued, next.failures, next.after, next.challenges = true, 0, time.Time{}, nil
 	it.unsaved = &next
@@ -79,25 +78,34 @@ func (m *Manager) store(ctx context.Context, it *item, o *corev1.Service) time.D
 		return m.cannotKeep(ctx, it, o, err)
 	}
 	until := "an unknown time"
-	if leaf := it.unsaved.leaf(it.hosts); leaf != nil {
+	if leaf := it.unsaved.leaf(it.Hosts); leaf != nil {
 		until = leaf.NotAfter.UTC().Format(time.RFC3339)
 	}
 	it.event, it.failures, it.unsaved = "", 0, nil
 	m.o.Event(o, corev1.EventTypeNormal, "ACMECertificateIssued",
-		fmt.Sprintf("certificate for %s until %s, in the Secret %s", strings.Join(it.hosts, ", "), until, it.secret))
+		fmt.Sprintf("certificate for %s until %s, in the Secret %s", strings.Join(it.Hosts, ", "), until, it.Secret))
 	return recheck
 }
 
 // failed reports why an order has failed, and keeps on the Secret when it is tried again.
-func (m *Manager) failed(ctx context.Context, it *item, o *corev1.Service, st *state, err error) time.Duration {
+func (m *Manager) failed(ctx context.Context, it *item, o *corev1.Service, st *state, granted *grant, err error) time.Duration {
+	if errors.Is(err, errDenied) {
+		granted.give(time.Now(), ofOrders, ofDomains, ofFailures)
+		m.o.Log.Info("an order that replaces a certificate is made as any other", "service", svc.NameOf(o), "err", shorten(err))
+		it.window.denied = true
+		return 0
+	}
 	var pause *pauseError
 	wait := time.Duration(0)
 	if errors.As(err, &pause) {
+		granted.give(time.Now(), ofOrders, ofDomains, ofFailures)
 		wait = time.Until(pause.until)
 	} else if limit, is := acme.RateLimit(err); is {
 		// Nothing that this Service has done wrong: the account may have asked for too much.
+		granted.give(time.Now(), ofDomains, ofFailures)
 		wait = max(limit, retryAfter(1))
 	} else {
+		granted.give(time.Now(), ofDomains)
 		m.budgetOf(o.Namespace).spend(time.Now(), true)
 		st.failures = max(st.failures, it.failures) + 1
 		it.failures, wait = st.failures, retryAfter(st.failures)
@@ -105,7 +113,7 @@ func (m *Manager) failed(ctx context.Context, it *item, o *corev1.Service, st *s
 	wait = max(wait, time.Second)
 	st.challenges, st.after = nil, time.Now().Add(wait)
 	text := shorten(err)
-	m.warn(it, o, "ACMEOrderFailed", "cannot order a certificate for "+strings.Join(it.hosts, ", ")+": "+text)
+	m.warn(it, o, "ACMEOrderFailed", "cannot order a certificate for "+strings.Join(it.Hosts, ", ")+": "+text)
 	m.o.Log.Warn("cannot order a certificate; retrying", "service", svc.NameOf(o), "after", wait, "err", text)
 	if err := m.apply(ctx, o, it, st); err != nil {
 		return max(wait, m.cannotKeep(ctx, it, o, err))
@@ -132,14 +140,16 @@ func (m *Manager) obtain(ctx context.Context, it *item, o *corev1.Service, st *s
 	if err != nil {
 		return err
 	}
-	order, err := c.AuthorizeOrder(ctx, acme.DomainIDs(it.hosts...))
+	replaces := ""
+	if st.leaf(it.Hosts) != nil {
+		replaces = it.window.replaces()
+	}
+	order, err := m.newOrder(ctx, c, it.Hosts, replaces)
 	if err != nil {
 		m.client.rejected(c, err)
 		return err
 	}
-	pending := map[string]*acme.Challenge{} // by the URIs of authorizations
-	st.challenges = map[string][]byte{}
-	certs := map[string]tls.Certificate{}
+	var open []*challenge
 	for _, uri := range order.AuthzURLs {
 		z, err := c.GetAuthorization(ctx, uri)
 		if err != nil {
@@ -148,41 +158,28 @@ func (m *Manager) obtain(ctx context.Context, it *item, o *corev1.Service, st *s
 		if z.Status != acme.StatusPending {
 			continue
 		}
-		for _, challenge := range z.Challenges {
-			if challenge.Type == "tls-alpn-01" {
-				pending[uri] = challenge
-			}
-		}
-		if pending[uri] == nil {
-			return fmt.Errorf("%s: the authority does not offer tls-alpn-01", z.Identifier.Value)
-		}
-		cert, err := c.TLSALPN01ChallengeCert(pending[uri].Token, z.Identifier.Value)
+		ch, err := prepare(c, z, uri, kindOf(it))
 		if err != nil {
 			return err
 		}
-		text, key, err := encode(cert.Certificate, cert.PrivateKey)
-		if err != nil {
-			return err
-		}
-		st.challenges[z.Identifier.Value], certs[z.Identifier.Value] = append(text, key...), cert
+		open = append(open, ch)
 	}
-	if len(pending) > 0 {
-		if err := m.apply(ctx, o, it, st); err != nil {
-			return err
-		}
-		m.awaitAnswers(ctx, o, certs)
+	undo, err := m.present(ctx, it, o, st, open)
+	defer undo()
+	if err != nil {
+		return err
 	}
-	for _, challenge := range pending {
-		if _, err := c.Accept(ctx, challenge); err != nil {
+	for _, ch := range open {
+		if _, err := c.Accept(ctx, ch.of); err != nil {
 			return err
 		}
 	}
-	for uri := range pending { // the authority checks all of them at the same time
-		if _, err := c.WaitAuthorization(ctx, uri); err != nil {
+	for _, ch := range open { // the authority checks all of them at the same time
+		if _, err := c.WaitAuthorization(ctx, ch.uri); err != nil {
 			return err
 		}
 	}
-	return m.finish(ctx, c, order, it.hosts, st)
+	return m.finish(ctx, c, order, it.Hosts, st)
 }
 
 // finish fetches the certificate of an order that was authorized, for a new key.
@@ -212,44 +209,6 @@ func (m *Manager) finish(ctx context.Context, c *acme.Client, order *acme.Order,
 	}
 	st.cert, st.key, err = encode(chain, key)
 	return err
-}
-
-// awaitAnswers waits until the addresses of a Service answer challenges.
-func (m *Manager) awaitAnswers(ctx context.Context, o *corev1.Service, certs map[string]tls.Certificate) {
-	ctx, cancel := context.WithTimeout(ctx, m.o.Propagation)
-	defer cancel()
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		missing := false
-		for _, in := range o.Status.LoadBalancer.Ingress {
-			for host, cert := range certs {
-				missing = missing || !answers(ctx, net.JoinHostPort(in.IP, "443"), host, cert)
-			}
-		}
-		if !missing {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
-}
-
-func answers(ctx context.Context, at, host string, cert tls.Certificate) bool {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	d := tls.Dialer{Config: &tls.Config{ServerName: host, NextProtos: []string{acme.ALPNProto}, MinVersion: tls.VersionTLS12,
-		InsecureSkipVerify: true}} //nolint:gosec // the certificate is compared below
-	conn, err := d.DialContext(ctx, "tcp", at)
-	if err != nil {
-		return false
-	}
-	defer conn.Close()
-	got := conn.(*tls.Conn).ConnectionState().PeerCertificates
-	return len(got) > 0 && string(got[0].Raw) == string(cert.Certificate[0])
 }
 
 // authority is the client of the authority, with an account.
@@ -289,7 +248,7 @@ func (a *authority) rejected(c *acme.Client, err error) {
 	if !errors.As(err, &answer) {
 		return
 	}
-	switch strings.TrimPrefix(answer.ProblemType, "urn:ietf:params:acme:error:") {
+	switch strings.TrimPrefix(answer.ProblemType, errorType) {
 	case "accountDoesNotExist", "unauthorized":
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -306,16 +265,16 @@ func (m *Manager) register(ctx context.Context) (*acme.Client, error) {
 		m.o.Log.Warn("cannot read or make the key of the account for certificates", "secret", m.o.Account, "err", err)
 		return nil, fmt.Errorf("the controller has no key for its account, the Secret %s", m.o.Account)
 	}
-	c := &acme.Client{Key: key, DirectoryURL: m.o.Directory, UserAgent: "fairlead", HTTPClient: &http.Client{
-		Timeout: 30 * time.Second,
-		Transport: &http.Transport{
-			Proxy: http.ProxyFromEnvironment, TLSClientConfig: &tls.Config{RootCAs: m.o.Roots, MinVersion: tls.VersionTLS12},
-			TLSHandshakeTimeout: 10 * time.Second, IdleConnTimeout: time.Minute, MaxIdleConnsPerHost: maxOrders,
-		},
-	}}
+	c := &acme.Client{
+		Key: key, DirectoryURL: m.o.Directory, UserAgent: "fairlead",
+		HTTPClient: &http.Client{Timeout: 30 * time.Second, Transport: m.transport},
+	}
 	account := &acme.Account{}
 	if m.o.Email != "" {
 		account.Contact = []string{"mailto:" + m.o.Email}
+	}
+	if b := m.o.Binding; b.KeyID != "" {
+		account.ExternalAccountBinding = &acme.ExternalAccountBinding{KID: b.KeyID, Key: b.Key}
 	}
 	if _, err := c.Register(ctx, account, acme.AcceptTOS); err != nil && !errors.Is(err, acme.ErrAccountAlreadyExists) {
 		return nil, err

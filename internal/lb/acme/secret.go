@@ -24,6 +24,10 @@ import (
 const (
 	// challengeEntry begins the entries of a Secret that have the certificates of challenges, by host names.
 	challengeEntry = "acme-tls-1."
+	// tokenEntry begins the entries that have the answers of HTTP-01, by tokens.
+	tokenEntry = "acme-http-1."
+	// maxToken bounds a token, and its answer.
+	maxToken = 200
 	// maxChallenges bounds the challenges in a Secret.
 	maxChallenges = 20
 )
@@ -46,11 +50,36 @@ func Challenges(s *corev1.Secret) map[string]*tls.Certificate {
 	return out
 }
 
+// Tokens returns the answers to challenges by HTTP-01 that a Secret has, by tokens.
+func Tokens(s *corev1.Secret) map[string]string {
+	var out map[string]string
+	for _, key := range slices.Sorted(maps.Keys(s.Data)) {
+		token, is := strings.CutPrefix(key, tokenEntry)
+		text := string(s.Data[key])
+		if !is || len(out) == maxChallenges || !isToken(token) || !strings.HasPrefix(text, token+".") || len(text) > 2*maxToken {
+			continue
+		}
+		if out == nil {
+			out = map[string]string{}
+		}
+		out[token] = text
+	}
+	return out
+}
+
+// isToken reports whether an authority's token is one (RFC 8555, 8.3), which also an entry of a Secret can be named by.
+func isToken(s string) bool {
+	other := func(c rune) bool {
+		return (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' && c != '_'
+	}
+	return s != "" && len(s) <= maxToken && !strings.ContainsFunc(s, other)
+}
+
 // state is what a Secret has of an order.
 type state struct {
-	cert, key  []byte // in PEM
-	issued     bool   // by an authority: otherwise the certificate stands in for one
-	challenges map[string][]byte
+	cert, key  []byte            // in PEM
+	issued     bool              // by an authority: otherwise the certificate stands in for one
+	challenges map[string][]byte // by entries
 	failures   int
 	after      time.Time // of the next order, zero if it may be now
 }
@@ -82,11 +111,6 @@ func (s *state) leaf(hosts []string) *x509.Certificate {
 		return nil
 	}
 	return leaf
-}
-
-// renewal returns when a certificate must be replaced: after two thirds of its lifetime.
-func renewal(leaf *x509.Certificate) time.Time {
-	return leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore) * 2 / 3)
 }
 
 // standIn returns a state with a certificate that no client trusts, so that nodes listen and can answer challenges.

@@ -11,6 +11,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/lb/acme"
+	"github.com/fairlead/fairlead/internal/lb/acme/nsupdate"
 	"github.com/fairlead/fairlead/internal/lb/claim"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -23,6 +24,11 @@ type ACME struct {
 	Directory, Email string
 	Roots            *x509.CertPool
 	Domains          []acme.Domain
+	Limits           acme.Limits
+	// Binding is that of acme.Options.
+	Binding acme.Binding
+	// DNS updates the zones of DNS-01; nil for none.
+	DNS *nsupdate.Updater
 	// Propagation is that of acme.Options.
 	Propagation time.Duration
 }
@@ -35,17 +41,18 @@ func (a *ACME) Manager(
 	client kubernetes.Interface, log *slog.Logger, recorder *events.Recorder, isOurs func(*corev1.Service) bool,
 ) *acme.Manager {
 	return acme.New(acme.Options{
-		Client: client, Log: log, Directory: a.Directory, Email: a.Email, Roots: a.Roots, Domains: a.Domains,
+		Client: client, Log: log, Directory: a.Directory, Email: a.Email, Roots: a.Roots, Domains: a.Domains, Limits: a.Limits,
+		Binding: a.Binding, DNS: a.DNS,
 		Propagation: a.Propagation, Account: acmeAccount,
-		Wanted: func(o *corev1.Service) (hosts []string, secret string) {
+		Wanted: func(o *corev1.Service) (none acme.Want) {
 			if o.Annotations[dialect.LBACMEHosts] == "" || o.DeletionTimestamp != nil || !isOurs(o) {
-				return nil, ""
+				return none
 			}
 			r := claim.Read(o)
 			if !v1.Proxied(o) || r.Invalid() || r.Way != dialect.Proxied || len(r.Spec.Certificates) == 0 {
-				return nil, ""
+				return none
 			}
-			return r.Spec.ACMEHosts, r.Spec.Certificates[0]
+			return acme.Want{Hosts: r.Spec.ACMEHosts, Secret: r.Spec.Certificates[0], Challenge: r.Spec.ACMEChallenge}
 		},
 		Event: func(of *corev1.Service, eventType, reason, text string) { recorder.Event(of, eventType, reason, text) },
 	})

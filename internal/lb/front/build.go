@@ -49,7 +49,7 @@ type draft struct {
 func (in *inputs) build(n svc.Name, s *service) (*proxied.Service, reason) {
 	d := &draft{inputs: in, name: n, from: s}
 	for _, step := range []func(*draft) reason{
-		(*draft).configure, (*draft).certify, (*draft).trust, (*draft).address, (*draft).connect, (*draft).route,
+		(*draft).configure, (*draft).certify, (*draft).trust, (*draft).address, (*draft).challenge, (*draft).connect, (*draft).route,
 	} {
 		if why := step(d); why.text != "" {
 			return nil, why
@@ -93,7 +93,7 @@ func (d *draft) certify() reason {
 			}
 			d.to.Certificates = append(d.to.Certificates, cert)
 			if name == spec.Certificates[0] && len(spec.ACMEHosts) > 0 {
-				d.to.Challenges = t.challenges
+				d.to.Challenges, d.to.Tokens = t.challenges, t.tokens
 			}
 		}
 		if name == spec.BackendTLS.Certificate {
@@ -136,6 +136,23 @@ func (d *draft) address() reason {
 			d.to.Addrs = append(d.to.Addrs, a)
 		}
 	}
+	return reason{}
+}
+
+// challenge opens port 80 while an authority asks there by HTTP-01 and the Service has no such port. At an address with
+// another Service it does not: the port may be that one's, or may become it.
+func (d *draft) challenge() reason {
+	spec := &d.to.Spec
+	if len(d.to.Tokens) == 0 || slices.ContainsFunc(spec.Listeners, func(l dialect.Listener) bool { return l.Port == proxied.ACMEPort }) {
+		return reason{}
+	}
+	for _, a := range d.to.Addrs {
+		if len(d.claims[a]) != 1 {
+			return reason{}
+		}
+	}
+	spec.Listeners = append(slices.Clone(spec.Listeners),
+		dialect.Listener{Name: proxied.ACMEListener, Port: proxied.ACMEPort, Protocol: dialect.HTTP, Backend: dialect.HTTP})
 	return reason{}
 }
 

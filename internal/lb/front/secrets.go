@@ -52,8 +52,9 @@ type namedSecret struct {
 	// staple is for cert, and stapleProblem is why the one in the Secret is not used.
 	staple        staple
 	stapleProblem string
-	// challenges answer a certificate authority by ACME.
+	// challenges and tokens answer a certificate authority by ACME.
 	challenges map[string]*tls.Certificate
+	tokens     map[string]string
 }
 
 func (t *namedSecret) end() { t.stop() }
@@ -137,7 +138,7 @@ func (t *namedSecret) setTLS(s *corev1.Secret) {
 		t.cert = cert
 	}
 	t.staple, t.stapleProblem = readStaple(s, cert.Certificate, time.Now())
-	t.challenges = acme.Challenges(s)
+	t.challenges, t.tokens = acme.Challenges(s), acme.Tokens(s)
 }
 
 // rebuildLocked has the Services that use a TLS Secret built again.

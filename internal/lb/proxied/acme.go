@@ -2,8 +2,55 @@ package proxied
 
 import (
 	"crypto/tls"
+	"net/http"
 	"slices"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 )
+
+// ACMEPort is the port at which an authority of ACME looks by HTTP-01, and acmePath is before the token (RFC 8555, 8.3).
+const (
+	ACMEPort = 80
+	acmePath = "/.well-known/acme-challenge/"
+)
+
+// challenger is the Router of ACMEPort while an order is open. Only an authority that knows the token has an answer.
+type challenger struct {
+	tokens map[string]string
+	// others routes all other requests; nil: to the Pods of pods.
+	others Router
+	pods   *Config
+	// bare is true for a port that the Service does not have.
+	bare bool
+}
+
+// Route answers a challenge, and routes what is none as if there were no challenges.
+func (o challenger) Route(r *http1.Request, from Origin) Route {
+	token, is := strings.CutPrefix(string(r.Target), acmePath)
+	if text := o.tokens[token]; is && text != "" && !from.Secure && string(r.Method) == http.MethodGet {
+		return Route{Reply: &Reply{Status: http.StatusOK, Body: []byte(text),
+			Fields: []http1.Field{{Name: []byte("Content-Type"), Value: []byte("application/octet-stream")}}}}
+	}
+	switch {
+	case o.bare:
+		return reply(http.StatusNotFound)
+	case o.others != nil:
+		return o.others.Route(r, from)
+	}
+	return Route{To: o.pods}
+}
+
+// challenge has a listener answer the challenges of HTTP-01.
+func (v *Service) challenge(c *Config, l dialect.Listener) {
+	if len(v.Tokens) > 0 && l.Protocol == dialect.HTTP && l.Port == ACMEPort {
+		c.Router = challenger{v.Tokens, c.Router, c, l.Name == ACMEListener}
+	}
+}
+
+// ACMEListener is the name of a listener that only answers challenges. It cannot be one of a Service's port.
+const ACMEListener = "*acme"
 
 // ACMEProtocol is what an authority of ACME asks for by ALPN (RFC 8737).
 const ACMEProtocol = "acme-tls/1"

@@ -121,6 +121,7 @@ func newConfig(v *Service, l dialect.Listener, old *Config) (*Config, error) {
 	if l.Redirect != 0 {
 		c.Router = redirector{l.Redirect}
 	}
+	v.challenge(c, l)
 	if v.Routes != nil {
 		return c, v.Routes.configure(c, l, old)
 	}

@@ -34,6 +34,8 @@ type Service struct {
 	Certificates []tls.Certificate
 	// Challenges are the certificates, by host names, with which an authority of ACME is answered (TLS-ALPN-01, RFC 8737).
 	Challenges map[string]*tls.Certificate
+	// Tokens are the answers, by tokens, to an authority that asks by HTTP-01 at port 80.
+	Tokens map[string]string
 	// Backends are the endpoints of each port of TCP, by its number, and Datagrams the endpoints of UDP.
 	Backends  map[uint16][]netip.AddrPort
 	Datagrams map[uint16][]netip.AddrPort
