@@ -11,7 +11,9 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/proxied/stream"
 )
 
-// Windows that are open to a peer: what was not taken yet is in memory.
+// Windows that are open to a peer, in bytes. What was not taken yet is in memory: of a client at most connWindow for its connection,
+// which opens again as bodies are taken. The connection to a server is of many clients: its window opens again as bytes come, or some
+// that read nothing would stop the others. There each stream has its own window, and MaxStreams bounds all.
 const (
 	streamWindow = 256 << 10
 	connWindow   = 1 << 20
@@ -27,7 +29,8 @@ type Options struct {
 	Accept func(*Stream)
 	// Go calls a function on another goroutine, which is waited for at the end.
 	Go func(func())
-	// MaxHead bounds the fields of a head, as SETTINGS_MAX_HEADER_LIST_SIZE counts them, and MaxStreams the requests at a time.
+	// MaxHead bounds the fields of a head, as SETTINGS_MAX_HEADER_LIST_SIZE counts them, and MaxStreams the requests at a time: a
+	// client's, or what Open opens.
 	MaxHead, MaxStreams int
 	// HeadTimeout is how long a head, or another frame, may take from its first byte. IdleTimeout is how long the connection
 	// stays without a stream: streams have deadlines of their users. WriteTimeout is how long a write may take.
