@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
 )
 
@@ -100,6 +102,24 @@ func TestTooManyConnections(t *testing.T) {
 			break
 		} else if time.Now().After(deadline) {
 			t.Fatal(err)
+		}
+	}
+}
+
+// What a Pod does not acknowledge ends its connection after the time that this may be idle, or after the system's.
+func TestUnacknowledgedByPods(t *testing.T) {
+	for idle, want := range map[string]time.Duration{"77": 77 * time.Second, "3600": 0} {
+		r := newRig(t, map[string]string{dialect.LBIdleTimeout: idle})
+		r.set(r.Pod(lbtest.Named("a")))
+		for _, p := range r.server.pools {
+			m, err := p.Pick(r.At.Addr(), nil)
+			r.Must(err)
+			conn, err := r.server.dial(&Config{Spec: &r.service.Spec}, m, r.At, r.At, "")
+			r.Must(err)
+			if got, err := socket.UserTimeout(conn.(*net.TCPConn)); got != want || err != nil {
+				t.Errorf("idle for %s: %s, %v, want %s", idle, got, err, want)
+			}
+			_ = conn.Close()
 		}
 	}
 }

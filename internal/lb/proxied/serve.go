@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/lb/proxied/accesslog"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/lb/proxied/proxyproto"
@@ -131,6 +132,7 @@ func (s *Server) dial(c *Config, m *pods.Member, client, at netip.AddrPort, prot
 	if err != nil {
 		return nil, err
 	}
+	_ = socket.SetUserTimeout(conn.(*net.TCPConn), socket.UserTimeoutOf(c.Spec.IdleTimeout.Std())) // without it the system has its own
 	if v := c.Spec.ProxyProtocol; v != 0 {
 		_ = conn.SetWriteDeadline(time.Now().Add(pods.DialTimeout))
 		if _, err := conn.Write(proxyproto.Header(v, client, at)); err != nil {

@@ -236,13 +236,13 @@ func (c *reader) beginData(h header, p []byte) error {
 			}
 		}
 		c.data.stream = 0
-		c.release(h.length)
+		release(c.Conn, h.length)
 	case s.held+h.length > streamWindow:
 		return connError{FlowControl, "more DATA than the window of a stream allows for"}
 	default:
 		s.held += h.length
 		if padding := h.length - c.left; padding > 0 {
-			c.release(padding)
+			release(c.Conn, padding)
 			s.credit(padding)
 		}
 		if s.length >= 0 {
@@ -273,7 +273,7 @@ func (c *reader) deliver(p []byte) {
 	if s := c.streams[c.data.stream]; s != nil && s.err == nil {
 		s.put(p)
 	} else {
-		c.release(len(p))
+		release(c.Conn, len(p))
 		if s != nil {
 			s.credit(len(p))
 		}
@@ -305,7 +305,7 @@ func (c *Conn) endStream(s *Stream) {
 }
 
 // release takes into account that bytes of bodies are not in memory any more. The caller holds mu.
-func (c *Conn) release(n int) {
+func release(c *Conn, n int) {
 	if !c.client { // see connWindow
 		c.credit(n)
 	}

@@ -225,7 +225,7 @@ func (s *Stream) Take(n int) {
 	}
 	c.taken += int64(n)
 	s.credit(n)
-	c.release(n)
+	release(c, n)
 }
 
 // Ended reports whether all of the peer's message has been taken.
@@ -462,7 +462,7 @@ func (s *Stream) CloseAndWrite(code Code) {
 
 // close ends a stream, and reports whether something waits to be written. The caller holds mu.
 func (c *Conn) close(s *Stream, code Code) bool {
-	c.release(len(s.in) - s.read)
+	release(c, len(s.in)-s.read)
 	switch {
 	case s.id == 0:
 		c.reserved--

@@ -359,7 +359,7 @@ func (x *exchange) switchProtocols(b pod) error {
 		return fmt.Errorf("%w: it changes to a protocol that was not asked for", errAnswer)
 	}
 	x.answering, x.status = true, http.StatusSwitchingProtocols
-	u.allowSilence()
+	u.allowSilence(x.limit())
 	return x.client.tunnel(u)
 }
 
