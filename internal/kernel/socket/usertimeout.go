@@ -23,11 +23,11 @@ func SetUserTimeout(c *net.TCPConn, d time.Duration) error {
 	return failed
 }
 
-// systemTimeout is the least after which Linux gives up what was sent without an acknowledgement (net.ipv4.tcp_retries2 = 15).
+// systemTimeout is the least after which Linux gives up bytes without an acknowledgement (net.ipv4.tcp_retries2 = 15).
 const systemTimeout = 924 * time.Second
 
-// UserTimeoutOf returns the bound of SetUserTimeout for a connection that may be idle for so long: what is not acknowledged was not
-// carried. It is not shorter, as a peer that lives may keep its window closed, and 0 if the system's bounds are.
+// UserTimeoutOf returns the bound of SetUserTimeout for a connection that may be idle for so long: bytes without an
+// acknowledgement were not carried. It is not shorter, as a peer that lives may keep its window closed, and 0 if the system's bounds are.
 func UserTimeoutOf(idle time.Duration) time.Duration {
 	if idle >= systemTimeout {
 		return 0

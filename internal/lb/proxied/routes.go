@@ -203,6 +203,7 @@ func (m *targeting) one(t gateway.Target, addrs []netip.AddrPort, old *Config) *
 	spec := v.Spec
 	if t.Timeout > 0 {
 		spec.IdleTimeout = dialect.Duration(t.Timeout)
+		spec.RequestTimeout = spec.IdleTimeout
 	}
 	if v.Routes.Subjects {
 		spec.Headers.ClientCertificate = dialect.DefaultClientField

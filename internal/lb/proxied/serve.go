@@ -86,6 +86,7 @@ func (s *Server) serve(socket *net.TCPConn, l *Listener, c *Config) Parked {
 	_ = conn.SetDeadline(time.Time{})
 	line.Sent, line.Received = stream.Join(s.panics, c.Service, front, back, c.Spec.IdleTimeout.Std())
 	c.usage.traffic.Carried(line.Received, line.Sent)
+	to.Pool.Carried(m, line.Received, line.Sent)
 	return nil
 }
 

@@ -11,9 +11,9 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/proxied/stream"
 )
 
-// Windows that are open to a peer, in bytes. What was not taken yet is in memory: of a client at most connWindow for its connection,
-// which opens again as bodies are taken. The connection to a server is of many clients: its window opens again as bytes come, or some
-// that read nothing would stop the others. There each stream has its own window, and MaxStreams bounds all.
+// Windows that are open to a peer, in bytes. Bytes that were not taken yet are in memory: of a client at most connWindow for its
+// connection, which opens again as bodies are taken. The connection to a server is of many clients: its window opens again as bytes
+// come, or some that read nothing would stop the others. There each stream has its own window, and MaxStreams bounds all.
 const (
 	streamWindow = 256 << 10
 	connWindow   = 1 << 20
@@ -22,6 +22,10 @@ const (
 	maxOut  = 64 << 10
 	mostOut = 1 << 20
 )
+
+// PodStreams is how many requests of many clients a connection to a Pod has at a time, unless the Pod lets it have fewer: with more there
+// is another connection. Each may have a window in memory that its client does not read, 25 MiB in all.
+const PodStreams = 100
 
 // Options are what a connection is for.
 type Options struct {

@@ -101,16 +101,11 @@ func (p *muxes) remove(addr netip.AddrPort, m *mux, c *http2.Conn) {
 	p.tidy(addr, m)
 }
 
-// maxPodStreams is how many requests a connection to a Pod has at a time, unless the Pod lets it have fewer: with more there is another
-// connection. Each may have a window of 256 KiB in memory that its client does not read, 25 MiB in all.
-const maxPodStreams = 100
-
 // muxOptions are the options of a Pod's connection.
 func (t *transport) muxOptions(e *engine) http2.Options {
 	limit := t.kind.silence + e.idleGrace
-	return http2.Options{
-		Go: e.host.Run, MaxHead: maxAnswerHeader, MaxStreams: maxPodStreams, HeadTimeout: limit, IdleTimeout: podIdle, WriteTimeout: limit,
-	}
+	return http2.Options{Go: e.host.Run, MaxHead: maxAnswerHeader, MaxStreams: http2.PodStreams, HeadTimeout: limit, IdleTimeout: podIdle,
+		WriteTimeout: limit}
 }
 
 // multiplexes reports whether a request goes on by HTTP/2: to Pods that speak only that, and one that has come so to Pods
