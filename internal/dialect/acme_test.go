@@ -7,7 +7,8 @@ import (
 
 // A challenge needs a port where the authority can look, and a name with * the one that looks at no port.
 func TestACMEChallenges(t *testing.T) {
-	http, https, other := Port{"http", 80, "TCP"}, Port{"tls", 443, "TCP"}, Port{"tls", 8443, "TCP"}
+	http, https := Port{Name: "http", Number: 80, Protocol: "TCP"}, Port{Name: "tls", Number: 443, Protocol: "TCP"}
+	other := Port{Name: "tls", Number: 8443, Protocol: "TCP"}
 	for _, c := range []struct {
 		hosts, challenge, protocols string
 		ports                       []Port

@@ -46,6 +46,10 @@ func TestExamplesOfAlibaba(t *testing.T) {
 				func(*Spec) bool { return true }},
 			"time-outs": {[]string{"protocol-port", "http:80", "idle-timeout", "30", "request-timeout", "60"}, "",
 				func(s *Spec) bool { return s.IdleTimeout == 30e9 && s.RequestTimeout == 60e9 }},
+			"no time-out of requests": {[]string{"protocol-port", "http:80", "idle-timeout", "30"}, "",
+				func(s *Spec) bool { return s.RequestTimeout == 30e9 }},
+			"no time-outs": {[]string{"protocol-port", "http:80"}, "",
+				func(s *Spec) bool { return s.IdleTimeout == 3600e9 && s.RequestTimeout == 60e9 }},
 			"host name":                {[]string{"hostname", "www.example.com"}, "", func(*Spec) bool { return true }},
 			"client certificates":      {[]string{"cacert-id", "1_2"}, "cacert-id", nil},
 			"client certificates, too": {[]string{"protocol-port", "http:80,https:443", "cert-id", "web", "cacert", "on"}, "cacert", nil},
@@ -76,7 +80,7 @@ func TestExamplesOfAlibaba(t *testing.T) {
 			t.Errorf("restricted by the Service: %+v", r.Findings)
 		}
 		mixed := web(prefix+"acl-status", "on")
-		mixed.Ports = append(mixed.Ports, Port{"s", 90, "SCTP"})
+		mixed.Ports = append(mixed.Ports, Port{"s", 90, "SCTP", ""})
 		if r := Read(mixed); !r.Invalid() || r.Way != Proxied {
 			t.Errorf("with a port of SCTP it takes the way %s: %+v", r.Way, r.Findings)
 		}
@@ -167,11 +171,11 @@ func TestClientsAndEjection(t *testing.T) {
 // A bound of connections is none for UDP.
 func TestConnectionsOfUDP(t *testing.T) {
 	s := web(lbPrefix+"client-connections", "10")
-	s.Ports = []Port{{"dns", 53, "UDP"}}
+	s.Ports = []Port{{"dns", 53, "UDP", ""}}
 	if r := Read(s); !strings.Contains(r.Wrong(), "no port is of TCP") {
 		t.Errorf("%+v", r.Findings)
 	}
-	s.Ports = append(s.Ports, Port{"dns-tcp", 53, "TCP"})
+	s.Ports = append(s.Ports, Port{"dns-tcp", 53, "TCP", ""})
 	if r := Read(s); r.Invalid() {
 		t.Errorf("with a port of TCP: %+v", r.Findings)
 	}

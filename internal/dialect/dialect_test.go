@@ -24,7 +24,7 @@ const (
 
 // web is a Service with two ports.
 func web(pairs ...string) Service {
-	s := Service{Annotations: map[string]string{}, Ports: []Port{{"http", 80, "TCP"}, {"https", 443, "TCP"}}}
+	s := Service{Annotations: map[string]string{}, Ports: []Port{{"http", 80, "TCP", ""}, {"https", 443, "TCP", ""}}}
 	for i := 0; i < len(pairs); i += 2 {
 		s.Annotations[pairs[i]] = pairs[i+1]
 	}
@@ -122,7 +122,7 @@ func TestAnnotationsOfTheDocuments(t *testing.T) {
 		{"177", spec(beta+"alibaba-cloud-loadbalancer-id", "lb-1").SharingKey, "lb-1"},
 		{"148", spec(tke+"qcloud-loadbalancer-internet-max-bandwidth-out", "10").BandwidthMbps, 10},
 		{"170", protocols(spec()), "tcp>tcp tcp>tcp"},
-		{"171", protocols(&Read(Service{Ports: []Port{{"dns", 53, "UDP"}}}).Spec), "udp>udp"},
+		{"171", protocols(&Read(Service{Ports: []Port{{"dns", 53, "UDP", ""}}}).Spec), "udp>udp"},
 		{"172", protocols(spec(lbPrefix+"protocol", "http")), "http>http http>http"},
 		{"173", spec(lbPrefix+"proxy-protocol", "v1").ProxyProtocol, 1},
 	} {
@@ -384,7 +384,7 @@ func FuzzRead(f *testing.F) {
 	f.Add(lbPrefix+"protocol", "443=tls,=", awsPrefix+"target-group-attributes", "a=b,=,proxy_protocol_v2.enabled=true", "x", "", uint16(0))
 	f.Add("service.beta.kubernetes.io/port_80_health-probe_interval", "5", "metallb.io/loadBalancerIPs", "::1", "", "a", uint16(9))
 	f.Fuzz(func(t *testing.T, k1, v1, k2, v2, ip, name string, port uint16) {
-		r := Read(Service{Annotations: map[string]string{k1: v1, k2: v2}, LoadBalancerIP: ip, Ports: []Port{{name, port, "TCP"}}})
+		r := Read(Service{Annotations: map[string]string{k1: v1, k2: v2}, LoadBalancerIP: ip, Ports: []Port{{name, port, "TCP", ""}}})
 		if h := r.Spec.Health; len(r.Spec.Listeners) != 1 || h.Healthy < 1 || h.Unhealthy < 1 || h.Timeout <= 0 || h.Interval <= 0 ||
 			r.Spec.Balance == "" {
 			t.Errorf("%+v", r.Spec)

@@ -2,7 +2,10 @@ package dialect
 
 import (
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
+	"time"
 )
 
 //go:generate go run ./generate ../../docs/annotations.md
@@ -23,12 +26,57 @@ service.kubernetes.io/ too.
 "Not yet" is what this version reads, checks, and does not act on.
 `)
 	for _, d := range dialects {
-		fmt.Fprintf(&b, "\n## %s\n\n[Documentation](%s)\n\n| Annotation | Values | Effect | Behaviour |\n|---|---|---|---|\n", d.Name, d.Source)
+		own := slices.Contains(d.Prefixes, lbPrefix)
+		title, line := "", ""
+		if own { // the defaults are the same for all clouds
+			title, line = " Default |", "---|"
+		}
+		fmt.Fprintf(&b, "\n## %s\n\n[Documentation](%s)\n\n| Annotation | Values |%s Effect | Behaviour |\n|---|---|%s---|---|\n",
+			d.Name, d.Source, title, line)
 		for _, a := range d.Annotations {
-			fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", a.Key, strings.ReplaceAll(a.Values, "*", `\*`), a.effect(), a.Behaviour)
+			without := ""
+			if own {
+				without = " " + a.without() + " |"
+			}
+			fmt.Fprintf(&b, "| `%s` | %s |%s %s | %s |\n", a.Key, strings.ReplaceAll(a.Values, "*", `\*`), without, a.effect(), a.Behaviour)
 		}
 	}
 	return b.String()
+}
+
+// unset has the defaults of which Read notes no origin.
+var unset = map[Field]string{
+	FieldAddresses: "a free one of the pool", FieldPool: "each that is for the Service", FieldSharingKey: "none", FieldInternal: "false",
+	FieldProtocol: "tcp", FieldBackend: "by the port's appProtocol, else http with http and https, and tcp", FieldCertificates: "none",
+	FieldACMEHosts: "none", FieldACMEChallenge: TLSALPN01, FieldTLSPolicy: "1.2", FieldALPN: "HTTP2Preferred with https, else None", FieldProxyProtocol: "none",
+	FieldTrustedFronts: "none", FieldBackendCA: "none: Pods are not verified", FieldBackendName: "SERVICE.NAMESPACE.svc",
+	FieldBackendCert: "none", FieldBackendNodes: "all", FieldSlowStart: "none", FieldWeightLabel: "none", FieldStickyCookie: "false",
+	FieldStickyApp: "none", FieldStickyLifetime: "the client's session", FieldAllUnhealthy: "open", FieldHealthPath: "/",
+	FieldHealthHost: "the Pod's address", FieldHealthMethod: "get", FieldHealthCodes: "200-399", FieldHealthPort: "the Pod's",
+	FieldRedirects: "none", FieldEject: "share=50,panic=0", FieldConnections: "none", FieldBandwidth: "none", FieldTags: "none",
+	FieldLogEnabled: "false", FieldLogEvery: "60", FieldLogFormat: string(LogELB), FieldLogBucket: "none", FieldLogPrefix: "none",
+	FieldLogCredentials: DefaultLogSecret, FieldClientCA: "none", FieldClientAuth: "require", FieldClientField: DefaultClientField,
+	FieldClientRequests: "none", FieldClientConns: "none", FieldRequestBody: "none", FieldUnderscores: "drop", FieldRequestID: "none",
+	FieldCompress: "off",
+}
+
+// without returns the default of an annotation, "" if none is known.
+func (a *Annotation) without() string {
+	for _, f := range a.Sets {
+		o, has := Read(Service{}).Origins[f]
+		if d, err := time.ParseDuration(o.Value); err == nil {
+			o.Value = strconv.Itoa(int(d.Seconds()))
+		}
+		switch {
+		case f == FieldRequestTimeout:
+			return o.Value + ", or the idle timeout if that is less"
+		case has:
+			return strings.ToLower(o.Value)
+		case unset[f] != "":
+			return unset[f]
+		}
+	}
+	return ""
 }
 
 // effect returns what an annotation does, as a sentence.

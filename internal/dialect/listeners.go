@@ -147,7 +147,8 @@ func (r *reader) defaults() {
 	set(FieldHealthProtocol, ours, string(TCP), func() { s.Health.Protocol = TCP })
 	set(FieldBalance, ours, string(RoundRobin), func() { s.Balance = RoundRobin })
 	set(FieldIdleTimeout, ours, seconds(idleTimeout).String(), func() { s.IdleTimeout = seconds(idleTimeout) })
-	set(FieldRequestTimeout, ours, seconds(requestTimeout).String(), func() { s.RequestTimeout = seconds(requestTimeout) })
+	request := min(seconds(requestTimeout), s.IdleTimeout) // only who asks for more has Pods be silent for longer
+	set(FieldRequestTimeout, ours, request.String(), func() { s.RequestTimeout = request })
 	set(FieldDraining, ours, "true", func() { s.Draining = true })
 	set(FieldDrainTimeout, ours, seconds(drainTimeout).String(), func() { s.DrainTimeout = seconds(drainTimeout) })
 	set(FieldCrossZone, ours, "true", func() { s.CrossZone = true })
@@ -177,6 +178,9 @@ func (r *reader) checkHealth() {
 		fmt.Sprintf("the timeout of health checks is %s (%s) and must be less than their interval, which is %s (%s)",
 			h.Timeout, t.From, h.Interval, i.From))
 }
+
+// appProtocols are what the appProtocol of a port says about Pods that have requests (KEP-3726): with bytes nothing is done.
+var appProtocols = map[string]Protocol{"kubernetes.io/h2c": H2C, "kubernetes.io/ws": HTTP, "kubernetes.io/wss": HTTPS}
 
 // listener decides about a port.
 func (r *reader) listener(p Port) Listener {
@@ -211,6 +215,10 @@ func (r *reader) listener(p Port) Listener {
 	}
 	if l.Protocol == "" {
 		l.Protocol = TCP
+	}
+	if app := appProtocols[p.AppProtocol]; l.Backend == "" && l.Protocol.IsHTTP() && app != "" {
+		l.Backend = app
+		r.Origins[FieldBackend] = Origin{"spec.ports", p.AppProtocol}
 	}
 	if l.Backend == "" {
 		l.Backend = map[Protocol]Protocol{TLS: TCP, HTTPS: HTTP, HTTP: HTTP}[l.Protocol]

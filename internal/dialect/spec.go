@@ -252,6 +252,8 @@ type Port struct {
 	Number uint16
 	// Protocol is TCP, UDP or SCTP; empty for TCP.
 	Protocol string
+	// AppProtocol is the one above it, as the Service says; empty if it says nothing.
+	AppProtocol string
 }
 
 // Reading is what Read found out.

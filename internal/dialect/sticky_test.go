@@ -102,16 +102,38 @@ func TestMixedProtocols(t *testing.T) {
 		{idle, "100", "UDP", Proxied, Applied},
 		{idle, "100", "SCTP", Direct, NotYet},
 	} {
-		r := Read(Service{Annotations: map[string]string{c.key: c.value}, Ports: []Port{{"web", 80, "TCP"}, {"other", 80, c.protocol}}})
+		r := Read(Service{Annotations: map[string]string{c.key: c.value}, Ports: []Port{{"web", 80, "TCP", ""}, {"other", 80, c.protocol, ""}}})
 		if r.Way != c.way || r.Invalid() != (c.state == Invalid) || !slices.Contains(states(r)[c.key], c.state) {
 			t.Errorf("%s with %s: %s, %+v", c.protocol, c.key, r.Way, r.Findings)
 		}
 	}
 }
 
+// An appProtocol decides about Pods that have requests, unless an annotation does; bytes go on as they are.
+func TestAppProtocols(t *testing.T) {
+	for _, c := range []struct {
+		app, protocol, backend string
+		want                   Protocol
+	}{
+		{"kubernetes.io/h2c", "http", "", H2C}, {"kubernetes.io/ws", "http", "", HTTP}, {"kubernetes.io/wss", "http", "", HTTPS},
+		{"kubernetes.io/h2c", "http", "http", HTTP}, {"kubernetes.io/h2c", "", "", TCP}, {"example.com/own", "http", "", HTTP},
+	} {
+		annotations := map[string]string{}
+		for key, value := range map[string]string{"protocol": c.protocol, "backend-protocol": c.backend} {
+			if value != "" {
+				annotations[lbPrefix+key] = value
+			}
+		}
+		r := Read(Service{Annotations: annotations, Ports: []Port{{"web", 80, "TCP", c.app}}})
+		if got := r.Spec.Listeners[0].Backend; got != c.want || r.Way != map[bool]Way{true: Proxied, false: Direct}[c.protocol != ""] {
+			t.Errorf("%+v: %s, %s", c, got, r.Way)
+		}
+	}
+}
+
 // Azure's annotations of one port count where it is the only one; AWS's are known by both beginnings.
 func TestOtherKeys(t *testing.T) {
-	one := Service{Ports: []Port{{"web", 80, "TCP"}}, Annotations: map[string]string{
+	one := Service{Ports: []Port{{"web", 80, "TCP", ""}}, Annotations: map[string]string{
 		lbPrefix + "proxy-protocol":                  "v2",
 		azurePortPrefix + "80_health-probe_interval": "20", azurePortPrefix + "80_health-probe_protocol": "http",
 		azurePortPrefix + "80_health-probe_request-path": "/ok", azurePortPrefix + "80_health-probe_num-of-probe": "4",
@@ -121,7 +143,7 @@ func TestOtherKeys(t *testing.T) {
 		states(r)[azurePortPrefix+"81_health-probe_port"][0] != Meaningless {
 		t.Errorf("%+v %+v", h, r.Findings)
 	}
-	one.Ports = append(one.Ports, Port{"other", 90, "TCP"})
+	one.Ports = append(one.Ports, Port{"other", 90, "TCP", ""})
 	one.Annotations[azurePortPrefix+"90_no_lb_rule"], one.Annotations[azurePortPrefix+"x_no_lb_rule"] = "true", "true"
 	one.Annotations[azurePortPrefix+"90_what"] = "true"
 	r = Read(one)

@@ -173,7 +173,7 @@ func (r *rig) acmeNode(ctx context.Context, running *sync.WaitGroup, services ..
 		NodeName: "n1", Client: r.client, Log: log, Server: proxied.New(proxied.Options{Log: log, Engine: web.Start}),
 		Events: events.NewRecorder(r.client, corev1.EventSource{Component: "fairlead-lb-speaker"}, log),
 		Network: &front.Network{
-			SetVIPs: func([]netip.Addr) error { return nil }, SetClusterIPs: func(_, _ []netip.Addr) error { return nil },
+			SetVIPs: func(_, _ []netip.Addr) error { return nil }, SetClusterIPs: func(_, _ []netip.Addr) error { return nil },
 			ClusterIPs: func() ([]netip.Addr, error) { return nil, nil },
 			Filter:     noFilter{}, Rules: noRules{},
 		},

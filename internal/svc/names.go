@@ -64,6 +64,8 @@ const (
 	LBWeightAnnotation = "fairlead.dev/lb-weight"
 	// ACMEIssuedAnnotation is on a Secret whose certificate is one of an authority.
 	ACMEIssuedAnnotation = "fairlead.dev/acme-issued"
+	// ACMEStandInName is the common name of a certificate that stands in for one that is ordered.
+	ACMEStandInName = "a certificate is being ordered"
 	// ACMERetryAnnotation and ACMEFailuresAnnotation of a Secret outlive the process: an authority limits how often it is
 	// asked. They count for the hosts of ACMEHostsAnnotation.
 	ACMERetryAnnotation    = "fairlead.dev/acme-retry-after"

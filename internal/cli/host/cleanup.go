@@ -105,7 +105,7 @@ func cleanUp(ctx context.Context, log *slog.Logger, dataDir string) error {
 		func() error { return parts.Removing("empty tables of iptables", iptables.RemoveEmptyTables()) },
 		func() error { return parts.Removing("node-local DNS", nodelocal.Remove()) },
 		func() error {
-			return parts.Removing("addresses of load balancers", errors.Join(link.SetVIPs(nil), link.SetClusterIPs(nil, nil), filter.Remove()))
+			return parts.Removing("addresses of load balancers", errors.Join(link.SetVIPs(nil, nil), link.SetClusterIPs(nil, nil), filter.Remove()))
 		},
 		func() error {
 			return parts.Removing("cluster's DNS from "+resolvconf.Path, resolvconf.Restore(resolvconf.Path))

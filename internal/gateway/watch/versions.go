@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
@@ -50,16 +51,20 @@ func (w *Watch) versionOf(n svc.Name, f *gateway.Front) string {
 	if g := w.objects.Gateways[n]; g != nil {
 		of.UIDs = append(of.UIDs, g.UID)
 	}
+	silence(of.Gateway.Conditions)
 	for i := range of.Gateway.Listeners {
 		of.Gateway.Listeners[i].AttachedRoutes = 0
+		silence(of.Gateway.Listeners[i].Conditions)
 	}
 	for _, name := range f.Sets() {
 		if s := w.objects.Sets[name]; s != nil {
 			of.UIDs = append(of.UIDs, s.UID)
 		}
 		status := f.SetStatus(name, "")
+		silence(status.Conditions)
 		for i := range status.Listeners {
 			status.Listeners[i].AttachedRoutes = 0
+			silence(status.Listeners[i].Conditions)
 		}
 		of.Sets = append(of.Sets, status)
 	}
@@ -74,4 +79,11 @@ func (w *Watch) versionOf(n svc.Name, f *gateway.Front) string {
 	}
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:versionLength])
+}
+
+// silence removes messages: a node may not read a Secret of another type, so it only knows that it cannot be used.
+func silence(conditions []metav1.Condition) {
+	for i := range conditions {
+		conditions[i].Message = ""
+	}
 }

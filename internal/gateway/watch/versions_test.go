@@ -60,6 +60,13 @@ func TestVersions(t *testing.T) {
 		w.classes["fairlead"], w.gateways[front] = class, make("a", 443)
 	}, true)
 	check("nothing", func(*Watch) {}, false)
+	check("a Secret of another type, which a node may not read", func(w *Watch) {
+		if w == controller {
+			w.secrets[cert] = &secret{listed: true}
+			w.objects.Secrets[cert] = gateway.Secret{Problem: "it is of type Opaque"}
+			w.dirtySecret(cert)
+		}
+	}, false)
 	check("a certificate", func(w *Watch) { read(w, "one") }, true)
 	check("the same certificate", func(w *Watch) { read(w, "one") }, false)
 	check("another certificate", func(w *Watch) { read(w, "two") }, true)

@@ -99,11 +99,11 @@ const VIPProtocol = 251
 const ClusterIPProtocol = 252
 
 // SetVIPs makes addrs, and no others of earlier calls, addresses of this machine by
-// routes of table local, without giving them to a device.
-func SetVIPs(addrs []netip.Addr) error { return setLocal(VIPProtocol, addrs, nil) }
+// routes of table local, without giving them to a device. What the machine sends there leaves from the first of sources that is of
+// the family, or from the address itself without one: its listener takes that for the client's.
+func SetVIPs(addrs, sources []netip.Addr) error { return setLocal(VIPProtocol, addrs, sources) }
 
-// SetClusterIPs is SetVIPs for ClusterIPs. What the machine sends there leaves from the first of sources that is of the family:
-// other ports of the ClusterIP lead to other machines, which have to answer.
+// SetClusterIPs is SetVIPs for ClusterIPs: other ports of the ClusterIP lead to other machines, which have to answer the source.
 func SetClusterIPs(addrs, sources []netip.Addr) error {
 	return setLocal(ClusterIPProtocol, addrs, sources)
 }

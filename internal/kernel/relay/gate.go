@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -99,9 +100,18 @@ func (k *connector) answered(f *flow) {
 			return
 		}
 		f.up.spill, f.up.bytes = first, -int64(len(first))
+		f.bound()
 	}
 	f.open, f.last = true, k.w.now
 	k.w.tcp.serve(f)
+}
+
+// bound has the kernel end a connection whose endpoint acknowledges nothing for as long as it may be idle: a client that goes on sending
+// would hold it for 15 minutes.
+func (f *flow) bound() {
+	if ms := int(socket.UserTimeoutOf(f.idle).Milliseconds()); ms > 0 {
+		_ = unix.SetsockoptInt(f.server.fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, ms) // without it the kernel has its own bound
+	}
 }
 
 // expireIdle ends connections of Gates that have carried nothing for too long; it may be a quarter more.

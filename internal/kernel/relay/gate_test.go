@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -157,12 +159,28 @@ func TestSessionsWithoutEndpoints(t *testing.T) {
 	}
 }
 
-// A session that carries nothing ends, one that does stays.
+// A session that carries nothing ends, one that does stays. What its endpoint does not acknowledge ends it, too.
 func TestIdleSessionsEnd(t *testing.T) {
 	g := &script{endpoints: []netip.AddrPort{serve(t, svc.IPv4, echo)}, idle: time.Second}
 	_, _, socket := serveGate(t, g)
 	began := time.Now()
 	silent := dial(t, socket.Addr().String())
+	until(t, "the endpoint's time to acknowledge is the one that a session may be idle", func() bool {
+		var c *Conn
+		g.read(func() {
+			if len(g.conns) > 0 {
+				c = g.conns[0]
+			}
+		})
+		bound := make(chan int, 1)
+		if c == nil || !c.worker.do(func() {
+			n, _ := unix.GetsockoptInt(c.flow.server.fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT)
+			bound <- n
+		}) {
+			return false
+		}
+		return <-bound == 1000
+	})
 	ended := make(chan time.Duration, 1)
 	go func() {
 		_, _ = silent.Read(make([]byte, 1))

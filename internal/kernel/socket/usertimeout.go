@@ -23,6 +23,18 @@ func SetUserTimeout(c *net.TCPConn, d time.Duration) error {
 	return failed
 }
 
+// systemTimeout is the least after which Linux gives up bytes without an acknowledgement (net.ipv4.tcp_retries2 = 15).
+const systemTimeout = 924 * time.Second
+
+// UserTimeoutOf returns the bound of SetUserTimeout for a connection that may be idle for so long: bytes without an
+// acknowledgement were not carried. It is not shorter, as a peer that lives may keep its window closed, and 0 if the system's bounds are.
+func UserTimeoutOf(idle time.Duration) time.Duration {
+	if idle >= systemTimeout {
+		return 0
+	}
+	return idle
+}
+
 // UserTimeout returns what SetUserTimeout has set.
 func UserTimeout(c *net.TCPConn) (d time.Duration, err error) {
 	raw, err := c.SyscallConn()

@@ -120,7 +120,7 @@ func standIn() (*state, error) {
 		return nil, err
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "a certificate is being ordered"},
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: svc.ACMEStandInName},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().AddDate(10, 0, 0),
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)

@@ -5,9 +5,11 @@ import (
 	"reflect"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -41,6 +43,17 @@ func TestParse(t *testing.T) {
 		if ok != c.ok || !reflect.DeepEqual(got.Services, c.want) || got.Pool != "pool" || ok && got.Addr.String() != c.name {
 			t.Errorf("%s: %+v, %t", c.what, got, ok)
 		}
+	}
+}
+
+// What a port says about its Pods is read.
+func TestRead(t *testing.T) {
+	s := &corev1.Service{}
+	s.Annotations = map[string]string{"fairlead.dev/lb-protocol": "http"}
+	s.Spec.Ports = []corev1.ServicePort{{Name: "web", Port: 80, AppProtocol: new("kubernetes.io/h2c")}, {Name: "other", Port: 81}}
+	got := Read(s).Spec.Listeners
+	if len(got) != 2 || got[0].Backend != dialect.H2C || got[1].Backend != dialect.HTTP {
+		t.Errorf("%+v", got)
 	}
 }
 

@@ -16,7 +16,11 @@ func Read(s *corev1.Service) *dialect.Reading {
 		ClientIP: s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP,
 	}
 	for _, p := range s.Spec.Ports {
-		d.Ports = append(d.Ports, dialect.Port{Name: p.Name, Number: uint16(p.Port), Protocol: string(p.Protocol)})
+		port := dialect.Port{Name: p.Name, Number: uint16(p.Port), Protocol: string(p.Protocol)}
+		if p.AppProtocol != nil {
+			port.AppProtocol = *p.AppProtocol
+		}
+		d.Ports = append(d.Ports, port)
 	}
 	return dialect.Read(d)
 }

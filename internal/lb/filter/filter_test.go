@@ -61,7 +61,7 @@ func TestOnlyListenersAreReached(t *testing.T) {
 	set := func(addrs []netip.Addr, l []filter.Listener) {
 		t.Helper()
 		node.Do(func() {
-			if err := errors.Join(f.Set(addrs, l), link.SetVIPs(addrs)); err != nil {
+			if err := errors.Join(f.Set(addrs, l), link.SetVIPs(addrs, nil)); err != nil {
 				t.Fatal(err)
 			}
 		})

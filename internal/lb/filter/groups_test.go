@@ -46,7 +46,7 @@ func TestRulesOfNetworkLoadBalancers(t *testing.T) {
 	set := func(groups ...filter.Group) {
 		t.Helper()
 		node.Do(func() {
-			if err := errors.Join(link.SetVIPs(vips), f.Set(nodes, groups)); err != nil {
+			if err := errors.Join(link.SetVIPs(vips, nil), f.Set(nodes, groups)); err != nil {
 				t.Fatal(err)
 			}
 		})

@@ -149,6 +149,7 @@ func TestNodePorts(t *testing.T) {
 		{map[string]string{tke + "qcloud-loadbalancer-backends-label": "key in (value1, value2)"}, false, "192.0.2.1 192.0.2.2"},
 		{map[string]string{tke + "qcloud-loadbalancer-backends-label": "key in (other)"}, true, "checked"},
 		{map[string]string{ours + "backend-nodes": "key=value2", ours + "backends": "pods"}, false, "10.0.0.3"},
+		{map[string]string{ours + "backend-nodes": "key=none"}, false, ""},
 		{map[string]string{ours + "backend-nodes": "key=value1", ours + "backends": "pods"}, true, "10.0.0.1 10.0.0.2"},
 		{map[string]string{"service.beta.kubernetes.io/alibaba-cloud-loadbalancer-backend-label": "key",
 			"service.beta.kubernetes.io/alibaba-cloud-loadbalancer-remove-unscheduled-backend": "on"}, false, "192.0.2.1 192.0.2.3"},
@@ -160,7 +161,8 @@ func TestNodePorts(t *testing.T) {
 		{map[string]string{"service.beta.kubernetes.io/backend-type": "ecs", ours + "idle-timeout": "9"}, false,
 			"192.0.2.1 192.0.2.2 192.0.2.3"},
 	} {
-		f := New(Options{NodeName: "n1"})
+		events := &taken{}
+		f := New(Options{NodeName: "n1", Events: events})
 		f.zone = "a"
 		f.nodes.listed, f.nodes.known = true, known
 		o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: c.annotations}}
@@ -196,6 +198,11 @@ func TestNodePorts(t *testing.T) {
 		}
 		if strings.Join(got, " ") != c.want {
 			t.Errorf("%v, local %t: %v, want %s", c.annotations, c.local, got, c.want)
+		}
+		f.observe(func(svc.Name) (bool, error) { return true, nil })
+		const none = "web Warning ProxiedLoadBalancerFailed node n1: it has no backend: its selector of nodes, key=none, matches no Node"
+		if text := events.take(); text != map[bool]string{true: none}[c.want == ""] {
+			t.Errorf("%v: Event %q", c.annotations, text)
 		}
 	}
 }

@@ -53,9 +53,9 @@ type Recorder interface {
 
 // Network is what a Front changes of its node's network.
 type Network struct {
-	// SetVIPs makes addresses local, and no others (link.SetVIPs). SetClusterIPs is the same for ClusterIPs, which are called
-	// from the given addresses of the node (link.SetClusterIPs). ClusterIPs returns the ones that are local (link.ClusterIPs).
-	SetVIPs       func([]netip.Addr) error
+	// SetVIPs makes addresses local, and no others, which the node calls from the given addresses (link.SetVIPs). SetClusterIPs is
+	// the same for ClusterIPs (link.SetClusterIPs). ClusterIPs returns the ones that are local (link.ClusterIPs).
+	SetVIPs       func(addrs, from []netip.Addr) error
 	SetClusterIPs func(addrs, from []netip.Addr) error
 	ClusterIPs    func() ([]netip.Addr, error)
 	Filter        interface { // filter.Filter
@@ -322,7 +322,7 @@ func (f *Front) observe(outcome func(svc.Name) (ready bool, failure error)) (cha
 		if failure != nil {
 			f.failLocked(s, failure.Error())
 		} else if ready {
-			f.failLocked(s, cmp.Or(in.secretProblem(n, s), in.authorityProblem(n, s)))
+			f.failLocked(s, cmp.Or(in.secretProblem(n, s), in.authorityProblem(n, s), in.nodes.unmatched(s)))
 		}
 		shown := f.gateways.noteLocked(&f.routing, s, ready && failure == nil)
 		changed = changed || ready != s.ready || shown

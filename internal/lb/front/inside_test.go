@@ -295,10 +295,14 @@ func TestInsideKeepsAddresses(t *testing.T) {
 	t.Parallel()
 	r := newInsideRig(t, []uint16{80, 443}, []uint16{53}, map[string]string{"fairlead.dev/lb-proxy-protocol": "v1"})
 	r.set(&r.service)
+	r.local.setSources([]netip.Addr{r.node.Addr4(), r.node.Addr6()}) // as its Node object comes
+	r.set(&r.service)
 	for _, a := range vips {
 		from := r.client.Addr(svc.FamilyOf(a))
 		family := map[bool]string{true: "TCP4", false: "TCP6"}[a.Is4()]
 		r.wants(r.client, svc.TCP, netip.AddrPortFrom(a, 443), "x", fmt.Sprintf("pod PROXY %s %s %s ", family, from, a))
+		own := r.node.Addr(svc.FamilyOf(a)) // not the address that it asks
+		r.wants(r.node, svc.TCP, netip.AddrPortFrom(a, 443), "x", fmt.Sprintf("pod PROXY %s %s %s ", family, own, a))
 	}
 	less := r.service
 	less.Spec.Listeners = less.Spec.Listeners[:1]

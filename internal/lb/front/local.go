@@ -21,8 +21,8 @@ type localAddresses struct {
 	vips []netip.Addr
 	// begun is true after the first set.
 	begun bool
-	// clusterIPs are the same for ClusterIPs, and from are the addresses of the node that it calls them from. Those in leaving
-	// have no listener any more: connections end until the time comes.
+	// clusterIPs are the same for ClusterIPs, and from are the addresses of the node that it calls both from. The ClusterIPs in
+	// leaving have no listener any more: connections end until the time comes.
 	clusterIPs, from []netip.Addr
 	leaving          map[netip.Addr]time.Time
 	// staleVIPs and staleClusterIPs are true if the kernel may have others: the next set writes them, changed or not.
@@ -43,10 +43,10 @@ func (l *localAddresses) repair() {
 	l.staleClusterIPs = l.staleClusterIPs || len(l.clusterIPs) > 0
 }
 
-// setSources sets the addresses of the node that it calls ClusterIPs from.
+// setSources sets the addresses of the node that it calls load balancers and ClusterIPs from.
 func (l *localAddresses) setSources(from []netip.Addr) {
 	if !slices.Equal(from, l.from) {
-		l.from, l.staleClusterIPs = from, true
+		l.from, l.staleVIPs, l.staleClusterIPs = from, true, true
 	}
 }
 
@@ -119,7 +119,7 @@ func (l *localAddresses) set(doors []proxied.Door) error {
 		return err
 	}
 	if writesVIPs {
-		if err := l.network.SetVIPs(vips); err != nil {
+		if err := l.called(l.network.SetVIPs, vips); err != nil {
 			l.log.Error("cannot make addresses of load balancers local; retrying", "err", err)
 			l.vips, l.staleVIPs = append(l.vips, vips...), true // some are local now
 			slices.SortFunc(l.vips, netip.Addr.Compare)
@@ -134,13 +134,18 @@ func (l *localAddresses) set(doors []proxied.Door) error {
 	return l.setFilter(all, listeners)
 }
 
-// setClusterIPs makes ClusterIPs local. It does without the node's own address if that is not known to the kernel yet.
-func (l *localAddresses) setClusterIPs(clusterIPs []netip.Addr) error {
-	err := l.network.SetClusterIPs(clusterIPs, l.from)
+// called makes addresses local. It does without the node's own address if that is not known to the kernel yet.
+func (l *localAddresses) called(set func(addrs, from []netip.Addr) error, addrs []netip.Addr) error {
+	err := set(addrs, l.from)
 	if err != nil && len(l.from) > 0 {
-		err = l.network.SetClusterIPs(clusterIPs, nil)
+		err = set(addrs, nil)
 	}
-	if err != nil {
+	return err
+}
+
+// setClusterIPs makes ClusterIPs local.
+func (l *localAddresses) setClusterIPs(clusterIPs []netip.Addr) error {
+	if err := l.called(l.network.SetClusterIPs, clusterIPs); err != nil {
 		l.log.Error("cannot make ClusterIPs with routes local; retrying", "err", err)
 		l.staleClusterIPs = true
 		return err
@@ -199,7 +204,7 @@ func (l *localAddresses) setFilter(vips []netip.Addr, listeners []filter.Bound) 
 func (l *localAddresses) release(kept []proxied.Door) {
 	listeners := listenersOf(kept)
 	vips, clusterIPs := addressesOf(listeners)
-	err := l.network.SetVIPs(vips)
+	err := l.called(l.network.SetVIPs, vips)
 	if err2 := l.setClusterIPs(clusterIPs); err != nil || err2 != nil {
 		l.log.Error("cannot remove the local routes of load balancers", "err", errors.Join(err, err2))
 	}

@@ -1,17 +1,20 @@
 package front
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/lb/filter"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
+	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
 )
 
 // writes is a node's network that records what is written: the addresses that are local, and each state of the filter.
@@ -20,9 +23,10 @@ type writes struct {
 	states           []string // as "ADDRESSES first FIRST"
 	fail             error    // of SetVIPs
 	earlier          []netip.Addr
+	old              bool // the kernel leads no packets to other sockets
 }
 
-func (w *writes) Redirects() bool { return true }
+func (w *writes) Redirects() bool { return !w.old }
 func (w *writes) Firsts() bool    { return true }
 func (w *writes) Close() error    { return nil }
 func (w *writes) Settle()         { w.states = append(w.states, "settled") }
@@ -51,7 +55,7 @@ func (w *writes) reset() {
 func newWrites() (*writes, *localAddresses) {
 	w := &writes{}
 	return w, newLocalAddresses(slog.New(slog.DiscardHandler), &Network{
-		SetVIPs: func(a []netip.Addr) error { w.vips = append(w.vips, fmt.Sprint(a)); return w.fail },
+		SetVIPs: func(a, _ []netip.Addr) error { w.vips = append(w.vips, fmt.Sprint(a)); return w.fail },
 		SetClusterIPs: func(a, _ []netip.Addr) error {
 			w.clusterIPs = append(w.clusterIPs, fmt.Sprint(a))
 			return nil
@@ -59,6 +63,40 @@ func newWrites() (*writes, *localAddresses) {
 		ClusterIPs: func() ([]netip.Addr, error) { return w.earlier, nil },
 		Filter:     w,
 	})
+}
+
+// boundServer notes whether its listeners are inside.
+type boundServer struct {
+	*proxied.Server
+	inside bool
+}
+
+func (s *boundServer) BindInside() { s.inside = true }
+
+type emptyRules struct{}
+
+func (emptyRules) Set([]netip.Prefix, []filter.Group) error { return nil }
+func (emptyRules) Close() error                             { return nil }
+
+// On a kernel that leads no packets to other sockets listeners are bound to addresses of Services, with a warning.
+func TestListenersOfOldKernels(t *testing.T) {
+	t.Parallel()
+	for _, old := range []bool{false, true} {
+		w, l := newWrites()
+		w.old, l.network.Rules = old, emptyRules{}
+		log := &lbtest.Buffer{}
+		server := &boundServer{Server: proxied.New(proxied.Options{Log: slog.New(slog.DiscardHandler)})}
+		f := New(Options{NodeName: "n1", Server: server, Network: l.network, Log: slog.New(slog.NewTextHandler(log, nil))})
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		f.Run(ctx)
+		if warned := strings.Contains(log.String(), "level=WARN") && strings.Contains(log.String(), "(nf_tables with tproxy)"); warned != old {
+			t.Errorf("old kernel %t: the log has %q", old, log.String())
+		}
+		if server.inside == old {
+			t.Errorf("old kernel %t: listeners are inside: %t", old, server.inside)
+		}
+	}
 }
 
 // localDoors are a load balancer at 192.0.2.1 and a Service with routes at 10.96.0.7.

@@ -2,6 +2,7 @@ package front
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -9,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/reflector"
@@ -80,6 +82,19 @@ func (f *Front) followNodes(ctx context.Context, running *sync.WaitGroup) {
 	}
 	from := reflector.From(f.client.CoreV1().Nodes(), metav1.ListOptions{})
 	running.Go(func() { reflector.Run(reflector.Quiet(ctx), "lb-speaker/nodes", from, sink) })
+}
+
+// unmatched returns the problem of a Service whose selector of nodes matches no Node, "" if there is none.
+func (n *nodes) unmatched(s *service) string {
+	if s.spec == nil || s.spec.BackendNodes == "" || s.selector == nil || !n.listed {
+		return ""
+	}
+	for _, one := range n.known {
+		if s.selector.Matches(labels.Set(one.labels)) {
+			return ""
+		}
+	}
+	return fmt.Sprintf("it has no backend: its selector of nodes, %.200s, matches no Node", s.spec.BackendNodes)
 }
 
 // changeNodes calls change with mu held. If that reports a change, Services that depend on Nodes are built again.

@@ -76,8 +76,8 @@ type admission struct {
 // rejectWarning is how often rejected connections are reported at most.
 const rejectWarning = time.Minute
 
-// admit counts a connection. It reports false if there are too many: of all Services as many as open files allow, of
-// one half of them, so that no Service takes the place of the others.
+// admit counts a connection. It reports false if there are too many: of all Services as many as open files allow. One that has half of
+// them gets more only while a quarter is free: no Service takes the place of the others, and none is bounded for others that have nothing.
 func (a *admission) admit(conn io.Closer, c *Config) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -90,7 +90,8 @@ func (a *admission) count(conn io.Closer, c *Config) bool {
 		c.usage.traffic.Rejected(traffic.OverLimit)
 		return false
 	}
-	if c.usage.active >= a.most/2 && !a.replace(&c.usage.sessions) || len(a.open) >= a.most && !a.replace(&a.sessions) {
+	large := c.usage.active >= a.most/2 && len(a.open) >= a.most-a.most/4
+	if large && !a.replace(&c.usage.sessions) || len(a.open) >= a.most && !a.replace(&a.sessions) {
 		a.reject(c)
 		return false
 	}
@@ -240,7 +241,7 @@ func (a *admission) closeAll() {
 func (a *admission) admitRequest(c *Config) bool {
 	most := int64(a.most)
 	all, own := a.requests.Add(1), c.usage.requests.Add(1)
-	if all > most || own > most/2 {
+	if all > most || own > most/2 && all > most-most/4 {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		a.reject(c)

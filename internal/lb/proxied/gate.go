@@ -114,6 +114,7 @@ func (r *relayed) Ended(toPod, toClient int64) {
 		r.pool.Remove(r.member, r.link)
 		line.Pod, line.Before, line.Received, line.Sent = r.member.Addr(), r.before, toPod, toClient
 		c.usage.traffic.Carried(toPod, toClient)
+		r.pool.Carried(r.member, toPod, toClient)
 	}
 	if c.logs != nil {
 		r.server.wg.Go(func() { // a disk may be slow

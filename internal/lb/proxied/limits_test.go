@@ -1,12 +1,15 @@
 package proxied
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
 )
 
@@ -77,6 +80,7 @@ func TestTooManyConnections(t *testing.T) {
 	}
 	first := works(true)
 	works(true)
+	third := works(true) // more than half, while a quarter is free
 	works(false)
 	works(false)
 	at := r.At
@@ -88,18 +92,35 @@ func TestTooManyConnections(t *testing.T) {
 		t.Fatal(failed)
 	}
 	works(true)
-	works(true)
 	works(false)
 	if n, warnings := r.server.Rejected(), strings.Count(r.Logged.String(), "rejected a connection"); n != 3 || warnings != 1 {
 		t.Errorf("%d rejected, %d warnings", n, warnings)
 	}
 	r.At = at
-	r.Must(first.Close())
-	for deadline := time.Now().Add(lbtest.Patience); ; { // its place is free
+	r.Must(errors.Join(first.Close(), third.Close()))
+	for deadline := time.Now().Add(lbtest.Patience); ; { // there is a place of its half again
 		if _, err := lbtest.Say(r.Dial(), "x"); err == nil {
 			break
 		} else if time.Now().After(deadline) {
 			t.Fatal(err)
+		}
+	}
+}
+
+// What a Pod does not acknowledge ends its connection after the time that this may be idle, or after the system's.
+func TestUnacknowledgedByPods(t *testing.T) {
+	for idle, want := range map[string]time.Duration{"77": 77 * time.Second, "3600": 0} {
+		r := newRig(t, map[string]string{dialect.LBIdleTimeout: idle})
+		r.set(r.Pod(lbtest.Named("a")))
+		for _, p := range r.server.pools {
+			m, err := p.Pick(r.At.Addr(), nil)
+			r.Must(err)
+			conn, err := r.server.dial(&Config{Spec: &r.service.Spec}, m, r.At, r.At, "")
+			r.Must(err)
+			if got, err := socket.UserTimeout(conn.(*net.TCPConn)); got != want || err != nil {
+				t.Errorf("idle for %s: %s, %v, want %s", idle, got, err, want)
+			}
+			_ = conn.Close()
 		}
 	}
 }

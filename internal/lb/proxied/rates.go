@@ -12,11 +12,11 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// maxRates bounds the clients of a Service whose requests are counted. With more at a time, further ones have no bound.
+// maxRates bounds the clients of a Service whose requests are counted. With more at a time, further ones count as one client: who has
+// many addresses must not end what protects.
 const maxRates = 1 << 16
 
-// maxRouteRates bounds the clients of a route that are counted, each once for each limit. With more at a time, further ones count as
-// one client: what protects must not end, and not for other routes.
+// maxRouteRates is the same for a route, each client once for each limit.
 const maxRouteRates = 1 << 13
 
 // clientOf returns what counts as one client: an IPv4 address, or an IPv6 network of 64 bits, of which a client has all.
@@ -31,7 +31,7 @@ func clientOf(a netip.Addr) netip.Addr {
 // rates counts the requests of clients (GCRA: https://en.wikipedia.org/wiki/Generic_cell_rate_algorithm).
 type rates struct {
 	mu sync.Mutex
-	// share is how many are counted, and further ones count as one. If it is 0, maxRates are, and further ones have no bound.
+	// share is how many are counted, and further ones count as one. If it is 0, maxRates are.
 	share int
 	// due is when each client would have none to its account, since began.
 	due   map[rateKey]time.Duration
@@ -103,9 +103,6 @@ func (r *rates) take(key rateKey, l filter.Limit, at time.Time) bool {
 	now := at.Sub(r.began)
 	due, known := r.due[key]
 	if !known && len(r.due) >= cmp.Or(r.share, maxRates) && !r.sweep(now) {
-		if r.share == 0 {
-			return true
-		}
 		key.client = netip.Addr{}
 		due = r.due[key]
 	}

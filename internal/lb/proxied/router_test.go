@@ -2,10 +2,13 @@ package proxied
 
 import (
 	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"net/netip"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
@@ -190,9 +193,17 @@ func TestCertificatesOfFronts(t *testing.T) {
 		c, _, _ := lbtest.Certificate(t, n+".example.com")
 		shared[name(n)] = &c
 	}
+	standIn := *shared[name("c")] // clients have it until the first one is issued
+	standIn.Leaf = &x509.Certificate{Subject: pkix.Name{CommonName: svc.ACMEStandInName}, NotAfter: time.Now().AddDate(10, 0, 0)}
+	shared[name("c")] = &standIn
+	single := &Service{Certificates: []tls.Certificate{*shared[name("a")], standIn}}
+	single.Spec.Certificates = []string{"a", "c"}
+	if got := certificateEnds(single); len(got) != 1 || got["a"] != shared[name("a")].Leaf.NotAfter {
+		t.Errorf("a Service shows %v", got)
+	}
 	for _, own := range []string{"a", "b"} {
 		v := &Service{Routes: &Routes{Certificates: shared, Ports: map[uint16]*gateway.Port{
-			443: {Listeners: []*gateway.Listener{{Certificates: []svc.Name{name(own), name("gone")}}}}, 80: {},
+			443: {Listeners: []*gateway.Listener{{Certificates: []svc.Name{name(own), name("c"), name("gone")}}}}, 80: {},
 		}}}
 		if got := certificateEnds(v); len(got) != 1 || got["shop/"+own] != shared[name(own)].Leaf.NotAfter {
 			t.Errorf("front %s shows %v", own, got)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/lb/proxied/accesslog"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/lb/proxied/proxyproto"
@@ -85,6 +86,7 @@ func (s *Server) serve(socket *net.TCPConn, l *Listener, c *Config) Parked {
 	_ = conn.SetDeadline(time.Time{})
 	line.Sent, line.Received = stream.Join(s.panics, c.Service, front, back, c.Spec.IdleTimeout.Std())
 	c.usage.traffic.Carried(line.Received, line.Sent)
+	to.Pool.Carried(m, line.Received, line.Sent)
 	return nil
 }
 
@@ -131,6 +133,7 @@ func (s *Server) dial(c *Config, m *pods.Member, client, at netip.AddrPort, prot
 	if err != nil {
 		return nil, err
 	}
+	_ = socket.SetUserTimeout(conn.(*net.TCPConn), socket.UserTimeoutOf(c.Spec.IdleTimeout.Std())) // without it the system has its own
 	if v := c.Spec.ProxyProtocol; v != 0 {
 		_ = conn.SetWriteDeadline(time.Now().Add(pods.DialTimeout))
 		if _, err := conn.Write(proxyproto.Header(v, client, at)); err != nil {

@@ -1,6 +1,7 @@
 package proxied
 
 import (
+	"crypto/tls"
 	"sync/atomic"
 	"time"
 
@@ -74,11 +75,12 @@ func (o *shown) states() []traffic.State {
 	return out
 }
 
-// certificateEnds returns when the certificates end that clients of a Service are shown, by the names of their Secrets.
+// certificateEnds returns when the certificates end that clients of a Service are shown, by the names of their Secrets. One that stands in
+// for a certificate that was never issued has no end that matters.
 func certificateEnds(v *Service) map[string]time.Time {
 	out := map[string]time.Time{}
 	for i, name := range v.Spec.Certificates {
-		if i < len(v.Certificates) && v.Certificates[i].Leaf != nil {
+		if i < len(v.Certificates) && counts(&v.Certificates[i]) {
 			out[name] = v.Certificates[i].Leaf.NotAfter
 		}
 	}
@@ -88,11 +90,16 @@ func certificateEnds(v *Service) map[string]time.Time {
 	for _, p := range v.Routes.Ports { // all fronts share the certificates of all
 		for _, l := range p.Listeners {
 			for _, n := range l.Certificates {
-				if c := v.Routes.Certificates[n]; c != nil && c.Leaf != nil {
+				if c := v.Routes.Certificates[n]; c != nil && counts(c) {
 					out[n.Namespace+"/"+n.Name] = c.Leaf.NotAfter
 				}
 			}
 		}
 	}
 	return out
+}
+
+// counts reports whether a certificate is one that clients may trust.
+func counts(c *tls.Certificate) bool {
+	return c.Leaf != nil && c.Leaf.Subject.CommonName != svc.ACMEStandInName
 }

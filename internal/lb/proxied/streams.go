@@ -99,6 +99,7 @@ func serveNamed(s *Server, socket *net.TCPConn, conn stream.Conn, l *Listener, c
 	line.Sent, line.Received = stream.Join(s.panics, c.Service, front, pod, to.Spec.IdleTimeout.Std())
 	line.Received += int64(len(first))
 	c.usage.traffic.Carried(line.Received, line.Sent)
+	to.Pool.Carried(m, line.Received, line.Sent)
 	return nil
 }
 

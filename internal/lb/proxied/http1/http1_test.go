@@ -279,3 +279,22 @@ func FuzzResponse(f *testing.F) {
 		}
 	})
 }
+
+// A request may be sent again if its method, or a field of the client, says that it does the same each time (RFC 9110, section 9.2.2).
+func TestIdempotent(t *testing.T) {
+	for method, want := range map[string]bool{
+		"GET": true, "HEAD": true, "OPTIONS": true, "TRACE": true, "PUT": true, "DELETE": true,
+		"POST": false, "PATCH": false, "CONNECT": false, "delete": false,
+	} {
+		r := &Request{Method: []byte(method)}
+		if got := r.Idempotent(); got != want {
+			t.Errorf("%s: %t, want %t", method, got, want)
+		}
+		for _, name := range []string{"Idempotency-Key", "X-Idempotency-Key"} {
+			r.Fields = []Field{{Name: []byte(name), Value: []byte("k")}}
+			if !r.Idempotent() {
+				t.Errorf("%s with %s may not be sent again", method, name)
+			}
+		}
+	}
+}

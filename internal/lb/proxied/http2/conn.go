@@ -11,7 +11,9 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/proxied/stream"
 )
 
-// Windows that are open to a peer: what was not taken yet is in memory.
+// Windows that are open to a peer, in bytes. Bytes that were not taken yet are in memory: of a client at most connWindow for its
+// connection, which opens again as bodies are taken. The connection to a server is of many clients: its window opens again as bytes
+// come, or some that read nothing would stop the others. There each stream has its own window, and MaxStreams bounds all.
 const (
 	streamWindow = 256 << 10
 	connWindow   = 1 << 20
@@ -21,13 +23,18 @@ const (
 	mostOut = 1 << 20
 )
 
+// PodStreams is how many requests of many clients a connection to a Pod has at a time, unless the Pod lets it have fewer: with more there
+// is another connection. Each may have a window in memory that its client does not read, 25 MiB in all.
+const PodStreams = 100
+
 // Options are what a connection is for.
 type Options struct {
 	// Accept has a request on a stream, on the goroutine of Run: it must return soon. A client has none.
 	Accept func(*Stream)
 	// Go calls a function on another goroutine, which is waited for at the end.
 	Go func(func())
-	// MaxHead bounds the fields of a head, as SETTINGS_MAX_HEADER_LIST_SIZE counts them, and MaxStreams the requests at a time.
+	// MaxHead bounds the fields of a head, as SETTINGS_MAX_HEADER_LIST_SIZE counts them, and MaxStreams the requests at a time: a
+	// client's, or what Open opens.
 	MaxHead, MaxStreams int
 	// HeadTimeout is how long a head, or another frame, may take from its first byte. IdleTimeout is how long the connection
 	// stays without a stream: streams have deadlines of their users. WriteTimeout is how long a write may take.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/http"
 	"strings"
 	"sync"
 	"syscall"
@@ -368,4 +369,81 @@ func TestLastAnswerIsWhole(t *testing.T) {
 	}
 	_ = client.Close()
 	wg.Wait()
+}
+
+// Clients that read nothing of long answers stop no others: one that reads has its short ones on the same connection to the Pod, which
+// holds no more of each than its window, and has no more streams than MaxStreams.
+func TestSlowReadersStopNobody(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := &http.Server{ReadHeaderTimeout: time.Minute, Protocols: new(http.Protocols), Handler: http.HandlerFunc(
+		func(w http.ResponseWriter, q *http.Request) {
+			text := make([]byte, 10)
+			if q.URL.Path == "/long" {
+				text = make([]byte, 4*streamWindow)
+			}
+			_, _ = w.Write(text)
+		})}
+	pod.Protocols.SetUnencryptedHTTP2(true)
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = pod.Serve(l) })
+	conn, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := testOptions(&wg, nil)
+	o.MaxStreams, o.IdleTimeout, o.WriteTimeout = 2*connWindow/streamWindow, time.Minute, time.Minute
+	c := NewClient(conn.(*net.TCPConn), o)
+	wg.Go(func() { _ = c.Run() })
+	defer func() {
+		_ = pod.Close()
+		_ = conn.Close()
+		wg.Wait()
+	}()
+	open := func(path string) *Stream {
+		s := c.Open(false)
+		var e Encoder
+		e.Pseudo(":method", "GET")
+		e.Pseudo(":scheme", "http")
+		e.Pseudo(":authority", "pod")
+		e.Pseudo(":path", path)
+		_ = s.Head(&e, true)
+		s.Flush()
+		return s
+	}
+	var slow []*Stream
+	for len(slow) < o.MaxStreams-1 {
+		slow = append(slow, open("/long"))
+	}
+	held := func(s *Stream) int {
+		p, _ := s.Peek()
+		return len(p)
+	}
+	deadline := time.Now().Add(10 * time.Second)
+	for _, s := range slow {
+		for ; held(s) < streamWindow; <-time.After(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("a stream has %d bytes of its window", held(s))
+			}
+		}
+	}
+	for range 3 {
+		s := open("/short")
+		if c.Open(false) != nil {
+			t.Error("there is a stream more than there may be")
+		}
+		var r http1.Response
+		if err := errors.Join(s.Answer(&r, time.Second), s.Fill(time.Second)); err != nil || r.Status != 200 {
+			t.Fatalf("who reads has %v, %d", err, r.Status)
+		}
+		s.Close(Cancel)
+	}
+	for _, s := range slow {
+		if n := held(s); n != streamWindow {
+			t.Errorf("%d bytes wait of a stream, whose window is %d", n, streamWindow)
+		}
+		s.Close(Cancel)
+	}
 }

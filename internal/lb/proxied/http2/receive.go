@@ -223,6 +223,9 @@ func (c *reader) beginData(h header, p []byte) error {
 	if c.received += int64(h.length); c.received > connWindow {
 		return connError{FlowControl, "more DATA than the window allows for"}
 	}
+	if c.client {
+		c.credit(h.length)
+	}
 	s := c.streams[h.stream]
 	switch {
 	case s == nil || s.err != nil || s.ended:
@@ -233,13 +236,13 @@ func (c *reader) beginData(h header, p []byte) error {
 			}
 		}
 		c.data.stream = 0
-		c.credit(h.length)
+		release(c.Conn, h.length)
 	case s.held+h.length > streamWindow:
 		return connError{FlowControl, "more DATA than the window of a stream allows for"}
 	default:
 		s.held += h.length
 		if padding := h.length - c.left; padding > 0 {
-			c.credit(padding)
+			release(c.Conn, padding)
 			s.credit(padding)
 		}
 		if s.length >= 0 {
@@ -270,7 +273,7 @@ func (c *reader) deliver(p []byte) {
 	if s := c.streams[c.data.stream]; s != nil && s.err == nil {
 		s.put(p)
 	} else {
-		c.credit(len(p))
+		release(c.Conn, len(p))
 		if s != nil {
 			s.credit(len(p))
 		}
@@ -299,6 +302,13 @@ func (c *Conn) endStream(s *Stream) {
 	}
 	s.ended = true
 	s.wakeReader()
+}
+
+// release takes into account that bytes of bodies are not in memory any more. The caller holds mu.
+func release(c *Conn, n int) {
+	if !c.client { // see connWindow
+		c.credit(n)
+	}
 }
 
 // credit opens the window of the connection again. The caller holds mu.

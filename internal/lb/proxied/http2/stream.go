@@ -94,8 +94,8 @@ func drain(c chan struct{}) {
 func (c *Conn) Open(isHead bool) *Stream {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.err != nil || c.leaving || c.goneAway || int64(len(c.streams)+c.reserved) >= c.peer.streams || c.next > maxWindow/2 ||
-		len(c.out) > mostOut {
+	most := min(c.peer.streams, int64(c.o.MaxStreams))
+	if c.err != nil || c.leaving || c.goneAway || int64(len(c.streams)+c.reserved) >= most || c.next > maxWindow/2 || len(c.out) > mostOut {
 		return nil
 	}
 	s := newStream(c, 0)
@@ -225,7 +225,7 @@ func (s *Stream) Take(n int) {
 	}
 	c.taken += int64(n)
 	s.credit(n)
-	c.credit(n)
+	release(c, n)
 }
 
 // Ended reports whether all of the peer's message has been taken.
@@ -462,7 +462,7 @@ func (s *Stream) CloseAndWrite(code Code) {
 
 // close ends a stream, and reports whether something waits to be written. The caller holds mu.
 func (c *Conn) close(s *Stream, code Code) bool {
-	c.credit(len(s.in) - s.read)
+	release(c, len(s.in)-s.read)
 	switch {
 	case s.id == 0:
 		c.reserved--

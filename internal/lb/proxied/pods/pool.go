@@ -238,6 +238,9 @@ func (p *Pool) Remove(m *Member, l *Link) {
 	}
 }
 
+// Carried counts bytes that a member was sent, and what it has sent.
+func (p *Pool) Carried(m *Member, received, sent int64) { m.count.Carried(received, sent) }
+
 // Count returns how many of its Pods get new clients, fail their checks, and are ejected.
 func (p *Pool) Count() (healthy, unhealthy, ejected int) {
 	p.mu.Lock()

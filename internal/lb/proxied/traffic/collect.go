@@ -48,9 +48,11 @@ var (
 		slices.Concat(ofService, []string{"secret"}), nil)
 	answers = prometheus.NewDesc("fairlead_lb_endpoint_requests_total", "Requests that an endpoint had, by the class of its answers.",
 		slices.Concat(ofEndpoint, []string{"class"}), nil)
-	waited = prometheus.NewDesc("fairlead_lb_endpoint_answer_seconds_total", "Time until the answers of an endpoint began.", ofEndpoint, nil)
-	inUse  = prometheus.NewDesc("fairlead_lb_endpoint_connections", "Connections and requests that an endpoint has.", ofEndpoint, nil)
-	failed = prometheus.NewDesc("fairlead_lb_endpoint_failures_total", "Attempts at which an endpoint was not reached.", ofEndpoint, nil)
+	waited  = prometheus.NewDesc("fairlead_lb_endpoint_answer_seconds_total", "Time until the answers of an endpoint began.", ofEndpoint, nil)
+	inUse   = prometheus.NewDesc("fairlead_lb_endpoint_connections", "Connections and requests that an endpoint has.", ofEndpoint, nil)
+	failed  = prometheus.NewDesc("fairlead_lb_endpoint_failures_total", "Attempts at which an endpoint was not reached.", ofEndpoint, nil)
+	carried = prometheus.NewDesc("fairlead_lb_endpoint_bytes_total", "Bytes of bodies and connections of an endpoint, counted when these end.",
+		slices.Concat(ofEndpoint, []string{"to"}), nil)
 	ejects = prometheus.NewDesc("fairlead_lb_endpoint_ejections_total", "Times that an endpoint was left out after failures.", ofEndpoint, nil)
 )
 
@@ -64,7 +66,7 @@ type Collector struct {
 func (c Collector) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{requests, duration, bytes, opened, connections, retries, denied,
 		rejected, mirrored, authorized, endpoints, certificate,
-		answers, waited, inUse, failed, ejects} {
+		answers, waited, inUse, failed, ejects, carried} {
 		to <- d
 	}
 }
@@ -196,6 +198,8 @@ func (to sink) endpoint(e *Endpoint) {
 	to.gauge(inUse, float64(e.open.Load()), of...)
 	to.count(failed, float64(e.failures.Load()), of...)
 	to.count(ejects, float64(e.ejections.Load()), of...)
+	to.count(carried, float64(e.received.Load()), with(of, "endpoints")...)
+	to.count(carried, float64(e.sent.Load()), with(of, "clients")...)
 	if !e.service.http.Load() {
 		return
 	}

@@ -230,6 +230,7 @@ type Endpoint struct {
 	nanos               atomic.Int64 // until answers began
 	open                atomic.Int64
 	failures, ejections atomic.Uint64
+	received, sent      atomic.Uint64 // bytes of clients, and to them
 }
 
 // Leave gives the counters back: with the last user the series end.
@@ -252,6 +253,12 @@ func (e *Endpoint) Answered(status int, after time.Duration) {
 	if status != 0 {
 		e.nanos.Add(int64(after))
 	}
+}
+
+// Carried counts bytes of clients that it was sent, and its own to them.
+func (e *Endpoint) Carried(received, sent int64) {
+	e.received.Add(uint64(max(received, 0)))
+	e.sent.Add(uint64(max(sent, 0)))
 }
 
 // Use counts a connection or a request that begins, and with -1 one that ends.

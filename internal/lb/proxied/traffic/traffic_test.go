@@ -37,6 +37,7 @@ func TestMetrics(t *testing.T) {
 	again.Answered(0, time.Hour)
 	e.Failed()
 	e.Ejected()
+	e.Carried(5, 6)
 	state := State{Service: name("web"), Connections: 5, Healthy: 2, Unhealthy: 1,
 		Certificates: map[string]time.Time{"tls": time.Now().Add(-48 * time.Hour)}}
 	text := shown(t, b, state)
@@ -52,6 +53,7 @@ func TestMetrics(t *testing.T) {
 		`fairlead_lb_rejected_total{` + `namespace="default",reason="client-limit",service="web"} 1`,
 		`fairlead_lb_endpoints{` + of + `,state="unhealthy"} 1`, `fairlead_lb_endpoint_connections{` + pod + `} 1`,
 		`fairlead_lb_endpoint_requests_total{class="none",` + pod + `} 1`, `fairlead_lb_endpoint_answer_seconds_total{` + pod + `} 0.25`,
+		`fairlead_lb_endpoint_bytes_total{` + pod + `,to="endpoints"} 5`, `fairlead_lb_endpoint_bytes_total{` + pod + `,to="clients"} 6`,
 		`fairlead_lb_endpoint_failures_total{` + pod + `} 1`, `fairlead_lb_endpoint_ejections_total{` + pod + `} 1`,
 		`fairlead_lb_certificate_days{namespace="default",secret="tls",service="web"} -2.0`,
 	} {

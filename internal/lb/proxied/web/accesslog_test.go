@@ -99,6 +99,19 @@ func TestAccessLog(t *testing.T) {
 			if lines := r.awaitLines(2); !strings.Contains(lines[1], " - -1 -1 -1 503 - 0 ") {
 				t.Errorf("%q", lines)
 			}
+			asked := make(chan struct{})
+			r.set(r.Web(func(_ http.ResponseWriter, q *http.Request) {
+				close(asked)
+				<-q.Context().Done()
+			}))
+			left := r.Dial()
+			_, err = io.WriteString(left, "GET /left HTTP/1.1\r\nHost: web\r\n\r\n")
+			r.Must(err)
+			<-asked
+			r.Must(left.Close())
+			if lines := r.awaitLines(3); !strings.Contains(lines[2], " 499 - 0 ") || !strings.Contains(lines[2], "/left HTTP") {
+				t.Errorf("of a client that has left: %q", lines)
+			}
 		}
 		if len(r.openLogs()) == 0 {
 			t.Errorf("%s: no file is open", c.protocol)

@@ -314,7 +314,7 @@ func TestRejectedWithoutWindow(t *testing.T) {
 
 // A client of HTTP/2 has no more requests at a time than connections could be; others have their part.
 func TestTooManyRequestsOfHTTP2(t *testing.T) {
-	r := newSmallRig(t, map[string]string{lbProtocol: "http"}, 20) // ten for a Service
+	r := newSmallRig(t, map[string]string{lbProtocol: "http"}, 20) // 15 for a Service while nobody has others
 	release := make(chan struct{})
 	var asked atomic.Int32
 	r.set(r.Web(func(_ http.ResponseWriter, q *http.Request) {
@@ -326,30 +326,30 @@ func TestTooManyRequestsOfHTTP2(t *testing.T) {
 	let := sync.OnceFunc(func() { close(release) })
 	r.Cleanup(let) // before the Pod ends, which waits
 	a := r.attacker()
-	for range 15 {
+	for range 20 {
 		r.Must(a.ask("GET", true))
 	}
-	for deadline := time.Now().Add(lbtest.Patience); a.count(http2.FrameHeaders) < 5 || asked.Load() < 10; {
+	for deadline := time.Now().Add(lbtest.Patience); a.count(http2.FrameHeaders) < 5 || asked.Load() < 15; {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d are rejected, %d reach the Pod", a.count(http2.FrameHeaders), asked.Load())
 		}
 		<-time.After(time.Millisecond)
 	}
 	let()
-	for deadline := time.Now().Add(lbtest.Patience); a.count(http2.FrameHeaders) < 15 || r.server.Usage().Requests > 0; {
+	for deadline := time.Now().Add(lbtest.Patience); a.count(http2.FrameHeaders) < 20 || r.server.Usage().Requests > 0; {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d are answered, %d go on", a.count(http2.FrameHeaders), r.server.Usage().Requests)
 		}
 		<-time.After(time.Millisecond)
 	}
 	r.Must(a.ask("GET", true)) // the connection goes on
-	for deadline := time.Now().Add(lbtest.Patience); a.count(http2.FrameHeaders) < 16; {
+	for deadline := time.Now().Add(lbtest.Patience); a.count(http2.FrameHeaders) < 21; {
 		if time.Now().After(deadline) {
 			t.Fatal("a later request is not answered")
 		}
 		<-time.After(time.Millisecond)
 	}
-	if r.server.Rejected() != 5 || asked.Load() != 11 {
+	if r.server.Rejected() != 5 || asked.Load() != 16 {
 		t.Errorf("%d rejected, %d at the Pod, %d left", r.server.Rejected(), asked.Load(), r.server.Usage().Requests)
 	}
 	r.served("afterwards")

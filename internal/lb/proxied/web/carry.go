@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -22,6 +23,7 @@ import (
 var (
 	// errStale means that a kept connection had been closed by the Pod: it has answered nothing.
 	errStale  = errors.New("the endpoint has closed a kept connection")
+	errResend = errors.New("the endpoint has not looked at the request")
 	errSilent = errors.New("the endpoint is silent")
 	errLeft   = errors.New("the client has left")
 	errAnswer = errors.New("not an answer of HTTP")
@@ -116,6 +118,7 @@ func (x *exchange) try() (err error) {
 // deliver has a Pod answer, and another one while no byte of the request was sent. simple reports whether it may be sent again.
 func (r *reaching) deliver(whole []byte, simple bool) (err error) {
 	x := r.x
+	r.tried = append(r.space[:0], r.tried...)
 	defer r.end()
 	for {
 		b, m, err := r.reach()
@@ -126,12 +129,15 @@ func (r *reaching) deliver(whole []byte, simple bool) (err error) {
 			b.release(x, false)
 			continue
 		}
-		err = x.ask(b, m, whole, simple)
-		if err == nil || !isUndialed(err) || x.drained.Load() {
+		switch err = x.ask(b, m, whole, simple, !slices.Contains(r.redialed, m)); {
+		case errors.Is(err, errResend):
+			r.redial, r.redialed = m, append(r.redialed, m)
+		case err == nil || !isUndialed(err) || x.drained.Load():
 			return err
+		default:
+			r.last = err
 		}
 		x.leave()
-		r.last = err
 	}
 }
 
@@ -156,28 +162,23 @@ func (x *exchange) prepare() []byte {
 	return x.body
 }
 
-// ask sends the request to a member and passes its answer on. simple reports whether it may be sent again.
-func (x *exchange) ask(b pod, m *pods.Member, whole []byte, simple bool) error {
-	for again := true; ; again = false {
-		x.attach(b)
-		x.podStatus, x.answered = 0, time.Time{}
-		err := x.converse(b, m, whole)
-		x.attach(nil)
-		unseen := b.unseen(err)
-		b.release(x, (err == nil || errors.Is(err, errRepeat)) && x.reusable && !x.drained.Load())
-		if simple && !x.answering && errors.Is(err, syscall.ETIMEDOUT) && !x.drained.Load() { // its node is dark
-			x.to.Pool.Failed(m, err)
-			return &dialError{err}
-		}
-		if !again || x.drained.Load() || (!errors.Is(err, errStale) || !simple) && (!unseen || x.upload != nil) {
-			judge(x, m, err)
-			return err
-		}
-		retried(x)
-		if b, err = transportOf(x.to).dial(x.dialling(), m.Addr()); err != nil {
-			return err
-		}
+// ask sends the request to a member and passes its answer on. simple: it may be sent again; again: to this Pod, for errResend.
+func (x *exchange) ask(b pod, m *pods.Member, whole []byte, simple, again bool) error {
+	x.attach(b)
+	x.podStatus, x.answered = 0, time.Time{}
+	err := x.converse(b, m, whole)
+	x.attach(nil)
+	unseen := b.unseen(err)
+	b.release(x, (err == nil || errors.Is(err, errRepeat)) && x.reusable && !x.drained.Load())
+	if simple && !x.answering && errors.Is(err, syscall.ETIMEDOUT) && !x.drained.Load() { // its node is dark
+		x.to.Pool.Failed(m, err)
+		return &dialError{err}
 	}
+	if again && !x.drained.Load() && (errors.Is(err, errStale) && simple || unseen && x.upload == nil) {
+		return errResend
+	}
+	judge(x, m, err)
+	return err
 }
 
 // judge notes how a Pod has answered, unless that says nothing about it: the client has left, or has not sent the whole body, or
@@ -292,8 +293,8 @@ func (x *exchange) readAnswer(b pod, first, waits bool) error {
 			if x.silentFor() >= x.patience() || x.again.late() {
 				return errSilent
 			}
-			if err := x.waited(); err != nil {
-				return err
+			if x.client.left() {
+				return errLeft
 			}
 		case x.second && x.client.left():
 			return fmt.Errorf("%w: %w", errLeft, err)
@@ -305,7 +306,7 @@ func (x *exchange) readAnswer(b pod, first, waits bool) error {
 	}
 }
 
-// waited decides whether to go on waiting for a Pod.
+// waited decides whether to go on waiting for a Pod whose answer has begun.
 func (x *exchange) waited() error {
 	if x.silentFor() >= x.limit() {
 		return errSilent
@@ -359,7 +360,7 @@ func (x *exchange) switchProtocols(b pod) error {
 		return fmt.Errorf("%w: it changes to a protocol that was not asked for", errAnswer)
 	}
 	x.answering, x.status = true, http.StatusSwitchingProtocols
-	u.allowSilence()
+	u.allowSilence(x.limit())
 	return x.client.tunnel(u)
 }
 

@@ -253,6 +253,7 @@ func FuzzCarriesAsNetHTTP(f *testing.F) {
 			for _, r := range w.rigs {
 				r.engine.headerTimeout = 100 * time.Millisecond
 				r.service.Spec.IdleTimeout = dialect.Duration(100 * time.Millisecond)
+				r.service.Spec.RequestTimeout = r.service.Spec.IdleTimeout
 				r.set(w.at)
 			}
 		}

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
@@ -274,7 +275,7 @@ func TestRequestMarks(t *testing.T) {
 
 // What a Pod does not acknowledge is given up after some seconds, but a Pod may take its time to read a body.
 func TestUnacknowledged(t *testing.T) {
-	r := newRig(t, map[string]string{lbProtocol: "http"})
+	r := newRig(t, map[string]string{lbProtocol: "http", dialect.LBIdleTimeout: "77"})
 	reads, goOn := make(chan struct{}), make(chan struct{})
 	r.set(r.Web(func(w http.ResponseWriter, q *http.Request) {
 		if q.Method == http.MethodPost {
@@ -325,7 +326,7 @@ func TestUnacknowledged(t *testing.T) {
 		s.mu.Lock()
 		if u, is := s.back.(*upstream); is {
 			uploads++
-			if d, err := socket.UserTimeout(u.tcp); d != 0 || err != nil {
+			if d, err := socket.UserTimeout(u.tcp); d != 77*time.Second || err != nil {
 				t.Errorf("during an upload: %v, %v", d, err)
 			}
 		}

@@ -187,16 +187,17 @@ func (x *exchange) silentFor() time.Duration {
 func (x *exchange) limit() time.Duration { return x.to.Spec.IdleTimeout.Std() }
 func (x *exchange) grace() time.Duration { return x.engine.idleGrace }
 
-// patience is how long a Pod may be silent before its answer begins.
+// patience is how long a Pod may be silent before its answer begins: if the client has sent all, that may be longer than the limit.
 func (x *exchange) patience() time.Duration {
-	if t := x.to.Spec.RequestTimeout.Std(); t > 0 {
-		return min(t, x.limit())
+	t, limit := x.to.Spec.RequestTimeout.Std(), x.limit()
+	if t > 0 && (t < limit || x.upload == nil || x.upload.came.Load()) {
+		return t
 	}
-	return x.limit()
+	return limit
 }
 
 // poll is how long something is waited for before a look at the rest.
-func (x *exchange) poll() time.Duration { return min(pollInterval, x.patience()/4) }
+func (x *exchange) poll() time.Duration { return min(pollInterval, x.patience()/4, x.limit()/4) }
 
 // drain ends the request: its Pod has left, and the time to drain is over.
 func (x *exchange) drain() {
@@ -319,6 +320,9 @@ func (x *exchange) use(m *pods.Member) bool {
 func (x *exchange) leave() {
 	if x.member != nil {
 		x.to.Pool.Remove(x.member, x.link)
+		if x.answering {
+			x.to.Pool.Carried(x.member, x.received.Load(), x.sent.Load())
+		}
 		x.member = nil
 	}
 }

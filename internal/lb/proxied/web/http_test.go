@@ -262,11 +262,11 @@ func TestHTTPFailures(t *testing.T) {
 		want("a dead Pod beside another one", status("POST", "/", nil), 200)
 	}
 	want("requests served once each", int(served.Load()), 6)
-	usual := r.service.Spec.IdleTimeout
-	r.service.Spec.IdleTimeout = dialect.Duration(time.Second)
+	usual := r.service.Spec.RequestTimeout
+	r.service.Spec.RequestTimeout = dialect.Duration(time.Second)
 	r.set(r.Pod(func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }))
 	want("a silent Pod", status("GET", "/", nil), 504)
-	r.service.Spec.IdleTimeout = usual
+	r.service.Spec.RequestTimeout = usual
 	r.set(r.Pod(func(c net.Conn) { _, _ = io.WriteString(c, "HTTP/1.1 abc\r\n\r\n") }))
 	want("a Pod that speaks something else", status("GET", "/", nil), 502)
 	r.set(alive)

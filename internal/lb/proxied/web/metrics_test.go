@@ -69,6 +69,8 @@ func TestRequestsAreCounted(t *testing.T) {
 				"fairlead_lb_endpoint_requests_total{class=\"2xx\","+at(pod)+end+" 2",
 				"fairlead_lb_endpoint_requests_total{class=\"none\","+at(pod)+end+" 2",
 				"fairlead_lb_endpoint_connections{"+at(pod)+end+" 0",
+				"fairlead_lb_endpoint_bytes_total{"+at(pod)+","+of+",to=\"endpoints\"} 15",
+				"fairlead_lb_endpoint_bytes_total{"+at(pod)+","+of+",to=\"clients\"} 30",
 				"fairlead_lb_endpoint_failures_total{"+at(gone)+end+" some", "fairlead_lb_endpoint_ejections_total{"+at(gone)+end+" some",
 			)
 			if text := r.metrics(); strings.Contains(text, "fairlead_lb_endpoint_requests_total{class=\"2xx\","+at(gone)) {

@@ -101,10 +101,11 @@ func (p *muxes) remove(addr netip.AddrPort, m *mux, c *http2.Conn) {
 	p.tidy(addr, m)
 }
 
-// muxOptions are the options of a Pod's connection. Nothing bounds its streams but its own settings.
+// muxOptions are the options of a Pod's connection.
 func (t *transport) muxOptions(e *engine) http2.Options {
 	limit := t.kind.silence + e.idleGrace
-	return http2.Options{Go: e.host.Run, MaxHead: maxAnswerHeader, HeadTimeout: limit, IdleTimeout: podIdle, WriteTimeout: limit}
+	return http2.Options{Go: e.host.Run, MaxHead: maxAnswerHeader, MaxStreams: http2.PodStreams, HeadTimeout: limit, IdleTimeout: podIdle,
+		WriteTimeout: limit}
 }
 
 // multiplexes reports whether a request goes on by HTTP/2: to Pods that speak only that, and one that has come so to Pods

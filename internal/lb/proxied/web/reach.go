@@ -62,14 +62,16 @@ func (t *transport) dial(d dialling, addr netip.AddrPort) (pod, error) {
 
 // reaching is the search for a Pod that takes a request.
 type reaching struct {
-	x       *exchange
-	t       *transport
-	tried   []*pods.Member
-	again   bool                        // it is a retry, if possible not at the one that is tried
-	space   [pods.MaxDials]*pods.Member // of tried
-	last    error                       // why the last one was not reached
-	results chan reached
-	running int // attempts whose result has not come
+	x        *exchange
+	t        *transport
+	tried    []*pods.Member
+	again    bool                        // it is a retry, if possible not at the one that is tried
+	space    [pods.MaxDials]*pods.Member // of tried
+	last     error                       // why the last one was not reached
+	redial   *pods.Member                // is asked next, by a new connection
+	redialed []*pods.Member              // have been so
+	results  chan reached
+	running  int // attempts whose result has not come
 }
 
 // reached is the result of an attempt.
@@ -110,31 +112,34 @@ func (r *reaching) reach() (pod, *pods.Member, error) {
 // further one.
 func (r *reaching) next() (pod, *pods.Member, error) {
 	x := r.x
-	if len(r.tried) >= pods.MaxDials || x.drained.Load() {
+	m, fresh := r.redial, r.redial != nil
+	if r.redial = nil; !fresh && len(r.tried) >= pods.MaxDials || x.drained.Load() {
 		return nil, nil, pods.ErrNone
 	}
-	m, err := choose(x, r.tried)
-	if err != nil && r.again {
-		m, err = choose(x, nil)
+	further := len(r.tried) > 0 || r.again
+	if !fresh {
+		var err error
+		if m, err = choose(x, r.tried); err != nil && r.again {
+			m, err = choose(x, nil)
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		r.again = false
+		r.tried = append(r.tried, m)
 	}
-	if err != nil {
-		return nil, nil, err
-	}
-	if len(r.tried) > 0 || r.again {
+	if further {
 		retried(x)
 	}
-	r.again = false
-	if r.tried == nil {
-		r.tried = r.space[:0]
-	}
-	r.tried = append(r.tried, m)
 	x.pod, x.asked = m.Addr(), time.Now()
 	d := x.dialling()
-	if b := r.t.kept(d, m.Addr()); b != nil {
-		return b, m, nil
+	if !fresh {
+		if b := r.t.kept(d, m.Addr()); b != nil {
+			return b, m, nil
+		}
 	}
 	if r.results == nil {
-		r.results = make(chan reached, pods.MaxDials)
+		r.results = make(chan reached, 2*pods.MaxDials) // each once more
 	}
 	r.running++
 	t, pool, results := r.t, x.to.Pool, r.results

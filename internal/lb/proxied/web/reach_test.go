@@ -1,20 +1,33 @@
 package web
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
+	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 )
 
 // dark is a Pod whose node does not answer: what connects to it hangs.
 func (r *rig) dark() netip.AddrPort {
+	r.Helper()
+	_, at := r.backlog()
+	r.darken(at)
+	return at
+}
+
+// backlog is a Pod at a socket that accepts one connection, until darken or another call does.
+func (r *rig) backlog() (fd int, at netip.AddrPort) {
 	r.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	r.Must(err)
@@ -23,11 +36,15 @@ func (r *rig) dark() netip.AddrPort {
 	r.Must(syscall.Listen(fd, 0))
 	name, err := syscall.Getsockname(fd)
 	r.Must(err)
-	at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(name.(*syscall.SockaddrInet4).Port))
-	for { // until the backlog is full
+	return fd, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(name.(*syscall.SockaddrInet4).Port))
+}
+
+// darken fills the backlog of a Pod.
+func (r *rig) darken(at netip.AddrPort) {
+	for {
 		c, err := net.DialTimeout("tcp", at.String(), 300*time.Millisecond)
 		if err != nil {
-			return at
+			return
 		}
 		r.Cleanup(func() { _ = c.Close() })
 	}
@@ -69,6 +86,110 @@ func TestRequestTimeout(t *testing.T) {
 			t.Errorf("HTTP/%d: an answer that had begun: %q, %v", version, text, err)
 		}
 		_, _ = silent.Body.Close(), begun.Body.Close()
+		r.service.Spec.IdleTimeout, r.service.Spec.RequestTimeout = dialect.Duration(50*time.Millisecond), dialect.Duration(time.Minute)
+		r.set(r.Web(func(w http.ResponseWriter, _ *http.Request) {
+			<-time.After(400 * time.Millisecond) // what a Pod computes
+			_, _ = io.WriteString(w, "computed")
+		}))
+		slow := get("/slow")
+		if text, err := io.ReadAll(slow.Body); string(text) != "computed" || err != nil {
+			t.Errorf("HTTP/%d: an answer after more than the idle timeout: %s, %q, %v", version, slow.Status, text, err)
+		}
+		_ = slow.Body.Close()
+	}
+}
+
+// A Pod closes a kept connection just as a request comes, and accepts no other one: another Pod has the request. It is asked beside the
+// first one if that hangs; if it refuses, it gets no new clients.
+func TestDarkPodOfAKeptConnection(t *testing.T) {
+	for _, hangs := range []bool{true, false} {
+		r := newRig(t, map[string]string{lbProtocol: "http"})
+		fd, at := r.backlog()
+		other := r.Web(lbtest.Tell)
+		r.set(at)
+		goOn, ended := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(ended)
+			s, _, err := syscall.Accept(fd)
+			if err != nil {
+				return
+			}
+			defer syscall.Close(s)
+			for n := range 2 {
+				if _, err := syscall.Read(s, make([]byte, 4096)); err != nil || n == 1 {
+					return
+				}
+				_, _ = syscall.Write(s, []byte("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"))
+				<-goOn
+			}
+		}()
+		client := r.Client()
+		ask := func() time.Duration {
+			began := time.Now()
+			answer, err := client.Get("http://" + r.At.String())
+			r.Must(err)
+			if _ = answer.Body.Close(); answer.StatusCode != http.StatusOK {
+				t.Errorf("hangs %t: %s", hangs, answer.Status)
+			}
+			return time.Since(began)
+		}
+		ask()
+		if hangs {
+			r.darken(at)
+		} else {
+			r.Must(syscall.Shutdown(fd, syscall.SHUT_RDWR))
+		}
+		close(goOn)
+		r.set(at, other)
+		for over := false; !over; {
+			if took := ask(); took > pods.DialTimeout/2 {
+				t.Errorf("hangs %t: an answer after %s", hangs, took)
+			}
+			select {
+			case <-ended:
+				over = true
+			default:
+			}
+		}
+		if _, _, ejected := r.config.Pool.Count(); ejected == 0 && !hangs {
+			t.Error("a Pod that refuses connections gets new clients")
+		}
+	}
+}
+
+// timedOut is a Pod's end whose bytes nobody acknowledges, and silentClient one without a body.
+type timedOut struct{ pod }
+
+func (timedOut) head(*exchange, []byte, bool) {}
+func (timedOut) flush() error                 { return nil }
+func (timedOut) answer(*http1.Response, time.Duration) error {
+	return os.NewSyscallError("read", syscall.ETIMEDOUT)
+}
+func (timedOut) stale() bool             { return false }
+func (timedOut) unseen(error) bool       { return false }
+func (timedOut) release(*exchange, bool) {}
+func (timedOut) source(*exchange) source { return nothing }
+
+type silentClient struct{ client }
+
+func (silentClient) source() source { return nothing }
+
+// A request to a Pod whose node is dark goes to another Pod if it may be sent again, and the Pod gets no new clients.
+func TestRequestsOfADarkNode(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http"})
+	r.set(r.Free(), r.Free())
+	for _, simple := range []bool{false, true} {
+		m, err := r.config.Pool.Pick(r.At.Addr(), nil)
+		r.Must(err)
+		x := &exchange{
+			engine: r.engine, conn: &clientConn{began: time.Now()}, config: r.config, to: r.config, client: silentClient{}, req: &http1.Request{},
+		}
+		x.touch()
+		err = x.ask(timedOut{}, m, nil, simple, true)
+		_, _, ejected := r.config.Pool.Count()
+		if !errors.Is(err, syscall.ETIMEDOUT) || isUndialed(err) != simple || (ejected > 0) != simple {
+			t.Errorf("may be sent again %t: %v, %d Pods are left out", simple, err, ejected)
+		}
 	}
 }
 

@@ -30,7 +30,7 @@ func (u *upload) waited() error {
 // beginUpload starts to send the body of the request while the answer is awaited.
 func (x *exchange) beginUpload(b pod) {
 	if u, is := b.(*upstream); is {
-		u.allowSilence()
+		u.allowSilence(x.limit())
 	}
 	up := &upload{exchange: x, done: make(chan struct{})}
 	x.upload = up

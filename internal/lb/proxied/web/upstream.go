@@ -39,10 +39,11 @@ type upstream struct {
 // unacknowledged is how long a Pod may leave what it was sent without an acknowledgement: on a node that is dark it does for ever.
 const unacknowledged = 10 * time.Second
 
-// allowSilence lifts that bound: a Pod may take its time to read a body, or the bytes of another protocol.
-func (u *upstream) allowSilence() {
+// allowSilence lifts that bound to the time that a connection may be idle, or the system's: a Pod may take its time to read a body, or
+// the bytes of another protocol, and keep its window closed meanwhile.
+func (u *upstream) allowSilence(idle time.Duration) {
 	if u.tcp != nil && !u.slow {
-		u.slow = socket.SetUserTimeout(u.tcp, 0) == nil
+		u.slow = socket.SetUserTimeout(u.tcp, socket.UserTimeoutOf(idle)) == nil
 	}
 }
 
