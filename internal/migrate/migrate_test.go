@@ -199,6 +199,11 @@ func TestOurs(t *testing.T) {
 		got != "migrate check-node --node=n1 --program=fairlead --within=60s --healthz=127.0.0.1:999 --metrics=127.0.0.1:10249" {
 		t.Errorf("the Pod that checks runs %s: %+v", got, check.Spec)
 	}
+	back := migrate.PodFor(migrate.Step{Action: migrate.Check, Program: migrate.KubeProxy}, "n1", theirs, ours, s)
+	if got := strings.Join(back.Spec.Containers[0].Args, " "); got !=
+		"migrate check-node --node=n1 --program=kube-proxy --within=60s --mode=iptables" {
+		t.Errorf("the Pod that checks kube-proxy runs %s", got)
+	}
 	clean := migrate.PodFor(migrate.Step{Action: migrate.CleanUp, Program: migrate.KubeProxy}, "n1", theirs, ours, s)
 	k := clean.Spec.Containers[0]
 	if k.Image != "kube-proxy:v1.37.2" || !*k.SecurityContext.Privileged || !slices.Equal(k.Args, []string{"--cleanup"}) ||
