@@ -55,7 +55,8 @@ table ip mine { chain c { type filter hook input priority 0; }; }
 // The rules of each mode are compared with what must be there. The names of chains are kube-proxy's own, of its v1.37.2.
 func TestMissing(t *testing.T) {
 	port := func(name, port, addr string, family svc.Family, protocol svc.Protocol, endpoints ...string) *table.ServicePort {
-		p := &table.ServicePort{ID: svc.PortName{Name: svc.Name{Namespace: "kube-system", Name: name}, Port: port}, Family: family, Protocol: protocol}
+		id := svc.PortName{Name: svc.Name{Namespace: "kube-system", Name: name}, Port: port}
+		p := &table.ServicePort{ID: id, Family: family, Protocol: protocol}
 		f := table.Frontend{Addr: netip.MustParseAddrPort(addr)}
 		for _, at := range endpoints {
 			f.Endpoints = append(f.Endpoints, table.Endpoint{Addr: netip.MustParseAddrPort(at)})

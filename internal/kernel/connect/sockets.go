@@ -32,19 +32,16 @@ func (p *Programs) homePath() string { return fmt.Sprintf("/proc/self/fd/%d", p.
 // endSockets is EndSockets for a map of sockets. home is the path of the node's network namespace.
 func endSockets(sockets *ebpf.Map, home string, stay func(front, endpoint netip.AddrPort) bool) (ended int, err error) {
 	found := map[uint64]stale{}
-	var k uint64
-	var v programConnected
-	it := sockets.Iterate()
-	for it.Next(&k, &v) {
+	err = each(sockets, func(k *uint64, v *programConnected) {
 		if stay(netip.AddrPortFrom(addrOf(v.Front.Addr), swapped(v.Front.Port)), v.To.addrPort()) {
-			continue
+			return
 		}
 		if found[v.Cookie] == nil {
 			found[v.Cookie] = stale{}
 		}
-		found[v.Cookie][k] = v
-	}
-	errs := []error{problem("read connected sockets", it.Err())} // it gives up where very many come and go
+		found[v.Cookie][*k] = *v
+	})
+	errs := []error{problem("read connected sockets", err)}
 	if len(found) == 0 {
 		return 0, errs[0]
 	}

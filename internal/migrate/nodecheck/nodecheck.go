@@ -51,8 +51,8 @@ const (
 	maxDifferences = 3
 )
 
-// Check returns nil as soon as all is as wanted, with the number of frontends, of kube-proxy endpoints, that were compared; after Within the error names
-// the difference.
+// Check returns nil as soon as all is as wanted, with how many were compared: frontends, or kube-proxy's endpoints. After Within the error
+// names the difference.
 func Check(ctx context.Context, o Options) (compared int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, o.Within)
 	defer cancel()
