@@ -45,7 +45,9 @@ func planned(set *dataplane.Settings, p *table.ServicePort, f *table.Frontend) *
 		return nil
 	}
 	out := &front{split: f.LocalClients != nil, masquerade: masquerade(set, f)}
-	out.lists[0] = listOf(f.Endpoints)
+	if f.Hops == nil { // else nft divides other clients between nodes
+		out.lists[0] = listOf(f.Endpoints)
+	}
 	if out.split {
 		out.lists[1] = listOf(f.LocalClients)
 	}

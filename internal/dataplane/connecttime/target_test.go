@@ -348,6 +348,7 @@ func TestReadOnceForBothFamilies(t *testing.T) {
 }
 
 func TestPlanned(t *testing.T) {
+	hops := []table.Hop{{}}
 	at := []table.Endpoint{{Addr: flows.AP("10.244.0.1:80")}}
 	for name, c := range map[string]struct {
 		protocol svc.Protocol
@@ -355,20 +356,28 @@ func TestPlanned(t *testing.T) {
 		front    table.Frontend
 		want     bool
 	}{
-		"plain":              {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, true},
-		"inside only":        {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Drop: true, LocalClients: at}, true},
-		"UDP":                {svc.UDP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, true},
-		"SCTP":               {svc.SCTP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, false},
-		"affinity":           {svc.TCP, time.Second, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, false},
-		"source ranges":      {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at, SourceRanges: []netip.Prefix{}}, false},
-		"DNS":                {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:53"), Endpoints: at}, false},
+		"plain":         {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, true},
+		"inside only":   {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Drop: true, LocalClients: at}, true},
+		"UDP":           {svc.UDP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, true},
+		"SCTP":          {svc.SCTP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, false},
+		"affinity":      {svc.TCP, time.Second, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, false},
+		"source ranges": {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at, SourceRanges: []netip.Prefix{}}, false},
+		"DNS":           {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:53"), Endpoints: at}, false},
+		"direct return": {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at, Hops: hops}, false},
+		"direct return, inside": {
+			svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at, LocalClients: at, Hops: hops}, true,
+		},
 		"no endpoints":       {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80")}, false},
 		"no endpoints, drop": {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Drop: true, LocalClients: []table.Endpoint{}}, false},
 	} {
 		p := flows.Port("web", "", svc.IPv4, c.protocol, c.front)
 		p.Affinity = c.affinity
-		if got := planned(&dataplane.Settings{}, p, &p.Frontends[0]) != nil; got != c.want {
-			t.Errorf("%s: translated %v, want %v", name, got, c.want)
+		got := planned(&dataplane.Settings{}, p, &p.Frontends[0])
+		if (got != nil) != c.want {
+			t.Errorf("%s: translated %v, want %v", name, got != nil, c.want)
+		}
+		if got != nil && c.front.Hops != nil && (len(got.lists[0].endpoints) > 0 || len(got.lists[1].endpoints) == 0) {
+			t.Errorf("%s: %+v, want that clients elsewhere are nft's", name, got)
 		}
 	}
 }
