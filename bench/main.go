@@ -206,7 +206,7 @@ func (b *bench) unbuilt(chosen []run) error {
 	return nil
 }
 
-// missing is what r needs and what is not there, empty if nothing is.
+// missing names a need of r that is missing, empty if there is none.
 func (b *bench) missing(r run) string {
 	for _, name := range r.needs {
 		switch {
