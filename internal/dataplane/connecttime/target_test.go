@@ -247,6 +247,11 @@ func TestServes(t *testing.T) {
 	if !s.serves(front, at) || s.serves(front, flows.AP("192.0.2.1:80")) || s.serves(flows.AP("10.96.0.2:80"), at) {
 		t.Error("want only the endpoints of the frontend itself")
 	}
+	node := keyOf(dataplane.FrontKey{Port: 30080, Proto: svc.UDP, Node: true}, svc.IPv4)
+	s.members[node] = []netip.AddrPort{at}
+	if !s.serves(flows.AP("192.0.2.1:30080"), at) || s.serves(flows.AP("192.0.2.1:30081"), at) || s.serves(flows.AP("192.0.2.1:30080"), web4) {
+		t.Error("want the endpoints of the node port at each address of the node")
+	}
 	if !s.serves(web6, at) {
 		t.Error("a socket ends of which nothing is known yet")
 	}
