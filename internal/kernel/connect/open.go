@@ -275,11 +275,8 @@ func (p *Programs) attach(name string, at ebpf.AttachType) (link.Link, step, err
 		old = nil
 	}
 	if old != nil && onGroup(old, group) {
-		if was := programOf(old); was != nil && old.Update(program) == nil {
-			return old, step{
-				back: func() error { return errors.Join(old.Update(was), was.Close(), old.Close()) },
-				done: func() { _ = was.Close() },
-			}, nil
+		if one, ok := update(old, program); ok {
+			return old, one, nil
 		}
 	}
 	closeOld := func() {
@@ -312,6 +309,31 @@ func (p *Programs) attach(name string, at ebpf.AttachType) (link.Link, step, err
 		return nil, step{}, errors.Join(err, back())
 	}
 	return l, step{back, closeOld}, nil
+}
+
+// update replaces the program of a link in one step. The earlier one can be put back with the capability CAP_SYS_ADMIN only, by which the
+// kernel gives it out.
+func update(l link.Link, program *ebpf.Program) (step, bool) {
+	was := programOf(l)
+	closeWas := func() error {
+		if was == nil {
+			return nil
+		}
+		return was.Close()
+	}
+	if l.Update(program) != nil {
+		_ = closeWas()
+		return step{}, false
+	}
+	return step{
+		back: func() error {
+			if was == nil {
+				return l.Close()
+			}
+			return errors.Join(l.Update(was), closeWas(), l.Close())
+		},
+		done: func() { _ = closeWas() },
+	}, true
 }
 
 // gonePin is err, but nil for a pin that is not there.
