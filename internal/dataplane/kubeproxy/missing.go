@@ -17,7 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// Missing compares the rules of a kube-proxy in a mode with the cluster IPs of t, and describes what is missing of the ones with endpoints.
+// Missing compares the rules of a kube-proxy in a mode with the cluster IPs of t, and describes which endpoints lack a rule.
 // In mode iptables each endpoint must have its chain, and in mode ipvs it must be a server of the address; in mode nftables the address
 // must lead to a chain with rules. It returns how many endpoints were compared. It needs no program, and works in the network namespace of
 // the calling thread.

@@ -22,7 +22,7 @@ type stale map[uint64]programConnected
 
 // EndSockets ends every connected socket of UDP that was translated and may not stay: its program gets ECONNABORTED. stay is
 // asked by the frontend that the socket was connected with and the endpoint that it was led to. It returns how many were ended.
-// What is known of sockets that are gone goes, too. The next call tries again what has failed, and sockets of namespaces that
+// Notes of sockets that are gone go, too. The next call tries again what has failed, and sockets of namespaces that
 // were not found, unless the map is half full.
 func (p *Programs) EndSockets(stay func(front, endpoint netip.AddrPort) bool) (ended int, err error) {
 	return endSockets(p.maps.Sockets, p.homePath(), stay)

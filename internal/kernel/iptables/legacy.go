@@ -30,7 +30,7 @@ const (
 
 	// readAttempts bounds how often a table is read that changes meanwhile.
 	readAttempts = 5
-	// maxTableBytes bounds what is read: 100,000 Services with 10 endpoints take less.
+	// maxTableBytes bounds a table: 100,000 Services with 10 endpoints take less.
 	maxTableBytes = 1 << 30
 )
 
