@@ -74,7 +74,7 @@ check: ## gofmt, goimports, vet, golangci-lint, generated code up to date
 	$(LINT) fmt --diff .
 	go vet ./...
 	$(LINT) run ./...
-	go generate ./... && git diff --exit-code --stat
+	$(MAKE) generate && git diff --exit-code --stat
 
 mutate: ## hold the tests of the pure rooms against mutants: minutes, no root
 	for room in $(MUTATE); do $(TOOL) gremlins unleash --workers 2 --timeout-coefficient 10 ./internal/$$room; done
@@ -82,8 +82,9 @@ mutate: ## hold the tests of the pure rooms against mutants: minutes, no root
 fmt: ## gofmt, and imports in three groups: standard library, third party, this module
 	$(LINT) fmt .
 
-generate: ## write the generated code anew
+generate: ## write the generated code anew; that of BPF where clang-14 and llvm-strip-14 are there
 	go generate ./...
+	if command -v clang-14 && command -v llvm-strip-14; then $(MAKE) bpf; else echo "no clang-14 or llvm-14 here: BPF programs are left as they are"; fi
 
 kubectl: ## make bin/kubectl from its published module
 	cd test/kubectl && go build -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=v1.37.2' -o $(KUBECTL) .

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -31,7 +32,7 @@ func TestSmall(t *testing.T) {
 	build(ctx, t, ".", program, ".")
 
 	var stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, program, "--small", "--fairlead", fairlead, "--peers", "bin")
+	cmd := exec.CommandContext(ctx, program, "--small", "--without-peers", "--fairlead", fairlead, "--peers", "bin")
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = time.Minute
 	cmd.Stderr = &stderr
@@ -66,6 +67,38 @@ func build(ctx context.Context, t *testing.T, dir, to, what string) {
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build %s: %v\n%s", what, err, out)
+	}
+}
+
+// make builds every peer that a measurement names, and without one the program
+// ends, unless it is told to leave it out.
+func TestPeers(t *testing.T) {
+	for _, r := range runs() {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		out, err := exec.CommandContext(ctx, "make", "-s", "--no-print-directory", "needs", "RUN="+r.name).CombinedOutput()
+		cancel()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		makes, folder := strings.Fields(string(out)), t.TempDir()
+		for _, name := range r.programs() {
+			if !slices.Contains(makes, "bin/"+name) {
+				t.Errorf("make bench RUN=%s builds %q, not %s", r.name, makes, name)
+			}
+			err := (&bench{peers: folder}).unbuilt([]run{r})
+			if err == nil || !strings.Contains(err.Error(), name) {
+				t.Errorf("%s without %s: %v", r.name, name, err)
+			}
+			if err := (&bench{peers: folder, alone: true}).unbuilt([]run{r}); err != nil {
+				t.Errorf("%s, without peers: %v", r.name, err)
+			}
+			if err := os.WriteFile(filepath.Join(folder, name), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := (&bench{peers: folder}).unbuilt([]run{r}); err != nil {
+			t.Errorf("%s with all peers: %v", r.name, err)
+		}
 	}
 }
 

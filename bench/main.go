@@ -33,6 +33,7 @@ type bench struct {
 	corpus   string // folder of test/api
 	dir      string // for logs and data
 	small    bool
+	alone    bool  // where peers have not been built
 	nodes    []int // of the fleet
 	shared   int   // watches of the fleet on a connection
 	net      *network
@@ -54,7 +55,8 @@ func main() {
 	b := &bench{}
 	only := flag.String("run", "", "measurements to make, separated by commas: "+strings.Join(names(), ", ")+" (default: all)")
 	flag.StringVar(&b.fairlead, "fairlead", "../bin/fairlead", "the fairlead program")
-	flag.StringVar(&b.peers, "peers", "bin", "folder of the peers' programs; a peer that is not there is left out")
+	flag.StringVar(&b.peers, "peers", "bin", "folder of the peers' programs")
+	flag.BoolVar(&b.alone, "without-peers", false, "leave out a peer that has not been built, rather than end")
 	flag.StringVar(&b.corpus, "corpus", "../test/api", "folder of the requests that are compared")
 	flag.StringVar(&b.sources, "sources", "..", "folder of fairlead's sources, for the table of names")
 	flag.BoolVar(&b.small, "small", false, "make every measurement with so little that it only shows that it works")
@@ -75,6 +77,9 @@ func main() {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(2)
+	}
+	if err := b.unbuilt(chosen); err != nil {
+		exit(err)
 	}
 	if os.Getenv(insideEnv) == "" {
 		os.Exit(reexec())
@@ -185,7 +190,23 @@ func (b *bench) prepare(ctx context.Context) (err error) {
 	return err
 }
 
-// missing is what r needs and what is not there, empty if nothing is.
+// unbuilt is an error if a peer is missing that make builds.
+func (b *bench) unbuilt(chosen []run) error {
+	if b.alone {
+		return nil
+	}
+	for _, r := range chosen {
+		for _, name := range r.programs() {
+			if b.peer(name) == "" {
+				return fmt.Errorf("%s is measured against %s, which is not in %s: build it with make bench RUN=%s, or leave it out with "+
+					"--without-peers", r.name, name, b.peers, r.name)
+			}
+		}
+	}
+	return nil
+}
+
+// missing names a need of r that is missing, empty if there is none.
 func (b *bench) missing(r run) string {
 	for _, name := range r.needs {
 		switch {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -13,48 +14,67 @@ type run struct {
 	// needs are programs in the folder of the peers, or needsBPF, without which
 	// there is nothing to measure.
 	needs []string
+	// peers are further programs of that folder that it is measured against.
+	peers []string
+}
+
+// built are the peers that make builds wherever there is Go. The others depend
+// on the machine, and are left out where they cannot be had.
+var built = []string{"kube-proxy", "kube-controller-manager", "kube-apiserver", "etcd", "coredns", corpusProgram}
+
+// programs are the peers of r that make builds.
+func (r run) programs() (out []string) {
+	for _, name := range slices.Concat(r.needs, r.peers) {
+		if slices.Contains(built, name) {
+			out = append(out, name)
+		}
+	}
+	return out
 }
 
 // runs are all measurements, in the order of the table.
 func runs() []run {
+	kubeProxy, coreDNS := []string{"kube-proxy"}, []string{"coredns"}
 	return []run{
-		{"start", "start of fairlead up to the first answered request", (*bench).runStart, nil},
-		{"memory", "memory of fairlead up with 1,000 services", (*bench).runMemory, nil},
-		{"pods", "200 Pods on a node, one after the other", (*bench).runPods, nil},
-		{"shortpods", "1,000 Pods that end at once", (*bench).runShortPods, nil},
+		{"start", "start of fairlead up to the first answered request", (*bench).runStart, nil, nil},
+		{"memory", "memory of fairlead up with 1,000 services", (*bench).runMemory, nil, nil},
+		{"pods", "200 Pods on a node, one after the other", (*bench).runPods, nil, nil},
+		{"shortpods", "1,000 Pods that end at once", (*bench).runShortPods, nil, nil},
 		{"hogs", "requests to a Pod beside one that takes what it can get, in virtual time", (*bench).runHogs,
-			[]string{guestMachine + "/initrd"}},
-		{"change", "an endpoint changes, at 1,000 services x 10 endpoints", (*bench).runChange, nil},
-		{"load5k", "5,000 services x 10 endpoints from nothing", (*bench).runLoad5k, nil},
-		{"load", "5,000 services x 50 endpoints from nothing", (*bench).runLoad, nil},
-		{"load10k", "10,000 services x 10 endpoints from nothing", (*bench).runLoad10k, nil},
-		{"stress", "20 changes a second, a burst, connections and bytes at 10,000 services x 10 endpoints", (*bench).runStress, nil},
-		{"large", "50,000 services x 10 endpoints", (*bench).runLarge, nil},
+			[]string{guestMachine + "/initrd"}, nil},
+		{"change", "an endpoint changes, at 1,000 services x 10 endpoints", (*bench).runChange, nil, kubeProxy},
+		{"load5k", "5,000 services x 10 endpoints from nothing", (*bench).runLoad5k, nil, kubeProxy},
+		{"load", "5,000 services x 50 endpoints from nothing", (*bench).runLoad, nil, kubeProxy},
+		{"load10k", "10,000 services x 10 endpoints from nothing", (*bench).runLoad10k, nil, kubeProxy},
+		{"stress", "20 changes a second, a burst, connections and bytes at 10,000 services x 10 endpoints", (*bench).runStress, nil, kubeProxy},
+		{"large", "50,000 services x 10 endpoints", (*bench).runLarge, nil, nil},
 		{"connecttime", "connect-time beside mode nft without it, direct connections and kube-proxy, at 1, 1,000 and 50,000 services",
-			(*bench).runConnectTime, []string{needsBPF}},
+			(*bench).runConnectTime, []string{needsBPF}, kubeProxy},
 		{"iptables", "iptables mode, at 2,000 services x 10 endpoints with the nf_tables variant and 10,000 with the legacy one",
-			(*bench).runIPTables, nil},
-		{"dns", "the cluster's names, against CoreDNS", (*bench).runDNS, nil},
-		{"dnsload", "start of a DNS server up to its first answer, at 1,000 and 10,000 services x 10 endpoints", (*bench).runDNSLoad, nil},
-		{"dnsnames", "every question of the table of names, and where CoreDNS answers otherwise", (*bench).runNames, nil},
+			(*bench).runIPTables, nil, kubeProxy},
+		{"dns", "the cluster's names, against CoreDNS", (*bench).runDNS, nil, coreDNS},
+		{"dnsload", "start of a DNS server up to its first answer, at 1,000 and 10,000 services x 10 endpoints", (*bench).runDNSLoad,
+			nil, coreDNS},
+		{"dnsnames", "every question of the table of names, and where CoreDNS answers otherwise", (*bench).runNames, nil, coreDNS},
 		{"dnscorefile", "the same 2,000 questions under the Corefiles of distributions and clouds, and where CoreDNS answers otherwise",
-			(*bench).runCorefiles, nil},
-		{"controllers", "from a Pod's status to its EndpointSlice, against kube-controller-manager", (*bench).runControllers, nil},
-		{"api", "every request of test/api, against kube-apiserver", (*bench).runAPI, []string{"kube-apiserver", "etcd", corpusProgram}},
-		{"create", "Services created with cluster IPs, against kube-apiserver", (*bench).runCreate, []string{"kube-apiserver", "etcd"}},
-		{"fleet", "watches of 1,000, 5,000 and 10,000 nodes, against kube-apiserver", (*bench).runFleet, []string{"kube-apiserver", "etcd"}},
+			(*bench).runCorefiles, nil, coreDNS},
+		{"controllers", "from a Pod's status to its EndpointSlice, against kube-controller-manager", (*bench).runControllers, nil,
+			[]string{"kube-controller-manager"}},
+		{"api", "every request of test/api, against kube-apiserver", (*bench).runAPI, []string{"kube-apiserver", "etcd", corpusProgram}, nil},
+		{"create", "Services created with cluster IPs, against kube-apiserver", (*bench).runCreate, []string{"kube-apiserver", "etcd"}, nil},
+		{"fleet", "watches of 1,000, 5,000 and 10,000 nodes, against kube-apiserver", (*bench).runFleet, []string{"kube-apiserver", "etcd"}, nil},
 		{"lb", "load balancers' addresses on kube-apiserver, beside kube-proxy", (*bench).runLB,
-			[]string{"kube-apiserver", "etcd", "kube-proxy"}},
-		{"lbcreate", "from the creation of a load balancer to its first answer", (*bench).runLBCreate, nil},
-		{"lb10k", "10,000 addresses of one pool", (*bench).runLB10k, nil},
-		{"lbhttp", "TCP and HTTP/1.1 through a load balancer of the proxied way, against HAProxy and nginx", (*bench).runLBHTTP, nil},
-		{"lbtls", "the same with TLS", (*bench).runLBTLS, nil},
-		{"lbh2", "HTTP/2 and gRPC through it", (*bench).runLBH2, []string{h2loadProgram}},
-		{"gateway", "a Gateway with 1,000 hosts and 5,000 paths, against HAProxy and nginx", (*bench).runGateway, nil},
-		{"rolling", "connections lost by rolling updates, beside a kube-proxy", (*bench).runRolling, nil},
+			[]string{"kube-apiserver", "etcd", "kube-proxy"}, nil},
+		{"lbcreate", "from the creation of a load balancer to its first answer", (*bench).runLBCreate, nil, nil},
+		{"lb10k", "10,000 addresses of one pool", (*bench).runLB10k, nil, nil},
+		{"lbhttp", "TCP and HTTP/1.1 through a load balancer of the proxied way, against HAProxy and nginx", (*bench).runLBHTTP, nil, nil},
+		{"lbtls", "the same with TLS", (*bench).runLBTLS, nil, nil},
+		{"lbh2", "HTTP/2 and gRPC through it", (*bench).runLBH2, []string{h2loadProgram}, nil},
+		{"gateway", "a Gateway with 1,000 hosts and 5,000 paths, against HAProxy and nginx", (*bench).runGateway, nil, nil},
+		{"rolling", "connections lost by rolling updates, beside a kube-proxy", (*bench).runRolling, nil, kubeProxy},
 		{"wireguard", "encryption by the kernel's WireGuard, between two nodes on Debian's kernel", (*bench).runWireGuard,
-			[]string{guestMachine + "/initrd", guestMachine + "/agents"}},
-		{"userspace", "connections carried by the proxy itself, against HAProxy, nginx and io.Copy", (*bench).runUserspace, nil},
+			[]string{guestMachine + "/initrd", guestMachine + "/agents"}, nil},
+		{"userspace", "connections carried by the proxy itself, against HAProxy, nginx and io.Copy", (*bench).runUserspace, nil, nil},
 	}
 }
 

@@ -131,6 +131,12 @@ func TestReadSettings(t *testing.T) {
 		want       string // mode, healthz, metrics, or a part of the error
 	}{
 		{"kubeadm", head, file, "iptables 127.0.0.1:10256 127.0.0.1:10249"},
+		{"kubeadm with IPv6", head + "bindAddress: '::'\n", file, "iptables [::1]:10256 [::1]:10249"},
+		{"kubeadm with IPv4", head + "bindAddress: 0.0.0.0\n", file, "iptables 127.0.0.1:10256 127.0.0.1:10249"},
+		{"IPv6 by a flag", "", []string{"kube-proxy", "--bind-address=fd00::1", "--healthz-port=7"}, "iptables [::1]:7 [::1]:10249"},
+		{"IPv6 with an address", head + "bindAddress: '::'\nmetricsBindAddress: 127.0.0.1\n", file,
+			"iptables [::1]:10256 127.0.0.1:10249"},
+		{"a wrong bind address", "", []string{"kube-proxy", "--bind-address=x"}, `--bind-address is "x"`},
 		{"file", head + "mode: nftables\nhealthzBindAddress: 10.0.0.1\nmetricsBindAddress: 0.0.0.0:99\n", file,
 			"nftables 10.0.0.1:10256 127.0.0.1:99"},
 		{"flags", "", []string{"kube-proxy", "--proxy-mode", "ipvs", "--healthz-port=7", "--metrics_bind_address=[::]:8"},
@@ -193,6 +199,11 @@ func TestOurs(t *testing.T) {
 		got != "migrate check-node --node=n1 --program=fairlead --within=60s --healthz=127.0.0.1:999 --metrics=127.0.0.1:10249" {
 		t.Errorf("the Pod that checks runs %s: %+v", got, check.Spec)
 	}
+	back := migrate.PodFor(migrate.Step{Action: migrate.Check, Program: migrate.KubeProxy}, "n1", theirs, ours, s)
+	if got := strings.Join(back.Spec.Containers[0].Args, " "); got !=
+		"migrate check-node --node=n1 --program=kube-proxy --within=60s --mode=iptables" {
+		t.Errorf("the Pod that checks kube-proxy runs %s", got)
+	}
 	clean := migrate.PodFor(migrate.Step{Action: migrate.CleanUp, Program: migrate.KubeProxy}, "n1", theirs, ours, s)
 	k := clean.Spec.Containers[0]
 	if k.Image != "kube-proxy:v1.37.2" || !*k.SecurityContext.Privileged || !slices.Equal(k.Args, []string{"--cleanup"}) ||
@@ -252,6 +263,12 @@ func TestDecide(t *testing.T) {
 		{"ipvs", func(c *migrate.Cluster) { c.ConfigMaps = configMaps(head + "mode: ipvs\n") }, nil,
 			"connections that go through IPVS end with its rules", false},
 		{"a wrong value", func(c *migrate.Cluster) { c.ConfigMaps = configMaps(head + "mode: foo\n") }, nil, "line 3: mode", true},
+		{"hard failure", func(c *migrate.Cluster) { c.ConfigMaps = configMaps(head + "bindAddressHardFail: true\n") }, nil,
+			"--bind-address-hard-fail", true},
+		{"no hard failure", func(c *migrate.Cluster) { c.ConfigMaps = configMaps(head + "bindAddressHardFail: false\n") }, nil, "", false},
+		{"hard failure by a flag", func(c *migrate.Cluster) {
+			c.KubeProxy = kubeProxy("kube-proxy", "--bind-address-hard-fail", "--v=2")
+		}, nil, "--bind-address-hard-fail", true},
 		{"k3s", func(c *migrate.Cluster) { c.KubeProxy = nil }, nil, "no DaemonSet kube-proxy", true},
 		{"a node that is not ready", func(c *migrate.Cluster) { c.Nodes[0] = node("b", false, nil) }, nil, "Node b is not ready", true},
 		{"that node is not chosen", func(c *migrate.Cluster) { c.Nodes[0] = node("b", false, nil) }, []string{"a"}, "not among --nodes", false},

@@ -87,6 +87,11 @@ func Decide(c *Cluster, names []string) *Plan {
 	if s.ConfigMap != "" {
 		p.KubeProxy += ", configured by the ConfigMap " + s.ConfigMap
 	}
+	if s.EndsWithoutPort {
+		p.refuse("kube-proxy has --bind-address-hard-fail (bindAddressHardFail of its file): while both programs run on a node, the one " +
+			"without the ports of health checks and metrics would end again and again. Set it to false, start the Pods of kube-proxy again, " +
+			"and run the command again")
+	}
 	p.decideMode(s)
 	p.decideServices(c)
 	if s.File != nil {

@@ -34,6 +34,9 @@ func PodFor(step Step, node string, theirs, ours *appsv1.DaemonSet, s *Settings)
 		args = []string{
 			"migrate", "check-node", "--node=" + node, "--program=" + string(step.Program), fmt.Sprintf("--within=%ds", CheckWithin),
 		}
+		if step.Program == KubeProxy {
+			args = append(args, "--mode="+s.Mode)
+		}
 		if step.Only {
 			args = append(args, "--healthz="+s.Healthz.String(), "--metrics="+s.Metrics.String())
 		}

@@ -26,6 +26,8 @@ type Settings struct {
 	Mode string
 	// Healthz and Metrics are where it answers on the node itself.
 	Healthz, Metrics netip.AddrPort
+	// EndsWithoutPort is set if it ends when another program has one of these (--bind-address-hard-fail).
+	EndsWithoutPort bool
 	// File is what its file asks for, nil without one.
 	File *kubeproxyconfig.File
 }
@@ -71,11 +73,35 @@ func ReadSettings(d *appsv1.DaemonSet, configMaps map[string]*corev1.ConfigMap) 
 	if m := values["proxy-mode"]; m != "" {
 		s.Mode = m
 	}
-	if s.Healthz, err = listening(values, "healthz", netip.AddrPortFrom(netip.IPv4Unspecified(), 10256)); err != nil {
+	if v, ok := values["bind-address-hard-fail"]; ok {
+		on, err := strconv.ParseBool(v)
+		s.EndsWithoutPort = on || err != nil // the flag without a value is true
+	}
+	healthz, metrics, err := usual(values["bind-address"])
+	if err != nil {
 		return nil, err
 	}
-	s.Metrics, err = listening(values, "metrics", netip.MustParseAddrPort("127.0.0.1:10249"))
+	if s.Healthz, err = listening(values, "healthz", netip.AddrPortFrom(healthz, 10256)); err != nil {
+		return nil, err
+	}
+	s.Metrics, err = listening(values, "metrics", netip.AddrPortFrom(metrics, 10249))
 	return s, err
+}
+
+// usual returns where kube-proxy listens for health checks and metrics unless it is told, by its --bind-address (getDefaultAddresses of
+// its pkg/proxy/apis/config/v1alpha1/defaults.go).
+func usual(bind string) (healthz, metrics netip.Addr, err error) {
+	if bind == "" {
+		bind = "0.0.0.0"
+	}
+	a, err := netip.ParseAddr(bind)
+	switch {
+	case err != nil:
+		return a, a, fmt.Errorf("--bind-address is %q; want an IP address", bind)
+	case a.Unmap().Is4():
+		return netip.IPv4Unspecified(), netip.MustParseAddr("127.0.0.1"), nil
+	}
+	return netip.IPv6Unspecified(), netip.IPv6Loopback(), nil
 }
 
 // find returns the text of a file that kube-proxy mounts from a ConfigMap.

@@ -1,6 +1,7 @@
 package prestop
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"sync"
@@ -24,8 +25,9 @@ type state struct {
 	uid     types.UID
 	created time.Time
 	// addrs are empty for a Pod in the machine's own network, and for one that has ended.
-	addrs   []netip.Addr
-	ending  bool
+	addrs  []netip.Addr
+	ending bool
+	// grace is the grace period of the deletion, and until then the one of the Pod's specification.
 	grace   time.Duration
 	drained bool
 }
@@ -33,7 +35,8 @@ type state struct {
 func stateOf(p *corev1.Pod) state {
 	s := state{name: svc.NameOf(p), uid: p.UID, created: p.CreationTimestamp.Time, drained: drain.Answer(&p.Status) != nil}
 	s.ending = p.DeletionTimestamp != nil
-	if g := p.DeletionGracePeriodSeconds; g != nil {
+	s.grace = corev1.DefaultTerminationGracePeriodSeconds * time.Second
+	if g := cmp.Or(p.DeletionGracePeriodSeconds, p.Spec.TerminationGracePeriodSeconds); g != nil {
 		s.grace = time.Duration(*g) * time.Second
 	}
 	if p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {

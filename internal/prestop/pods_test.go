@@ -1,15 +1,23 @@
 package prestop
 
 import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
 	"net/netip"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/reflector"
@@ -186,5 +194,64 @@ func TestLeads(t *testing.T) {
 	}
 	if want := []string{"replace", "set y", "set x", "delete y", "replace"}; !slices.Equal(passed, want) {
 		t.Errorf("the proxy gets %v, want %v", passed, want)
+	}
+}
+
+// slowAPI answers a request for a Pod with it after a while.
+type slowAPI struct {
+	pod   *corev1.Pod
+	after time.Duration
+}
+
+func (a *slowAPI) RoundTrip(r *http.Request) (*http.Response, error) {
+	select {
+	case <-r.Context().Done():
+		return nil, r.Context().Err()
+	case <-time.After(a.after):
+	}
+	p := a.pod.DeepCopy()
+	p.APIVersion, p.Kind = "v1", "Pod"
+	text, err := json.Marshal(p)
+	return &http.Response{
+		StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Request: r,
+		Body: io.NopCloser(bytes.NewReader(text)),
+	}, err
+}
+
+// Half of the grace period bounds an answer, with the time that the API takes.
+func TestOneBound(t *testing.T) {
+	const second = time.Second
+	for name, c := range map[string]struct {
+		spec, deletion int64
+		api, took      time.Duration
+		want           outcome
+	}{
+		"the API answers at once":     {2, 2, 0, second, late},
+		"the API takes most of it":    {2, 2, 800 * time.Millisecond, second, late},
+		"the API takes more":          {2, 2, 10 * second, second, failed},
+		"a long grace period":         {60, 60, 10 * second, 2 * second, failed},
+		"the deletion has a shorter":  {60, 2, 1500 * time.Millisecond, 1500 * time.Millisecond, late},
+		"the deletion has a long one": {2, 60, 500 * time.Millisecond, 5 * second, late},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			web := madePod("web", "10.244.1.7")
+			web.Spec.TerminationGracePeriodSeconds = &c.spec
+			client, err := kubernetes.NewForConfigAndClient(&rest.Config{Host: "http://api"},
+				&http.Client{Transport: &slowAPI{pod: ends(web, c.deletion), after: c.api}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := New(Options{
+				Client: client, NodeName: "here", Wait: 5 * second, Controlled: func() bool { return true },
+				Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+			})
+			s.pods.set(stateOf(web)) // the watch does not know of the deletion yet
+			s.leads.set(slice("x", true, "web"))
+			begin := time.Now()
+			got := s.answer(t.Context(), netip.MustParseAddr("10.244.1.7"), begin)
+			if took := time.Since(begin); got != c.want || took != c.took {
+				t.Errorf("%s: %s after %s, want %s after %s", name, got, took, c.want, c.took)
+			}
+		})
 	}
 }

@@ -33,7 +33,7 @@ type Options struct {
 	NodeName string
 	// Port is the port of Pods at which kubelets ask.
 	Port uint16
-	// Wait bounds an answer, and so does half of the Pod's grace period.
+	// Wait bounds an answer, and so does half of the Pod's grace period, both from the request on.
 	Wait time.Duration
 	// Controlled reports whether a controller waits for nodes; without it nothing is waited for.
 	Controlled func() bool
@@ -128,8 +128,8 @@ func (o outcome) status() int {
 	}
 }
 
-// answer returns when the Pod with an address may end.
-func (s *Server) answer(ctx context.Context, at netip.Addr) outcome {
+// answer returns when the Pod with an address may end, for a request that came at begin.
+func (s *Server) answer(ctx context.Context, at netip.Addr, begin time.Time) outcome {
 	p, now, ok := s.pods.enter(at)
 	if p == nil {
 		return unknown
@@ -144,7 +144,7 @@ func (s *Server) answer(ctx context.Context, at netip.Addr) outcome {
 			return result
 		}
 	}
-	switch bound := min(s.opts.Wait, now.grace/2); {
+	switch {
 	case now.drained:
 		return drained
 	case !s.leads.to(now.uid):
@@ -152,7 +152,7 @@ func (s *Server) answer(ctx context.Context, at netip.Addr) outcome {
 	case !s.opts.Controlled():
 		return uncontrolled
 	default:
-		return s.await(ctx, p, now, bound)
+		return s.await(ctx, p, now, begin)
 	}
 }
 
@@ -162,7 +162,7 @@ func (s *Server) look(ctx context.Context, old state) (now state, result outcome
 	if !s.looks.TryAccept() {
 		return old, busy
 	}
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	ctx, cancel := context.WithTimeout(ctx, min(lookTimeout, s.bound(old)))
 	defer cancel()
 	p, err := s.opts.Client.CoreV1().Pods(old.name.Namespace).Get(ctx, old.name.Name, metav1.GetOptions{})
 	switch {
@@ -177,11 +177,14 @@ func (s *Server) look(ctx context.Context, old state) (now state, result outcome
 	return stateOf(p), ""
 }
 
-// await returns when no node sends a Pod new connections, or after the bound. After the nodes' answer requests of
-// connections made before have the time that a Pod of fairlead's own runner has.
-func (s *Server) await(ctx context.Context, p *pod, now state, bound time.Duration) outcome {
-	begin := time.Now()
-	timer := time.NewTimer(bound)
+// bound is how long after a request it is answered at the latest.
+func (s *Server) bound(of state) time.Duration { return min(s.opts.Wait, of.grace/2) }
+
+// await returns when no node sends a Pod new connections, or when the bound is over, which counts from begin. After the nodes' answer
+// requests of connections made before have the time that a Pod of fairlead's own runner has.
+func (s *Server) await(ctx context.Context, p *pod, now state, begin time.Time) outcome {
+	bound := s.bound(now)
+	timer := time.NewTimer(max(bound-time.Since(begin), 0))
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
@@ -220,7 +223,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.metrics.waiting.Inc()
 	defer s.metrics.waiting.Dec()
 	called, _ := r.Context().Value(calledKey{}).(netip.Addr)
-	result := s.answer(r.Context(), called)
+	result := s.answer(r.Context(), called, begin)
 	s.metrics.answered(result, time.Since(begin))
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(result.status())

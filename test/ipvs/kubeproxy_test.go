@@ -140,12 +140,12 @@ func (c *cluster) drains() (text string, code int) {
 }
 
 // programmed waits until the proxy with metrics at an address has written all of its rules. IPVS works before kube-proxy has written the
-// other ones, and the kernel tracks no connections before.
-func (c *cluster) programmed(metrics string) {
+// other ones, and the kernel tracks no connections before. With the flag --mode of kube-proxy its servers are compared, too.
+func (c *cluster) programmed(metrics string, mode ...string) {
 	c.t.Helper()
 	testbed.Until(c.t, "the rules of the proxy at "+metrics, func() error {
-		_, err := process.Try(c.command("migrate", "check-node", "--node", "node", "--program", "kube-proxy", "--metrics", metrics,
-			"--within", "1s", "--kubeconfig", c.server.Kubeconfig))
+		_, err := process.Try(c.command(append([]string{"migrate", "check-node", "--node", "node", "--program", "kube-proxy",
+			"--metrics", metrics, "--within", "1s", "--kubeconfig", c.server.Kubeconfig}, mode...)...))
 		return err
 	})
 }
@@ -229,7 +229,7 @@ func TestFromKubeProxy(t *testing.T) {
 	c.datagrams("names", "10.96.0.101", a)
 	vip, names := netip.MustParseAddrPort("10.96.0.100:80"), netip.MustParseAddrPort("10.96.0.101:53")
 	theirs := process.Start(t, c.kubeProxy())
-	c.programmed("127.0.0.1:10249")
+	c.programmed("127.0.0.1:10249", "--mode", "ipvs")
 	c.reaches(pod, vip, a, b)
 	ways := []way{
 		{name: "a Pod", from: pod, to: vip, seen: pod.Addr4()}, {name: "the node", from: c.node, to: vip},
@@ -280,7 +280,7 @@ func TestFromKubeProxy(t *testing.T) {
 	all.alive("without kube-proxy's rules")
 
 	theirs = process.Start(t, c.kubeProxy())
-	c.programmed("127.0.0.1:10249")
+	c.programmed("127.0.0.1:10249", "--mode", "ipvs")
 	ours.Stop()
 	process.Output(t, c.command("proxy", "--cleanup", "--node-name", "node", "--kubeconfig", c.server.Kubeconfig))
 	c.led(socket)

@@ -1,6 +1,7 @@
 package parts
 
 import (
+	"errors"
 	"log/slog"
 	"strings"
 	"testing"
@@ -9,6 +10,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dataplane"
 	kconnect "github.com/fairlead/fairlead/internal/kernel/connect"
+	"github.com/fairlead/fairlead/internal/proxy"
+	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
@@ -51,16 +54,62 @@ func TestConnectTimeHasNoFallback(t *testing.T) {
 	}
 }
 
+// mountBPF has a BPF file system at its usual place, in the mount namespace of the test.
+func mountBPF(t *testing.T) {
+	t.Helper()
+	var st unix.Statfs_t
+	if err := unix.Statfs(kconnect.DefaultFS, &st); err == nil && st.Type == unix.BPF_FS_MAGIC {
+		return
+	}
+	if err := unix.Mount("bpf", kconnect.DefaultFS, "bpf", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(kconnect.DefaultFS, unix.MNT_DETACH) })
+}
+
+// The programs are in force after the first Apply, stay when the process ends, and go with the next start without connect-time, and
+// with a cleanup of all modes.
+func TestConnectTimeComesAndGoes(t *testing.T) {
+	group := testbed.Group(t).Dir
+	mountBPF(t)
+	present := func(when string, want bool) {
+		t.Helper()
+		if is, err := kconnect.Present(""); err != nil || is != want {
+			t.Errorf("%s: the programs are there: %v, %v; want %v", when, is, err, want)
+		}
+	}
+	for name, end := range map[string]func() error{
+		"the next start without it": (&connectFlags{value: "off"}).detach,
+		"a cleanup":                 func() error { return CleanUpModes(t.Context(), "") },
+	} {
+		f := &ProxyFlags{mode: modeAuto, connect: connectFlags{value: "on", cgroup: group}}
+		var o proxy.Options
+		setup := &modeSetup{flags: f, log: slog.New(slog.DiscardHandler)}
+		if err := f.candidates()[0].open(setup, &o); err != nil {
+			t.Fatal(err)
+		}
+		present("before the first Apply", false)
+		if err := errors.Join(o.Dataplane.Apply(t.Context(), table.New(), nil), o.Dataplane.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if err := (&connectFlags{in: true}).detach(); err != nil {
+			t.Error(err)
+		}
+		if err := CleanUpModes(t.Context(), "nft"); err != nil {
+			t.Error(err)
+		}
+		present("after the end of the process", true)
+		if err := end(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		present(name, false)
+	}
+}
+
 // auto is in front where everything works, and says why not elsewhere.
 func TestConnectTimeAuto(t *testing.T) {
 	group := testbed.Group(t).Dir
-	var st unix.Statfs_t
-	if err := unix.Statfs(kconnect.DefaultFS, &st); err != nil || st.Type != unix.BPF_FS_MAGIC {
-		if err := unix.Mount("bpf", kconnect.DefaultFS, "bpf", 0, ""); err != nil { // in the mount namespace of the test
-			t.Fatal(err)
-		}
-		defer func() { _ = unix.Unmount(kconnect.DefaultFS, unix.MNT_DETACH) }()
-	}
+	mountBPF(t)
 	for name, c := range map[string]struct {
 		flags   connectFlags
 		mode    string

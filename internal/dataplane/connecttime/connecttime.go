@@ -23,6 +23,8 @@ type Mode struct {
 	*nft.Mode
 	programs *connect.Programs
 	clients  *connect.Clients
+	// stop ends the sweeper and waits for it.
+	stop func()
 }
 
 // New returns a Mode for the network namespace of the calling thread. Programs of an earlier process go on until the first
@@ -46,8 +48,8 @@ func New(of nft.Config, cfg connect.Config, log *slog.Logger) (*Mode, error) {
 	if err := programs.Unable(); err != nil {
 		log.Warn("connect-time leaves connected sockets of UDP to the packet filter", "err", err)
 	}
-	m := &Mode{Mode: behind, programs: programs, clients: clients}
 	s := newShared(programs, clients, log, socket.Families(), programs.Attach)
+	m := &Mode{Mode: behind, programs: programs, clients: clients, stop: s.sweeper.start()}
 	for _, f := range socket.Families() {
 		m.Add(f, &target{shared: s, family: f})
 	}
@@ -70,5 +72,6 @@ func (m *Mode) Dump(ctx context.Context) (string, error) {
 
 // Close releases what this process holds. Rules and programs stay.
 func (m *Mode) Close() error {
+	m.stop()
 	return errors.Join(m.clients.Close(), m.programs.Close(), m.Mode.Close())
 }

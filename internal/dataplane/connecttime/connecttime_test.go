@@ -100,6 +100,29 @@ func TestTranslated(t *testing.T) {
 	}
 }
 
+// The programs translate every kind of address themselves: nft would answer, too.
+func TestTranslatedKinds(t *testing.T) {
+	e := flows.NewEnv(t, newRig(t).createKnown)
+	at := []table.Endpoint{{Addr: netip.AddrPortFrom(e.Host("a").Addr4(), 9376), Local: true}}
+	external, balancer := flows.AP("192.0.2.177:80"), flows.AP("192.0.2.178:80")
+	local, loopback := netip.AddrPortFrom(e.Node.Addr4(), 30080), flows.AP("127.0.0.1:30080")
+	tab := table.New(flows.Port("web", "", svc.IPv4, svc.TCP,
+		table.Frontend{Addr: web4, Endpoints: at},
+		table.Frontend{Kind: table.ExternalIP, Addr: external, Endpoints: at},
+		table.Frontend{Kind: table.LoadBalancerIP, Addr: balancer, Drop: true, LocalClients: at}, // policy Local, no endpoint here
+		table.Frontend{Kind: table.NodePort, Addr: flows.AP("0.0.0.0:30080"), Endpoints: at}))
+	tab.NodePortAddrs = []netip.Addr{loopback.Addr(), local.Addr()}
+	e.Apply(t, tab, nil)
+	for _, c := range []struct {
+		from string
+		to   netip.AddrPort
+	}{{"node", web4}, {"node", external}, {"node", balancer}, {"node", local}, {"node", loopback}, {"b", external}, {"b", local}} {
+		if got, tracked := asked(t, e, svc.TCP, c.from, c.to); tracked || got.Name != "a" {
+			t.Errorf("%s to %s: answered by %s, tracked %v", c.from, c.to, got.Name, tracked)
+		}
+	}
+}
+
 // A socket of IPv6 that connects to an IPv4 address is translated as one of IPv4, and shows the Service's address.
 func TestMappedAddress(t *testing.T) {
 	e := flows.NewEnv(t, newRig(t).create)

@@ -35,9 +35,11 @@ type kernelMaps struct {
 	// connected is a socket of UDP for each frontend, swept how often they were looked at.
 	connected map[netip.AddrPort]netip.AddrPort
 	swept     int
-	room      int   // for slots
-	places    int   // for addresses of the node
-	unable    error // of each removal of a slot, nil for none
+	sweeper   *sweeper // of the last reconciler
+	reads     int      // of the frontends
+	room      int      // for slots
+	places    int      // for addresses of the node
+	unable    error    // of each removal of a slot, nil for none
 	found     []connect.Class
 	broken    error        // the first write that let a connection meet half of a frontend
 	fail      func() error // of each write, nil for none
@@ -68,6 +70,7 @@ func (m *kernelMaps) write() error {
 }
 
 func (m *kernelMaps) Fronts(f func(connect.Front, connect.Route)) error {
+	m.reads++
 	for k, r := range m.fronts {
 		f(k, r)
 	}
@@ -234,6 +237,7 @@ func (m *kernelMaps) reconcilerThatLogs(to slog.Handler) *dataplane.Reconciler {
 	r := dataplane.NewReconciler("nft", dataplane.Hooks{Unchanged: func() bool { return true }}) // as nft on a quiet node
 	families := []svc.Family{svc.IPv4, svc.IPv6}
 	s := newShared(m, m, slog.New(to), families, func() error { return nil })
+	m.sweeper = s.sweeper
 	for _, f := range families {
 		r.Add(f, &target{shared: s, family: f})
 	}

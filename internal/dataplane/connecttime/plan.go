@@ -36,23 +36,6 @@ func (f *front) same(o *front) bool {
 	return f.split == o.split && f.masquerade == o.masquerade && f.lists[0].same(&o.lists[0]) && f.lists[1].same(&o.lists[1])
 }
 
-// loses reports whether a socket that f has led to an endpoint may not keep it when f becomes want.
-func (f *front) loses(want *front) bool {
-	for _, l := range f.lists {
-		for _, at := range l.members {
-			if want == nil || !want.lists[0].keeps(at) && !want.lists[1].keeps(at) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-func (l *list) keeps(at netip.AddrPort) bool {
-	_, found := slices.BinarySearchFunc(l.members, at, netip.AddrPort.Compare)
-	return found
-}
-
 // planned returns what the programs do with a frontend, nil for what they leave to nft: where a connection's way depends on
 // more than who the client is, or there is no endpoint, whose refusal is nft's. A DNS server on the node itself, of 'fairlead agent' or
 // NodeLocal DNSCache, answers at the address of the Service before nft sees the packet.
@@ -62,7 +45,9 @@ func planned(set *dataplane.Settings, p *table.ServicePort, f *table.Frontend) *
 		return nil
 	}
 	out := &front{split: f.LocalClients != nil, masquerade: masquerade(set, f)}
-	out.lists[0] = listOf(f.Endpoints)
+	if f.Hops == nil { // else nft divides other clients between nodes
+		out.lists[0] = listOf(f.Endpoints)
+	}
 	if out.split {
 		out.lists[1] = listOf(f.LocalClients)
 	}

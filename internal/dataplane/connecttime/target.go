@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/kernel/connect"
@@ -53,8 +54,10 @@ type shared struct {
 	next  uint32
 	// That the map of frontends, or that of the node's addresses, has no room was logged.
 	full, nodesFull bool
-	// unended is set when it was logged that sockets could not be ended.
-	unended bool
+	// sweeper is told what serves.
+	sweeper *sweeper
+	// last is what IPv4 has read, for IPv6, which follows it in an Apply.
+	last *installed
 	// missing are the families of which not everything was written yet. Then attach puts the programs in force.
 	missing map[svc.Family]bool
 	attach  func() error
@@ -65,7 +68,7 @@ func newShared(k kernel, clients classifier, log *slog.Logger, families []svc.Fa
 	s := &shared{
 		kernel: k, clients: clients, log: log, attach: attach,
 		lists: map[uint32]bool{}, unset: map[svc.Family]bool{}, missing: map[svc.Family]bool{},
-		next: rand.Uint32(),
+		next: rand.Uint32(), sweeper: newSweeper(k, log),
 	}
 	for _, f := range families {
 		s.unset[f], s.missing[f] = true, true
@@ -81,8 +84,6 @@ type target struct {
 	nodes  map[netip.Addr]bool
 	// stray are installed slots and own endpoints that no frontend leads to.
 	stray []list
-	// left is set while sockets may be connected with endpoints of UDP that do not serve any more.
-	left bool
 }
 
 // Unwatched is dataplane.Unwatched's: nft's generation does not count changes of the maps.
@@ -127,15 +128,50 @@ func (t *target) reportDrift(c *dataplane.Change, fronts map[dataplane.FrontKey]
 	}
 }
 
+// installed is what all maps have.
+type installed struct {
+	at     time.Time // when it was read
+	lists  map[uint32]*list
+	fronts map[connect.Front]connect.Route
+	nodes  []netip.Addr
+}
+
+// lastFor bounds how long IPv4's Read counts for IPv6's.
+const lastFor = time.Second
+
+// installed reads all maps, or returns what IPv4 has just read, if nothing was written since.
+func (t *target) installed() (*installed, error) {
+	in := t.last
+	t.last = nil
+	if in != nil && t.family == svc.IPv6 && time.Since(in.at) < lastFor {
+		return in, nil
+	}
+	in = &installed{at: time.Now(), fronts: map[connect.Front]connect.Route{}}
+	var err error
+	if in.lists, err = t.readLists(); err != nil {
+		return nil, err
+	}
+	if err = t.kernel.Fronts(func(f connect.Front, r connect.Route) { in.fronts[f] = r }); err != nil {
+		return nil, err
+	}
+	if in.nodes, err = t.kernel.Nodes(); err != nil {
+		return nil, err
+	}
+	if t.family == svc.IPv4 {
+		t.last = in
+	}
+	return in, nil
+}
+
 // read replaces what the target remembers.
 func (t *target) read() error {
-	lists, err := t.readLists()
+	all, err := t.installed()
 	if err != nil {
 		return err
 	}
 	t.fronts, t.nodes, t.stray = map[dataplane.FrontKey]*front{}, map[netip.Addr]bool{}, nil
 	clear(t.lists)
-	err = t.kernel.Fronts(func(f connect.Front, r connect.Route) {
+	for f, r := range all.fronts {
 		k, family := frontKey(f)
 		in := &front{split: r.Split, masquerade: r.Masquerade}
 		for i := range in.lists {
@@ -143,22 +179,19 @@ func (t *target) read() error {
 				continue
 			}
 			t.lists[r.List[i]] = true
-			if l := lists[r.List[i]]; l != nil {
+			if l := all.lists[r.List[i]]; l != nil {
 				in.lists[i] = *l
 			}
 			in.lists[i].id = r.List[i]
 			if int(r.Count[i]) != len(in.lists[i].endpoints) {
-				in.lists[i].endpoints = append(in.lists[i].endpoints, netip.AddrPort{}) // as no list is
+				in.lists[i].endpoints = append(slices.Clone(in.lists[i].endpoints), netip.AddrPort{}) // as no list is
 			}
 		}
 		if family == t.family {
 			t.fronts[k] = in
 		}
-	})
-	if err != nil {
-		return err
 	}
-	for id, l := range lists {
+	for id, l := range all.lists {
 		if !t.lists[id] {
 			t.stray = append(t.stray, *l)
 		}
@@ -166,13 +199,12 @@ func (t *target) read() error {
 	for i := range t.stray { // until they are removed no new list may have their numbers
 		t.lists[t.stray[i].id] = true
 	}
-	nodes, err := t.kernel.Nodes()
-	for _, a := range nodes {
+	for _, a := range all.nodes {
 		if svc.FamilyOf(a) == t.family {
 			t.nodes[a] = true
 		}
 	}
-	return err
+	return nil
 }
 
 // readLists returns the installed lists, with a hole for every slot that is missing.
@@ -211,7 +243,7 @@ func (t *target) Write(ctx context.Context, c *dataplane.Change) error {
 	if err := t.writeAll(ctx, c); err != nil {
 		return err
 	}
-	t.endSockets(c)
+	t.sweeper.serve(t.family, c)
 	return nil
 }
 
@@ -277,6 +309,7 @@ func (t *target) nodeAddrs(want []netip.Addr) error {
 		if slices.Contains(want, a) {
 			continue
 		}
+		t.last = nil
 		if err := t.kernel.DelNode(a); err != nil {
 			return err
 		}
@@ -286,6 +319,7 @@ func (t *target) nodeAddrs(want []netip.Addr) error {
 		if t.nodes[a] {
 			continue
 		}
+		t.last = nil
 		err := t.kernel.PutNode(a)
 		if errors.Is(err, connect.ErrFull) {
 			if !t.nodesFull {
@@ -310,6 +344,7 @@ func (t *target) write(k dataplane.FrontKey, want *front) error {
 	if has == nil && want == nil || has != nil && want != nil && has.same(want) {
 		return nil
 	}
+	t.last = nil
 	if want != nil {
 		full, err := t.install(k, has, want)
 		if err != nil {
@@ -331,7 +366,6 @@ func (t *target) write(k dataplane.FrontKey, want *front) error {
 	if has == nil {
 		return nil
 	}
-	t.left = t.left || has.loses(want)
 	for i := range has.lists {
 		if want != nil && has.lists[i].id == want.lists[i].id {
 			continue
@@ -398,6 +432,7 @@ func (t *target) remove(l *list) error {
 	if l.id == 0 {
 		return nil
 	}
+	t.last = nil
 	for slot := range l.endpoints {
 		if err := t.kernel.DelSlot(l.id, uint32(slot)); err != nil {
 			return err

@@ -3,11 +3,14 @@ package connecttime
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
@@ -152,23 +155,27 @@ func TestSocketsEnd(t *testing.T) {
 		out.Serving = list(serving)
 		return out
 	}
-	var sticky, none *table.ServicePort
-	sticky = port(svc.UDP, web4, []netip.AddrPort{b, a}, nil)
-	sticky.Affinity = time.Hour
+	var none *table.ServicePort
+	sticky := port(svc.UDP, web4, []netip.AddrPort{b, a}, nil)
+	stickyB := port(svc.UDP, web4, []netip.AddrPort{b}, nil)
+	sticky.Affinity, stickyB.Affinity = time.Hour, time.Hour
 	for _, c := range []struct {
-		what  string
-		port  *table.ServicePort
-		swept bool
-		ends  bool
+		what    string
+		port    *table.ServicePort
+		swept   bool
+		ends    bool
+		between []*table.ServicePort
 	}{
-		{"TCP", port(svc.TCP, web4, []netip.AddrPort{b}, nil), false, false},
-		{"more", port(svc.UDP, web4, []netip.AddrPort{a, b}, nil), false, false},
-		{"others", port(svc.UDP, web4, []netip.AddrPort{a}, nil), true, false},
-		{"serves", port(svc.UDP, web4, []netip.AddrPort{b}, []netip.AddrPort{a, b}), false, false},
-		{"left to nft, and serves", sticky, true, false},
-		{"gone", port(svc.UDP, web4, []netip.AddrPort{b}, []netip.AddrPort{b}), true, true},
-		{"no endpoint", port(svc.UDP, web4, nil, nil), true, true},
-		{"no Service", none, true, true},
+		{"TCP", port(svc.TCP, web4, []netip.AddrPort{b}, nil), false, false, nil},
+		{"more", port(svc.UDP, web4, []netip.AddrPort{a, b}, nil), false, false, nil},
+		{"others", port(svc.UDP, web4, []netip.AddrPort{a}, nil), true, false, nil},
+		{"serves", port(svc.UDP, web4, []netip.AddrPort{b}, []netip.AddrPort{a, b}), false, false, nil},
+		{"left to nft, and serves", sticky, false, false, nil},
+		{"left to nft, and gone", stickyB, true, true, nil},
+		{"left to nft before, and gone", stickyB, true, true, []*table.ServicePort{sticky}},
+		{"gone", port(svc.UDP, web4, []netip.AddrPort{b}, []netip.AddrPort{b}), true, true, nil},
+		{"no endpoint", port(svc.UDP, web4, nil, nil), true, true, nil},
+		{"no Service", none, true, true, nil},
 	} {
 		before := port(svc.UDP, web4, []netip.AddrPort{a, b}, nil)
 		if c.what == "TCP" {
@@ -183,8 +190,18 @@ func TestSocketsEnd(t *testing.T) {
 			if err := rec.Apply(t.Context(), tab, key); err != nil {
 				t.Fatal(err)
 			}
+			select {
+			case <-m.sweeper.wake:
+				if err := m.sweeper.sweep(); err != nil {
+					t.Fatal(err)
+				}
+			default:
+			}
 		}
 		apply(before, nil)
+		for _, p := range c.between {
+			apply(p, []table.Key{before.Key()})
+		}
 		m.connected = map[netip.AddrPort]netip.AddrPort{web4: a, node: a}
 		if c.what == "TCP" {
 			m.connected = nil
@@ -224,29 +241,35 @@ func TestNumbersOfListsDoNotComeBack(t *testing.T) {
 	}
 }
 
-// However many sockets are connected with a frontend, its endpoints are sorted once.
-func TestServing(t *testing.T) {
-	c, front, at := manyEndpoints()
-	serves := serving(c)
-	if !serves(front, at) || serves(front, flows.AP("192.0.2.1:80")) || serves(flows.AP("10.96.0.2:80"), at) {
+// A look at a socket takes no memory, and one of a family that is not known yet stays.
+func TestServes(t *testing.T) {
+	s, front, at := manyEndpoints()
+	if !s.serves(front, at) || s.serves(front, flows.AP("192.0.2.1:80")) || s.serves(flows.AP("10.96.0.2:80"), at) {
 		t.Error("want only the endpoints of the frontend itself")
 	}
-	if n := testing.AllocsPerRun(100, func() { serves(front, at) }); n != 0 {
+	node := keyOf(dataplane.FrontKey{Port: 30080, Proto: svc.UDP, Node: true}, svc.IPv4)
+	s.members[node] = []netip.AddrPort{at}
+	if !s.serves(flows.AP("192.0.2.1:30080"), at) || s.serves(flows.AP("192.0.2.1:30081"), at) || s.serves(flows.AP("192.0.2.1:30080"), web4) {
+		t.Error("want the endpoints of the node port at each address of the node")
+	}
+	if !s.serves(web6, at) {
+		t.Error("a socket ends of which nothing is known yet")
+	}
+	if n := testing.AllocsPerRun(100, func() { s.serves(front, at) }); n != 0 {
 		t.Errorf("another socket of the frontend takes %v allocations, want none", n)
 	}
 }
 
-// BenchmarkServing is the look at one of many sockets.
-func BenchmarkServing(b *testing.B) {
-	c, front, at := manyEndpoints()
-	serves := serving(c)
+// BenchmarkServes is the look at one of many sockets.
+func BenchmarkServes(b *testing.B) {
+	s, front, at := manyEndpoints()
 	for b.Loop() {
-		serves(front, at)
+		s.serves(front, at)
 	}
 }
 
 // manyEndpoints is a frontend with 1,000 endpoints, the last of which is at.
-func manyEndpoints() (c *dataplane.Change, front, at netip.AddrPort) {
+func manyEndpoints() (s *sweeper, front, at netip.AddrPort) {
 	f := table.Frontend{Addr: web4}
 	for i := range 1000 {
 		at = flows.AP(fmt.Sprintf("10.244.%d.%d:80", i/250, i%250+1))
@@ -255,10 +278,82 @@ func manyEndpoints() (c *dataplane.Change, front, at netip.AddrPort) {
 	web := flows.Port("web", "", svc.IPv4, svc.UDP, f)
 	p := dataplane.NewPlan("nft", svc.IPv4)
 	p.Set(web.Key(), web, dataplane.Dirty{})
-	return &dataplane.Change{Plan: p}, web4, at
+	k := dataplane.FrontKey{Addr: web4.Addr(), Port: web4.Port(), Proto: svc.UDP}
+	s = newSweeper(nil, nil)
+	s.serve(svc.IPv4, &dataplane.Change{Plan: p, Full: true, Dirty: dataplane.Dirty{k: web.Key()}})
+	return s, web4, at
+}
+
+// slowSockets are sockets that take a while to look at.
+type slowSockets struct {
+	takes time.Duration
+	err   error
+	begin time.Time
+	at    []time.Duration // of each look, from begin
+}
+
+func (k *slowSockets) EndSockets(func(_, _ netip.AddrPort) bool) (int, error) {
+	k.at = append(k.at, time.Since(k.begin))
+	time.Sleep(k.takes)
+	return 0, k.err
+}
+
+// Sockets are looked at beside the changes: with rests between, once more a moment later, and again after a failure.
+func TestSweeper(t *testing.T) {
+	const second = time.Second
+	for name, c := range map[string]struct {
+		takes time.Duration
+		err   error
+		wakes int // with a second between them
+		want  []time.Duration
+	}{
+		"one loss":       {0, nil, 1, []time.Duration{0, lookAgain}},
+		"many":           {2 * second, nil, 4, []time.Duration{0, 4 * second, 8 * second}},
+		"a failure":      {0, errors.New("no"), 1, []time.Duration{0, retry}},
+		"nothing leaves": {0, nil, 0, nil},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			k := &slowSockets{takes: c.takes, err: c.err, begin: time.Now()}
+			s := newSweeper(nil, slog.New(slog.DiscardHandler))
+			s.kernel = k
+			stop := s.start()
+			for range c.wakes {
+				begin := time.Now()
+				s.wake.Set()
+				if time.Since(begin) != 0 {
+					t.Errorf("%s: a change waited for %s", name, time.Since(begin))
+				}
+				time.Sleep(second)
+			}
+			time.Sleep(9*second - time.Since(k.begin))
+			stop()
+			if !slices.Equal(k.at, c.want) {
+				t.Errorf("%s: looks at %v, want %v", name, k.at, c.want)
+			}
+		})
+	}
+}
+
+// What one family has read counts for the other one, unless something was written meanwhile.
+func TestReadOnceForBothFamilies(t *testing.T) {
+	m := newMaps()
+	rec := m.reconciler()
+	at := []table.Endpoint{{Addr: flows.AP("10.244.0.1:80")}}
+	web := flows.Port("web", "", svc.IPv4, svc.TCP, table.Frontend{Addr: web4, Endpoints: at})
+	for _, want := range []int{2, 1, 1} { // the first Apply writes
+		m.reads = 0
+		if err := rec.Apply(t.Context(), table.New(web), nil); err != nil || m.reads != want {
+			t.Errorf("the frontends were read %d times, want %d; %v", m.reads, want, err)
+		}
+	}
+	delete(m.fronts, keyOf(dataplane.FrontKey{Addr: web4.Addr(), Port: web4.Port(), Proto: svc.TCP}, svc.IPv4))
+	if err := rec.Apply(t.Context(), table.New(web), nil); err != nil || len(m.fronts) != 1 || len(rec.Repaired()) != 1 {
+		t.Errorf("repaired %q, %v", rec.Repaired(), err)
+	}
 }
 
 func TestPlanned(t *testing.T) {
+	hops := []table.Hop{{}}
 	at := []table.Endpoint{{Addr: flows.AP("10.244.0.1:80")}}
 	for name, c := range map[string]struct {
 		protocol svc.Protocol
@@ -266,20 +361,28 @@ func TestPlanned(t *testing.T) {
 		front    table.Frontend
 		want     bool
 	}{
-		"plain":              {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, true},
-		"inside only":        {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Drop: true, LocalClients: at}, true},
-		"UDP":                {svc.UDP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, true},
-		"SCTP":               {svc.SCTP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, false},
-		"affinity":           {svc.TCP, time.Second, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, false},
-		"source ranges":      {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at, SourceRanges: []netip.Prefix{}}, false},
-		"DNS":                {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:53"), Endpoints: at}, false},
+		"plain":         {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, true},
+		"inside only":   {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Drop: true, LocalClients: at}, true},
+		"UDP":           {svc.UDP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, true},
+		"SCTP":          {svc.SCTP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, false},
+		"affinity":      {svc.TCP, time.Second, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at}, false},
+		"source ranges": {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at, SourceRanges: []netip.Prefix{}}, false},
+		"DNS":           {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:53"), Endpoints: at}, false},
+		"direct return": {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at, Hops: hops}, false},
+		"direct return, inside": {
+			svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: at, LocalClients: at, Hops: hops}, true,
+		},
 		"no endpoints":       {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80")}, false},
 		"no endpoints, drop": {svc.TCP, 0, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Drop: true, LocalClients: []table.Endpoint{}}, false},
 	} {
 		p := flows.Port("web", "", svc.IPv4, c.protocol, c.front)
 		p.Affinity = c.affinity
-		if got := planned(&dataplane.Settings{}, p, &p.Frontends[0]) != nil; got != c.want {
-			t.Errorf("%s: translated %v, want %v", name, got, c.want)
+		got := planned(&dataplane.Settings{}, p, &p.Frontends[0])
+		if (got != nil) != c.want {
+			t.Errorf("%s: translated %v, want %v", name, got != nil, c.want)
+		}
+		if got != nil && c.front.Hops != nil && (len(got.lists[0].endpoints) > 0 || len(got.lists[1].endpoints) == 0) {
+			t.Errorf("%s: %+v, want that clients elsewhere are nft's", name, got)
 		}
 	}
 }

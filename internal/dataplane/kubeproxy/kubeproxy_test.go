@@ -1,11 +1,14 @@
 package kubeproxy_test
 
 import (
+	"net/netip"
 	"os/exec"
 	"strings"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/dataplane/kubeproxy"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
@@ -48,6 +51,64 @@ const tables = `table ip kube-proxy { map service-ips { type ipv4_addr . inet_pr
 table ip6 kube-proxy { }
 table ip mine { chain c { type filter hook input priority 0; }; }
 `
+
+// The rules of each mode are compared with what must be there. The names of chains are kube-proxy's own, of its v1.37.2.
+func TestMissing(t *testing.T) {
+	port := func(name, port, addr string, family svc.Family, protocol svc.Protocol, endpoints ...string) *table.ServicePort {
+		id := svc.PortName{Name: svc.Name{Namespace: "kube-system", Name: name}, Port: port}
+		p := &table.ServicePort{ID: id, Family: family, Protocol: protocol}
+		f := table.Frontend{Addr: netip.MustParseAddrPort(addr)}
+		for _, at := range endpoints {
+			f.Endpoints = append(f.Endpoints, table.Endpoint{Addr: netip.MustParseAddrPort(at)})
+		}
+		p.Frontends = []table.Frontend{f, {Kind: table.NodePort, Addr: netip.MustParseAddrPort("0.0.0.0:30000")}}
+		return p
+	}
+	dns4 := port("kube-dns", "dns", "10.96.0.10:53", svc.IPv4, svc.UDP, "10.244.0.2:53")
+	web6 := port("web", "", "[fd00::10]:80", svc.IPv6, svc.TCP, "[fd00:1::2]:8080")
+	want := table.New(dns4, web6, port("none", "", "10.96.0.11:80", svc.IPv4, svc.TCP))
+	const v4, v6 = "UDP 10.96.0.10:53 has no rule for the endpoint 10.244.0.2:53",
+		"TCP [fd00::10]:80 has no rule for the endpoint [fd00:1::2]:8080"
+	chain := func(name string) string { return "*nat\n:" + name + " - [0:0]\nCOMMIT\n" }
+	const nft4 = `table ip kube-proxy {
+	chain service-A { udp dport 53 accept; }
+	chain service-empty { }
+	map service-ips { type ipv4_addr . inet_proto . inet_service : verdict; elements = { 10.96.0.10 . udp . 53 : goto service-A, }; }; }
+`
+	const nft6 = `table ip6 kube-proxy { chain service-B { tcp dport 80 accept; }
+	map service-ips { type ipv6_addr . inet_proto . inet_service : verdict; elements = { fd00::10 . tcp . 80 : goto service-B, }; }; }
+`
+	empty := strings.Replace(nft4, "goto service-A", "goto service-empty", 1)
+	const dnsChain, webChain = "KUBE-SEP-YIL6JZP7A3QYXJU2", "KUBE-SEP-66C6BDEYBMBRPQ2R"
+	for _, c := range []struct {
+		mode, want string
+		commands   map[string]string // with their input
+	}{
+		{"iptables", v6 + "\n" + v4, nil},
+		{"iptables", v6, map[string]string{"iptables-nft-restore": chain(dnsChain)}},
+		{"iptables", v6 + "\n" + v4, map[string]string{"iptables-nft-restore": chain("KUBE-SEP-AAAAAAAAAAAAAAAA")}},
+		{"iptables", "", map[string]string{"iptables-nft-restore": chain(dnsChain), "ip6tables-nft-restore": chain(webChain)}},
+		{"iptables", "", map[string]string{"iptables-legacy-restore": chain(dnsChain), "ip6tables-legacy-restore": chain(webChain)}},
+		{"iptables", v6, map[string]string{"iptables-legacy-restore": left, "ip6tables-legacy-restore": chain("OTHER")}},
+		{"nftables", v6 + "\n" + v4, nil},
+		{"nftables", v6, map[string]string{"nft -f -": nft4}},
+		{"nftables", v6 + "\n" + v4, map[string]string{"nft -f -": empty}},
+		{"nftables", "", map[string]string{"nft -f -": nft4 + nft6}},
+	} {
+		testbed.NewNetwork(t).Outside("host").Do(func() {
+			for command, input := range c.commands {
+				run(t, input, strings.Fields(command)...)
+			}
+			n, missing, err := kubeproxy.Missing(c.mode, want)
+			if got := strings.Join(missing, "\n"); err != nil || n != 2 || got != c.want {
+				t.Errorf("%s with %q: compared %d, %v, missing\n%s\nwant\n%s", c.mode, c.commands, n, err, got, c.want)
+			}
+		})
+	}
+	if _, _, err := kubeproxy.Missing("x", want); err == nil {
+		t.Error("a mode that does not exist is looked for")
+	}
+}
 
 func run(t *testing.T, stdin string, args ...string) string {
 	t.Helper()

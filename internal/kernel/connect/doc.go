@@ -100,7 +100,7 @@ func explain(what string, err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.EPERM):
-		return fmt.Errorf("cannot %s: %w: run as root, or with the capabilities CAP_BPF and CAP_NET_ADMIN", what, err)
+		return fmt.Errorf("cannot %s: %w: run as root, or with the capabilities CAP_BPF, CAP_NET_ADMIN and CAP_SYS_ADMIN", what, err)
 	case errors.As(err, &verifier):
 		return fmt.Errorf("cannot %s: the kernel refuses the program (Linux 5.14 or newer takes it): %s", what, oneLine(verifier))
 	case errors.Is(err, ebpf.ErrNotSupported), errors.Is(err, unix.EINVAL):

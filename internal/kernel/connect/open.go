@@ -9,11 +9,16 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/kernel/netns"
 )
 
 // ownNamespace is the path of the calling thread's network namespace.
@@ -138,21 +143,46 @@ func (p *Programs) Attach() error {
 	if err := os.MkdirAll(p.dir, 0o700); err != nil {
 		return fmt.Errorf("cannot keep the programs of connect-time: %w", err)
 	}
+	var all steps
 	links := map[string]link.Link{}
 	for _, h := range hooks {
-		l, err := p.attach(h.name, h.attach)
+		l, step, err := p.attach(h.name, h.attach)
 		if err != nil {
-			closeLinks(links)
-			return explain("attach "+h.name+" to "+p.cfg.Cgroup, err)
+			return errors.Join(explain("attach "+h.name+" to "+p.cfg.Cgroup, err), all.back())
 		}
 		links[h.name] = l
+		all = append(all, step)
 	}
 	if err := p.keepMaps(); err != nil {
-		closeLinks(links)
-		return err
+		return errors.Join(err, all.back())
 	}
+	all.done()
 	p.links = links
+	_ = removeDead(p.cfg.FS, p.cookie) // they only cost time; the next Cleanup tries again, and reports
 	return nil
+}
+
+// step is a hook that was attached. back puts into force what was there before, and closes the link; done lets go of it.
+type step struct {
+	back func() error
+	done func()
+}
+
+// steps go back together: programs of two processes have different maps.
+type steps []step
+
+func (s steps) back() error {
+	var errs []error
+	for _, one := range slices.Backward(s) {
+		errs = append(errs, one.back())
+	}
+	return errors.Join(errs...)
+}
+
+func (s steps) done() {
+	for _, one := range s {
+		one.done()
+	}
 }
 
 // keepMaps pins the maps. Before others of an earlier process go, the sockets end that were noted there: programs that note
@@ -233,30 +263,98 @@ func sameMap(a, b *ebpf.Map) (bool, error) {
 
 // attach updates the link of a program that is pinned for the same group, or makes a new one. A link to another group goes when the
 // new one is there.
-func (p *Programs) attach(name string, at ebpf.AttachType) (link.Link, error) {
+func (p *Programs) attach(name string, at ebpf.AttachType) (link.Link, step, error) {
 	path, program := filepath.Join(p.dir, "link-"+name), p.col.Programs[name]
 	group, err := os.Open(p.cfg.Cgroup)
 	if err != nil {
-		return nil, err
+		return nil, step{}, err
 	}
 	defer group.Close()
-	if old, err := link.LoadPinnedLink(path, nil); err == nil {
-		if onGroup(old, group) && old.Update(program) == nil {
-			return old, nil
+	old, err := link.LoadPinnedLink(path, nil)
+	if err != nil {
+		old = nil
+	}
+	if old != nil && onGroup(old, group) {
+		if one, ok := update(old, program); ok {
+			return old, one, nil
 		}
-		defer old.Close()
+	}
+	closeOld := func() {
+		if old != nil {
+			_ = old.Close()
+		}
 	}
 	l, err := link.AttachRawLink(link.RawLinkOptions{Target: int(group.Fd()), Program: program, Attach: at})
 	if err != nil {
-		return nil, err
+		closeOld()
+		return nil, step{}, err
 	}
-	if err = os.Remove(path); errors.Is(err, fs.ErrNotExist) {
+	back := func() error {
+		err := errors.Join(gonePin(l.Unpin()), l.Detach(), l.Close())
+		if old != nil {
+			err = errors.Join(err, old.Pin(path), old.Close())
+		}
+		return err
+	}
+	if old != nil {
+		err = old.Unpin()
+	} else if err = os.Remove(path); errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
-	if err = errors.Join(err, l.Pin(path)); err != nil {
-		return nil, errors.Join(err, l.Close())
+	if err != nil {
+		closeOld()
+		return nil, step{}, errors.Join(err, l.Detach(), l.Close())
 	}
-	return l, nil
+	if err := l.Pin(path); err != nil {
+		return nil, step{}, errors.Join(err, back())
+	}
+	return l, step{back, closeOld}, nil
+}
+
+// update replaces the program of a link in one step. The earlier one can be put back with the capability CAP_SYS_ADMIN only, by which the
+// kernel gives it out.
+func update(l link.Link, program *ebpf.Program) (step, bool) {
+	was := programOf(l)
+	closeWas := func() error {
+		if was == nil {
+			return nil
+		}
+		return was.Close()
+	}
+	if l.Update(program) != nil {
+		_ = closeWas()
+		return step{}, false
+	}
+	return step{
+		back: func() error {
+			if was == nil {
+				return l.Close()
+			}
+			return errors.Join(l.Update(was), closeWas(), l.Close())
+		},
+		done: func() { _ = closeWas() },
+	}, true
+}
+
+// gonePin is err, but nil for a pin that is not there.
+func gonePin(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// programOf returns the program of a link, nil where that cannot be had.
+func programOf(l link.Link) *ebpf.Program {
+	info, err := l.Info()
+	if err != nil {
+		return nil
+	}
+	p, err := ebpf.NewProgramFromID(info.Program)
+	if err != nil {
+		return nil
+	}
+	return p
 }
 
 // onGroup reports whether a link is to the open group.
@@ -315,13 +413,23 @@ func kept(bpffs string) (dir string, err error) {
 }
 
 // Cleanup takes the programs of the calling thread's network namespace from their group, ends the connected sockets of UDP that
-// they translated, and frees their maps. Where there are none it does nothing. Nor does it where this process may not look: systemd
-// mounts the BPF file system for root only, and a node without root has a network namespace that no program of root is for.
+// they translated, and frees their maps, and those of namespaces that are gone. Where there are none it does nothing. Nor does it where
+// this process may not look: systemd mounts the BPF file system for root only, and a node without root has a network namespace that no
+// program of root is for.
 func Cleanup(bpffs string) error {
 	dir, err := kept(bpffs)
 	if dir == "" {
 		return err
 	}
+	cookie, err := Cookie()
+	if err != nil {
+		return err
+	}
+	return errors.Join(cleanup(dir), removeDead(filepath.Dir(filepath.Dir(dir)), cookie))
+}
+
+// cleanup is Cleanup for the pins in dir.
+func cleanup(dir string) error {
 	for _, h := range hooks {
 		if err := detach(filepath.Join(dir, "link-"+h.name)); err != nil {
 			return err
@@ -335,6 +443,46 @@ func Cleanup(bpffs string) error {
 	}
 	_ = os.Remove(filepath.Dir(dir)) // if no other namespace has anything there
 	return nil
+}
+
+// initialPIDs is the inode of the machine's first PID namespace (PROC_PID_INIT_INO of the kernel).
+const initialPIDs = 0xeffffffc
+
+// removeDead removes the pins of network namespaces that are gone, such as a container's that has ended: their programs would run with
+// each connection until the machine starts again. own is the cookie of the caller's. It does nothing where a namespace may be hidden.
+func removeDead(bpffs string, own uint64) error {
+	if pids, err := netns.Inode("/proc/self/ns/pid"); err != nil || pids != initialPIDs {
+		return nil //nolint:nilerr // the processes of the machine are not seen
+	}
+	return removeMissing(bpffs, own, allNamespaces(ownNamespace))
+}
+
+func removeMissing(bpffs string, own uint64, in *namespaces) error {
+	dirs, err := filepath.Glob(filepath.Join(bpffs, "fairlead", "connect-*"))
+	if err != nil {
+		return err
+	}
+	pinned, wanted := map[uint64]string{}, map[uint64]stale{}
+	for _, dir := range dirs {
+		cookie, err := strconv.ParseUint(strings.TrimPrefix(filepath.Base(dir), "connect-"), 10, 64)
+		if err == nil && cookie != own {
+			pinned[cookie], wanted[cookie] = dir, stale{}
+		}
+	}
+	if len(pinned) == 0 {
+		return nil
+	}
+	alive, err := in.each(wanted, func(uint64) error { return nil })
+	if err != nil || in.barred {
+		return err
+	}
+	var errs []error
+	for cookie, dir := range pinned {
+		if !alive[cookie] {
+			errs = append(errs, cleanup(dir))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // detach ends a pinned link at once: to remove only the pin would end it some time later.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strconv"
 
 	"github.com/cilium/ebpf"
@@ -21,7 +22,8 @@ type stale map[uint64]programConnected
 
 // EndSockets ends every connected socket of UDP that was translated and may not stay: its program gets ECONNABORTED. stay is
 // asked by the frontend that the socket was connected with and the endpoint that it was led to. It returns how many were ended.
-// What is known of sockets that are gone goes, too. After an error the next call tries again.
+// Notes of sockets that are gone go, too. The next call tries again what has failed, and sockets of namespaces that
+// were not found, unless the map is half full.
 func (p *Programs) EndSockets(stay func(front, endpoint netip.AddrPort) bool) (ended int, err error) {
 	return endSockets(p.maps.Sockets, p.homePath(), stay)
 }
@@ -31,20 +33,18 @@ func (p *Programs) homePath() string { return fmt.Sprintf("/proc/self/fd/%d", p.
 
 // endSockets is EndSockets for a map of sockets. home is the path of the node's network namespace.
 func endSockets(sockets *ebpf.Map, home string, stay func(front, endpoint netip.AddrPort) bool) (ended int, err error) {
-	found := map[uint64]stale{}
-	var k uint64
-	var v programConnected
-	it := sockets.Iterate()
-	for it.Next(&k, &v) {
+	found, noted := map[uint64]stale{}, uint32(0)
+	err = each(sockets, func(k *uint64, v *programConnected) {
+		noted++
 		if stay(netip.AddrPortFrom(addrOf(v.Front.Addr), swapped(v.Front.Port)), v.To.addrPort()) {
-			continue
+			return
 		}
 		if found[v.Cookie] == nil {
 			found[v.Cookie] = stale{}
 		}
-		found[v.Cookie][k] = v
-	}
-	errs := []error{problem("read connected sockets", it.Err())} // it gives up where very many come and go
+		found[v.Cookie][*k] = *v
+	})
+	errs := []error{problem("read connected sockets", err)}
 	if len(found) == 0 {
 		return 0, errs[0]
 	}
@@ -55,7 +55,8 @@ func endSockets(sockets *ebpf.Map, home string, stay func(front, endpoint netip.
 	})
 	errs = append(errs, err)
 	for cookie, all := range found {
-		if err == nil || handled[cookie] {
+		// A namespace without a process may be found later. Where there is little room, notes that nothing else removes must go.
+		if handled[cookie] || err == nil && noted > sockets.MaxEntries()/2 {
 			errs = append(errs, all.forget(sockets))
 		}
 	}
@@ -76,14 +77,30 @@ func (s stale) forget(sockets *ebpf.Map) error {
 	return errors.Join(errs...)
 }
 
-// namespaces finds network namespaces by the processes that are in them.
-type namespaces struct {
-	paths func() ([]string, error)
-	inode func(path string) (uint64, error)
-	do    func(path string, f func() error) error
+// namedNamespaces is where iproute2 and container runtimes keep network namespaces, also those without a process.
+const namedNamespaces = "/run/netns"
+
+func named() (out []string) {
+	files, _ := filepath.Glob(filepath.Join(namedNamespaces, "*"))
+	for _, file := range files {
+		var st unix.Statfs_t
+		if unix.Statfs(file, &st) == nil && st.Type == unix.NSFS_MAGIC {
+			out = append(out, file)
+		}
+	}
+	return out
 }
 
-// allNamespaces are home, and the ones of all processes.
+// namespaces finds network namespaces by the processes that are in them, and by their names.
+type namespaces struct {
+	// barred is set when one of them could not be entered.
+	barred bool
+	paths  func() ([]string, error)
+	inode  func(path string) (uint64, error)
+	do     func(path string, f func() error) error
+}
+
+// allNamespaces are home, the ones of all processes, and those that have a name.
 func allNamespaces(home string) *namespaces {
 	paths := func() ([]string, error) {
 		proc, err := os.Open("/proc")
@@ -92,7 +109,7 @@ func allNamespaces(home string) *namespaces {
 		}
 		defer func() { _ = proc.Close() }()
 		names, err := proc.Readdirnames(-1)
-		out := []string{home}
+		out := append([]string{home}, named()...)
 		for _, name := range names {
 			if pid, err := strconv.Atoi(name); err == nil {
 				out = append(out, netns.Of(pid))
@@ -103,8 +120,8 @@ func allNamespaces(home string) *namespaces {
 	return &namespaces{paths: paths, inode: netns.Inode, do: netns.Do}
 }
 
-// each calls f in every network namespace that is wanted by its cookie, if a process has it, and returns the ones where that gave
-// no error. Without an error it has met every namespace that a process has and that this process may enter.
+// each calls f in every network namespace that is wanted by its cookie, if a process has it or it has a name, and returns the ones where
+// that gave no error. Without an error it has met every such namespace that this process may enter.
 func (n *namespaces) each(wanted map[uint64]stale, f func(cookie uint64) error) (handled map[uint64]bool, err error) {
 	handled = map[uint64]bool{}
 	seen := map[uint64]bool{}
@@ -140,9 +157,11 @@ func (n *namespaces) each(wanted map[uint64]stale, f func(cookie uint64) error) 
 				continue
 			}
 			seen[id] = true
-			if entered || !errors.Is(err, unix.EPERM) { // of a namespace that we may not enter nothing is known
-				errs = append(errs, err)
+			if !entered && errors.Is(err, unix.EPERM) { // of a namespace that we may not enter nothing is known
+				n.barred = true
+				continue
 			}
+			errs = append(errs, err)
 		}
 		if !ended {
 			return handled, errors.Join(errs...)

@@ -45,14 +45,10 @@ func swapped(p uint16) uint16 { return p<<8 | p>>8 }
 
 // Fronts calls f with every frontend that is installed.
 func (p *Programs) Fronts(f func(Front, Route)) error {
-	var k programFrontKey
-	var v programFront
-	it := p.maps.Fronts.Iterate()
-	for it.Next(&k, &v) {
+	return problem("read frontends", each(p.maps.Fronts, func(k *programFrontKey, v *programFront) {
 		f(Front{Addr: netip.AddrPortFrom(addrOf(k.Addr), swapped(k.Port)), Protocol: k.Protocol, Node: k.Node != 0},
 			Route{List: v.List, Count: v.Count, Split: v.Split != 0, Masquerade: Masquerade(v.Masquerade)})
-	}
-	return problem("read frontends", it.Err())
+	}))
 }
 
 // PutFront installs a frontend in one step: a connection meets its old route or its new one.
@@ -73,13 +69,7 @@ func (p *Programs) DelFront(f Front) error {
 
 // Slots calls f with every slot that is installed.
 func (p *Programs) Slots(f func(list, slot uint32, at netip.AddrPort)) error {
-	var k programSlotKey
-	var v programEndpoint
-	it := p.maps.Slots.Iterate()
-	for it.Next(&k, &v) {
-		f(k.List, k.Slot, v.addrPort())
-	}
-	return problem("read endpoints", it.Err())
+	return problem("read endpoints", each(p.maps.Slots, func(k *programSlotKey, v *programEndpoint) { f(k.List, k.Slot, v.addrPort()) }))
 }
 
 // PutSlots installs the endpoints of a list that no frontend leads to yet.
@@ -103,13 +93,7 @@ func (p *Programs) DelSlot(list, slot uint32) error {
 
 // Own calls f with every endpoint whose own connections are left to the packet filter.
 func (p *Programs) Own(f func(list uint32, a netip.Addr)) error {
-	var k programOwnKey
-	var v uint8
-	it := p.maps.Own.Iterate()
-	for it.Next(&k, &v) {
-		f(k.List, addrOf(k.Addr))
-	}
-	return problem("read endpoints of this node", it.Err())
+	return problem("read endpoints of this node", each(p.maps.Own, func(k *programOwnKey, _ *uint8) { f(k.List, addrOf(k.Addr)) }))
 }
 
 // PutOwn leaves connections that the endpoint a makes to its own list to the packet filter.
@@ -124,13 +108,7 @@ func (p *Programs) DelOwn(list uint32, a netip.Addr) error {
 
 // Members calls f with every endpoint that may keep the sockets of a list.
 func (p *Programs) Members(f func(list uint32, at netip.AddrPort)) error {
-	var k programMemberKey
-	var v uint8
-	it := p.maps.Members.Iterate()
-	for it.Next(&k, &v) {
-		f(k.List, k.At.addrPort())
-	}
-	return problem("read serving endpoints", it.Err())
+	return problem("read serving endpoints", each(p.maps.Members, func(k *programMemberKey, _ *uint8) { f(k.List, k.At.addrPort()) }))
 }
 
 // PutMembers lets sockets that send datagrams to an endpoint go on when their frontend leads to the list.
@@ -161,13 +139,8 @@ func (e programEndpoint) addrPort() netip.AddrPort {
 
 // Nodes returns the addresses on which node ports answer, as installed.
 func (p *Programs) Nodes() (out []netip.Addr, err error) {
-	var k programAddress
-	var v uint8
-	it := p.maps.Nodes.Iterate()
-	for it.Next(&k, &v) {
-		out = append(out, addrOf(k))
-	}
-	return out, problem("read the node's addresses", it.Err())
+	err = each(p.maps.Nodes, func(k *programAddress, _ *uint8) { out = append(out, addrOf(*k)) })
+	return out, problem("read the node's addresses", err)
 }
 
 // PutNode has node ports answer on a.
@@ -180,6 +153,36 @@ func (p *Programs) PutNode(a netip.Addr) error {
 func (p *Programs) DelNode(a netip.Addr) error {
 	k := as16(a)
 	return problem("remove an address of the node", gone(p.maps.Nodes.Delete(&k)))
+}
+
+// batch is how many entries one system call reads.
+const batch = 4096
+
+// batched is what each needs of an ebpf.Map.
+type batched interface {
+	MaxEntries() uint32
+	BatchLookup(cursor *ebpf.MapBatchCursor, keys, values any, opts *ebpf.BatchOptions) (int, error)
+}
+
+// each calls f for each entry of a map.
+func each[K, V any](m batched, f func(*K, *V)) error {
+	size := min(batch, int(m.MaxEntries()))
+	keys, values := make([]K, size), make([]V, size)
+	var cursor ebpf.MapBatchCursor
+	for {
+		n, err := m.BatchLookup(&cursor, keys, values, nil)
+		for i := range n {
+			f(&keys[i], &values[i])
+		}
+		switch {
+		case errors.Is(err, ebpf.ErrKeyNotExist): // the end
+			return nil
+		case errors.Is(err, unix.ENOSPC): // more entries have the same hash
+			keys, values = make([]K, 2*len(keys)), make([]V, 2*len(values))
+		case err != nil:
+			return err
+		}
+	}
 }
 
 func gone(err error) error {

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -159,13 +158,9 @@ func (t *WatchedTool) look() error {
 // info is the kernel's description of a table, the struct ipt_getinfo of
 // linux/netfilter_ipv4/ip_tables.h, which is the same for IPv6: the name, where its
 // chains begin and end, the number of rules and their size.
-type info [32 + 13*4]byte
+type info [tableNameBytes + 13*4]byte
 
-// getInfo is IPT_SO_GET_INFO, and IP6T_SO_GET_INFO.
-const getInfo = 64
-
-func (t *Tool) info(table string) (info, error) {
-	var out info
+func (t *Tool) info(table string) (out info, err error) {
 	domain, level := unix.AF_INET, unix.SOL_IP
 	if t.family == svc.IPv6 {
 		domain, level = unix.AF_INET6, unix.SOL_IPV6
@@ -175,12 +170,9 @@ func (t *Tool) info(table string) (info, error) {
 		return out, os.NewSyscallError("socket", err)
 	}
 	defer func() { _ = unix.Close(fd) }()
-	copy(out[:31], table)
-	size := uint32(len(out))
-	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), getInfo,
-		uintptr(unsafe.Pointer(&out)), uintptr(unsafe.Pointer(&size)), 0)
-	if errno != 0 {
-		return out, fmt.Errorf("look at table %s of %s: %w", table, t.name(), errno)
+	copy(out[:tableNameBytes-1], table)
+	if err := getsockopt(fd, level, getInfo, out[:]); err != nil {
+		return out, fmt.Errorf("look at table %s of %s: %w", table, t.name(), err)
 	}
 	return out, nil
 }

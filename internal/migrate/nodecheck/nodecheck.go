@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/dataplane/kubeproxy"
 	"github.com/fairlead/fairlead/internal/dataplane/nft"
 	"github.com/fairlead/fairlead/internal/explain"
 	"github.com/fairlead/fairlead/internal/table"
@@ -32,6 +34,8 @@ type Options struct {
 	Node   string
 	// Kernel compares the rules of mode nft with the API.
 	Kernel bool
+	// KubeProxy is the mode of the kube-proxy whose rules are compared with the API, empty for none.
+	KubeProxy string
 	// Healthz and Metrics are where the proxy of the node answers; not valid to ask nothing.
 	Healthz, Metrics netip.AddrPort
 	// Within is how long differences may last, since a change is on its way to the kernel for a moment.
@@ -47,9 +51,9 @@ const (
 	maxDifferences = 3
 )
 
-// Check returns nil as soon as all is as wanted, with the number of frontends that were compared; after Within the error names
-// the difference.
-func Check(ctx context.Context, o Options) (frontends int, err error) {
+// Check returns nil as soon as all is as wanted, with how many were compared: frontends, or kube-proxy's endpoints. After Within the error
+// names the difference.
+func Check(ctx context.Context, o Options) (compared int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, o.Within)
 	defer cancel()
 	again := time.NewTicker(attempts)
@@ -83,10 +87,29 @@ func (o *Options) once(ctx context.Context) (n int, err error) {
 			return 0, err
 		}
 	}
-	if o.Kernel {
+	switch {
+	case o.Kernel:
 		return o.compare(ctx)
+	case o.KubeProxy != "":
+		return o.compareKubeProxy(ctx)
 	}
 	return 0, nil
+}
+
+// compareKubeProxy looks for kube-proxy's rules for every endpoint that the node must have by the API.
+func (o *Options) compareKubeProxy(ctx context.Context) (n int, err error) {
+	t, err := o.wanted(ctx)
+	if err != nil {
+		return 0, err
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	n, missing, err := kubeproxy.Missing(o.KubeProxy, t)
+	if err != nil || len(missing) == 0 {
+		return n, err
+	}
+	return 0, fmt.Errorf("%d of %d endpoints differ from the API: %s", len(missing), n,
+		strings.Join(missing[:min(len(missing), maxDifferences)], "; "))
 }
 
 // get makes a request to this node, and reads the answer.

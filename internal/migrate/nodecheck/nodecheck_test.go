@@ -99,6 +99,10 @@ func TestCheckComparesTheKernel(t *testing.T) {
 			}
 		}
 		once("10.96.0.7") // nothing is there
+		theirs := Options{Client: client, Node: "here", KubeProxy: "nftables"}
+		if _, err := theirs.once(t.Context()); err == nil || !strings.Contains(err.Error(), "1 of 1 endpoints differ from the API") {
+			t.Errorf("without kube-proxy's rules: %v", err)
+		}
 		tab, err := o.wanted(t.Context())
 		if err != nil {
 			t.Fatal(err)

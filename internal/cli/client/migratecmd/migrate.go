@@ -262,7 +262,7 @@ func (c *command) verify() *cobra.Command {
 		Use: "verify", Short: "Check the rules of every node against the API, the answers of DNS, or the announced addresses",
 		Long: `Check every node with a Pod that runs there once. With fairlead proxy it compares every
 frontend in the kernel with the API and asks the proxy's health; with kube-proxy it asks
-for its health, and when it wrote its rules.
+for its health, and looks for its rules for the endpoints that the API has.
 
 With --component dns, a Pod compares the answers of fairlead dns and of CoreDNS while both
 run. Afterwards it compares the answers at the Service's addresses and at fairlead's Pods.`,
@@ -310,7 +310,7 @@ func (c *command) checkNode() *cobra.Command {
 			case o.Kernel:
 				fmt.Fprintf(c.Out, "%d frontends in the kernel, as the API has them\n", n)
 			default:
-				fmt.Fprintln(c.Out, "kube-proxy is healthy and has written its rules")
+				fmt.Fprintf(c.Out, "kube-proxy is healthy and has rules for %d endpoints, as the API has them\n", n)
 			}
 			return nil
 		},
@@ -318,6 +318,7 @@ func (c *command) checkNode() *cobra.Command {
 	c.client.Add(cmd)
 	cmd.Flags().StringVar(&o.Node, "node", "", "name of this node")
 	cmd.Flags().StringVar(&program, "program", "", "whose rules: fairlead or kube-proxy")
+	cmd.Flags().StringVar(&o.KubeProxy, "mode", "", "mode of kube-proxy, to compare its rules, too: iptables, ipvs or nftables")
 	cmd.Flags().StringVar(&healthz, "healthz", "", "IP:PORT of the proxy's health checks")
 	cmd.Flags().StringVar(&metrics, "metrics", "", "IP:PORT of the proxy's metrics")
 	cmd.Flags().DurationVar(&o.Within, "within", time.Minute, "how long differences may last")
