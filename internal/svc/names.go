@@ -255,6 +255,8 @@ const (
 	ServicesProgrammed = "fairlead.dev/ServicesProgrammed"
 	// PodsLimited: the node enforces the resource limits of Pods.
 	PodsLimited = "fairlead.dev/PodsLimited"
+	// KeyAccepted, of a node that encrypts, is False while the API server rejects its PublicKeyAnnotation.
+	KeyAccepted = "fairlead.dev/KeyAccepted"
 	// PeersReached is True if every other node that this one asks answers it.
 	PeersReached = "fairlead.dev/PeersReached"
 	// PodsConfined: the node confines Pods that are not privileged.
