@@ -31,7 +31,8 @@ type firewall struct {
 
 // dockerRemedy stands in docs/proxy.md, too. It names the range of Pods in both directions: answers and what is routed between Pods
 // of two nodes have no entry with DNAT.
-const dockerRemedy = "it drops what it does not forward itself: iptables -I DOCKER-USER -d RANGE -j ACCEPT, and -s RANGE, for the range of Pods"
+const dockerRemedy = "it drops what it does not forward itself: iptables -I DOCKER-USER -d RANGE -j ACCEPT, and -s RANGE, " +
+	"for the range of Pods"
 
 var otherFirewalls = []firewall{
 	{name: "firewalld", table: "firewalld", chain: "FORWARD_direct",

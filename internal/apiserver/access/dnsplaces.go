@@ -28,8 +28,9 @@ const (
 )
 
 // dnsPlaces are the places behind kube-dns, which the DNS servers of nodes take. Whoever has a join token could fill
-// kube-dns with machines that give wrong answers, so nodes of one token have as many places as placesBeside allows. Nodes that an administrator has approved or chosen (svc.DNSServerLabel),
-// and a server's own node, are not counted with a token. Every node answers its own Pods, whether it has a place or not.
+// kube-dns with machines that give wrong answers, so nodes of one token have as many places as placesBeside
+// allows. Nodes that an administrator has approved or chosen (svc.DNSServerLabel), and a server's own node, are not counted with
+// a token. Every node answers its own Pods, whether it has a place or not.
 type dnsPlaces struct {
 	client kubernetes.Interface
 	nodes  nodeIndex

@@ -120,7 +120,8 @@ func (k *Keeper) next(ctx context.Context) bool {
 	bounded, cancel := context.WithTimeout(ctx, keepTimeout)
 	defer cancel()
 	if err := k.keep(bounded, namespace); err != nil && ctx.Err() == nil {
-		k.failures.Log(k.log, k.queue.NumRequeues(namespace), err, "cannot create a namespace's default account; retrying", "namespace", namespace)
+		k.failures.Log(k.log, k.queue.NumRequeues(namespace), err, "cannot create a namespace's default account; retrying",
+			"namespace", namespace)
 		k.queue.AddRateLimited(namespace)
 		return true
 	}

@@ -13,7 +13,8 @@ import (
 func TestAnnounceOfFlagPoolsStays(t *testing.T) {
 	t.Parallel()
 	f := flagPool(t, "a", "192.0.2.0/28")
-	have := &v1.IPAddressPool{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{managedByLabel: managedByFlags}}, Spec: f.spec(nil)}
+	labels := map[string]string{managedByLabel: managedByFlags}
+	have := &v1.IPAddressPool{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: labels}, Spec: f.spec(nil)}
 	have.Spec.Announce = []string{v1.AnnounceARP}
 	if err := (&poolKeeper{}).keepFlagPool(t.Context(), f, have); err != nil { // without a client, so it must not write
 		t.Error(err)

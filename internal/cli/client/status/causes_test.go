@@ -375,10 +375,12 @@ func TestWatchGoesOn(t *testing.T) {
 // A pool whose addresses no node can announce is a problem, with the remedy of its condition.
 func TestPoolsThatNoNodeAnnounces(t *testing.T) {
 	pool := func(name string, status metav1.ConditionStatus) lbv1.IPAddressPool {
-		return lbv1.IPAddressPool{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: lbv1.IPAddressPoolStatus{Conditions: []metav1.Condition{
-			{Type: lbv1.PoolAnnounceable, Status: status, Message: "no node can announce 192.0.2.1: do this"}}}}
+		c := metav1.Condition{Type: lbv1.PoolAnnounceable, Status: status, Message: "no node can announce 192.0.2.1: do this"}
+		return lbv1.IPAddressPool{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Status: lbv1.IPAddressPoolStatus{Conditions: []metav1.Condition{c}}}
 	}
-	r := &Report{LoadBalancers: summaryOf([]lbv1.IPAddressPool{pool("bad", metav1.ConditionFalse), pool("good", metav1.ConditionTrue)}, nil)}
+	pools := []lbv1.IPAddressPool{pool("bad", metav1.ConditionFalse), pool("good", metav1.ConditionTrue)}
+	r := &Report{LoadBalancers: summaryOf(pools, nil)}
 	r.judgePools()
 	if want := []string{"pool bad: no node can announce 192.0.2.1: do this"}; !slices.Equal(r.Problems, want) {
 		t.Errorf("problems %q, want %q", r.Problems, want)
