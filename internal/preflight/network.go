@@ -29,7 +29,7 @@ type firewall struct {
 	remedy       string
 }
 
-// dockerRemedy stands in docs/proxy.md, too. It names the range of Pods in both directions: answers and what is routed between Pods
+// dockerRemedy stands in docs/proxy.md, too. It names the range of Pods in both directions: answers and packets between Pods
 // of two nodes have no entry with DNAT.
 const dockerRemedy = "it drops what it does not forward itself: iptables -I DOCKER-USER -d RANGE -j ACCEPT, and -s RANGE, " +
 	"for the range of Pods"

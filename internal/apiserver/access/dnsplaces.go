@@ -41,7 +41,7 @@ type dnsPlaces struct {
 }
 
 // placesBeside is how many nodes of one join token may be endpoints beside others: no more than these, so that they are not the
-// majority. Where there are no others, there is nobody to outvote, and one of two may fail.
+// majority. Where there are no others, none can be outvoted, and one of two may fail.
 func placesBeside(others int) int {
 	if others == 0 {
 		return 2

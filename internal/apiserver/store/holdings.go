@@ -109,7 +109,7 @@ func (h *holdings) follow(ctx context.Context, server *etcdserver.EtcdServer) er
 	}
 }
 
-// recount replaces what is known by the objects at a revision. Until all are counted, what was known before holds.
+// recount replaces the count by that of the objects at a revision. Until all are counted, the old one holds.
 func (h *holdings) recount(ctx context.Context, kv mvcc.ReadView, revision int64, end []byte) error {
 	next := newHoldings(h.prefix, 0, h.log)
 	if err := next.countAll(ctx, kv, revision, end); err != nil {

@@ -123,7 +123,7 @@ func (g *stallGuard) WriteHeader(code int) {
 // Write sends p.
 func (g *stallGuard) Write(p []byte) (n int, err error) { return g.write(g.ResponseWriter, p) }
 
-// write sends p to what is below, in parts, so that a client that reads slowly counts as one that reads.
+// write sends p to the writer below, in parts, so that a client that reads slowly counts as one that reads.
 func (g *stallGuard) write(below io.Writer, p []byte) (n int, err error) {
 	// What is small is not worth the lock. It waits in other places, too.
 	if g.budget != nil && len(p) > stallChunk {

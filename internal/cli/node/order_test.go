@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// The end is in reverse order: DNS drains for --dns-lameduck, then the speaker ends, and then the proxy. What takes seconds to
-// end before the process does is none of what ends after the speaker.
+// The end is in reverse order: DNS drains for --dns-lameduck, then the speaker ends, and then the proxy. No
+// component that ends after the speaker takes seconds.
 func TestSpeakerEndsAfterDNS(t *testing.T) {
 	for _, early := range []bool{false, true} {
 		var names []string
