@@ -110,6 +110,7 @@ type Registrar struct {
 	began    time.Time // when Run did
 	short    bool      // the Node's ranges have fewer addresses than MaxPods
 	known    bool      // this machine has been ready since then
+	keyErr   error     // why the API server rejects this machine's public key
 }
 
 // New returns a Registrar for Run. It has no effect yet.
@@ -182,7 +183,7 @@ func (r *Registrar) wait(ctx context.Context, period time.Duration) {
 // shown that the Node is.
 func (r *Registrar) keepNode(ctx context.Context) error {
 	seen := r.opts.Node()
-	if seen != nil && r.metadataPatch(seen) == nil && !r.statusDiffers(seen, time.Now()) {
+	if seen != nil && r.metadataPatch(seen, r.annotations()) == nil && r.keyErr == nil && !r.statusDiffers(seen, time.Now()) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
@@ -191,12 +192,43 @@ func (r *Registrar) keepNode(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if patch := r.metadataPatch(node); patch != nil {
-		if node, err = r.opts.Client.CoreV1().Nodes().Patch(ctx, r.opts.NodeName, types.MergePatchType, patch,
-			metav1.PatchOptions{}); err != nil {
-			return err
-		}
+	if node, err = r.keepMetadata(ctx, node); err != nil {
+		return err
 	}
+	return errors.Join(r.keepStatus(ctx, node), r.keyErr)
+}
+
+// keepMetadata writes the labels and annotations that n lacks, and returns the Node. A public key that the API server rejects,
+// such as one that another node has, becomes keyErr: nothing else waits for it.
+func (r *Registrar) keepMetadata(ctx context.Context, n *corev1.Node) (*corev1.Node, error) {
+	patch := r.metadataPatch(n, r.annotations())
+	if patch == nil {
+		r.keyErr = nil
+		return n, nil
+	}
+	write := func(patch []byte) (*corev1.Node, error) {
+		return r.opts.Client.CoreV1().Nodes().Patch(ctx, r.opts.NodeName, types.MergePatchType, patch, metav1.PatchOptions{})
+	}
+	next, err := write(patch)
+	if r.keyErr = r.rejected(err); r.keyErr == nil {
+		return next, err
+	}
+	if patch = r.metadataPatch(n, r.annotationsWithoutKey()); patch == nil {
+		return n, nil
+	}
+	return write(patch)
+}
+
+// rejected returns err if it may be a rejection of this machine's public key.
+func (r *Registrar) rejected(err error) error {
+	if apierrors.IsInvalid(err) && r.opts.Annotations[svc.PublicKeyAnnotation] != "" {
+		return err
+	}
+	return nil
+}
+
+// keepStatus writes the status of a Node if it is out of date.
+func (r *Registrar) keepStatus(ctx context.Context, node *corev1.Node) error {
 	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		now := time.Now()
 		if !r.statusDiffers(node, now) {
@@ -231,6 +263,10 @@ func (r *Registrar) ensure(ctx context.Context) (*corev1.Node, error) {
 	maps.DeleteFunc(fresh.Annotations, func(_, v string) bool { return v == "" })
 	r.fillStatus(fresh, time.Now())
 	node, err = nodes.Create(ctx, fresh, metav1.CreateOptions{})
+	if r.rejected(err) != nil {
+		delete(fresh.Annotations, svc.PublicKeyAnnotation) // keepMetadata tries it again, and reports it
+		node, err = nodes.Create(ctx, fresh, metav1.CreateOptions{})
+	}
 	if apierrors.IsAlreadyExists(err) {
 		return nodes.Get(ctx, r.opts.NodeName, metav1.GetOptions{})
 	}
@@ -260,10 +296,28 @@ func (r *Registrar) annotations() map[string]string {
 	return out
 }
 
-// metadataPatch returns a merge patch with the labels and annotations that n
+// annotationsWithoutKey is annotations without the public key.
+func (r *Registrar) annotationsWithoutKey() map[string]string {
+	out := maps.Clone(r.annotations())
+	delete(out, svc.PublicKeyAnnotation)
+	return out
+}
+
+// keyCondition returns the condition svc.KeyAccepted.
+func (r *Registrar) keyCondition() corev1.NodeCondition {
+	c := corev1.NodeCondition{Type: svc.KeyAccepted, Status: corev1.ConditionTrue, Reason: "KeyAccepted",
+		Message: "the API server has this machine's public key"}
+	if r.keyErr != nil {
+		c.Status, c.Reason = corev1.ConditionFalse, "KeyRejected"
+		c.Message = "other nodes send nothing to this one's Pods: the API server rejects its public key of WireGuard: " + r.keyErr.Error()
+	}
+	return c
+}
+
+// metadataPatch returns a merge patch with the labels and those annotations that n
 // lacks, nil if none.
-func (r *Registrar) metadataPatch(n *corev1.Node) []byte {
-	labels, annotations := missing(r.labels(), n.Labels), missing(r.annotations(), n.Annotations)
+func (r *Registrar) metadataPatch(n *corev1.Node, want map[string]string) []byte {
+	labels, annotations := missing(r.labels(), n.Labels), missing(want, n.Annotations)
 	if len(labels)+len(annotations) == 0 {
 		return nil
 	}
@@ -334,6 +388,9 @@ func (r *Registrar) fillStatus(n *corev1.Node, now time.Time) {
 	setCondition(s, r.ready(was, now), now)
 	for _, condition := range r.opts.Conditions {
 		setCondition(s, condition(), now)
+	}
+	if r.opts.Annotations[svc.PublicKeyAnnotation] != "" {
+		setCondition(s, r.keyCondition(), now)
 	}
 }
 

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net/netip"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/fstest"
@@ -12,8 +15,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -287,6 +292,46 @@ func TestLeaseIsRenewedThoughTheStatusIsRejected(t *testing.T) {
 			}
 			if age := time.Since(l.Spec.RenewTime.Time); age > 11*time.Second {
 				t.Fatalf("the lease is %s old", age)
+			}
+		}
+	})
+}
+
+// A public key that the server rejects, as that of another node, holds up nothing else: the Node is created, other annotations
+// and the status follow, and a condition has the reason until the key is accepted.
+func TestRejectedKeyHoldsUpNothing(t *testing.T) {
+	certificates, taken := map[string]string{}, true
+	opts := Options{Annotations: map[string]string{svc.PublicKeyAnnotation: "key", "static": "a"}}
+	opts.Certificates = func() map[string]string { return maps.Clone(certificates) }
+	inBubble(t, opts, func(w *world) {
+		reject := func(a clienttesting.Action) (bool, runtime.Object, error) {
+			var has bool
+			switch a := a.(type) {
+			case clienttesting.CreateAction:
+				_, has = a.GetObject().(*corev1.Node).Annotations[svc.PublicKeyAnnotation]
+			case clienttesting.PatchAction:
+				has = strings.Contains(string(a.GetPatch()), svc.PublicKeyAnnotation)
+			}
+			return has && taken, nil, apierrors.NewInvalid(schema.GroupKind{Kind: "Node"}, "here", nil)
+		}
+		if err := w.client.CoreV1().Nodes().Delete(t.Context(), "here", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.client.PrependReactor("create", "nodes", reject)
+		w.client.PrependReactor("patch", "nodes", reject)
+		for _, step := range []struct {
+			taken  bool
+			report string
+			want   corev1.ConditionStatus
+		}{{true, "one", corev1.ConditionFalse}, {true, "two", corev1.ConditionFalse}, {false, "three", corev1.ConditionTrue}} {
+			taken, certificates["report"] = step.taken, step.report
+			w.settle(2 * renewPeriod)
+			n := w.own()
+			key := n.Annotations[svc.PublicKeyAnnotation]
+			at := slices.IndexFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == svc.KeyAccepted })
+			if n.Annotations["report"] != step.report || n.Annotations["static"] != "a" || (key == "") != step.taken ||
+				at < 0 || n.Status.Conditions[at].Status != step.want {
+				t.Errorf("key taken %t: annotations %v, conditions %v", step.taken, n.Annotations, n.Status.Conditions)
 			}
 		}
 	})

@@ -13,7 +13,7 @@ import (
 )
 
 // tellAfter is how long a node is not reached before this one reports it in the API: by then a machine that is dead is
-// known to be dead, and is not asked any more. maxTold bounds how many nodes the condition names.
+// known to be dead, and is not reported. maxTold bounds how many nodes the condition names.
 const (
 	tellAfter = 6 * time.Second
 	maxTold   = 10
@@ -95,8 +95,9 @@ func (p *Peers) judgePaths(now time.Duration) {
 	p.mu.Lock()
 	was, is := p.unreached, p.watch.Lost(now)
 	p.unreached = is
-	began, ended := p.broken.update(now, is)
-	ended = slices.DeleteFunc(ended, func(name string) bool { return !p.nodes[name].up }) // not asked any more
+	down := func(name string) bool { return !p.nodes[name].up } // the whole cluster knows it
+	began, ended := p.broken.update(now, slices.DeleteFunc(slices.Clone(is), down))
+	ended = slices.DeleteFunc(ended, down)
 	told := len(began)+len(ended) > 0
 	p.mu.Unlock()
 	if !slices.Equal(was, is) {

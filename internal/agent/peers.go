@@ -169,7 +169,7 @@ func (p *Peers) tick(ctx context.Context, running *sync.WaitGroup) {
 		}
 		ring := peers.NewRing(up)
 		p.watched = ring.WatchedBy(p.self)
-		p.watch.Set(ring.AskedBy(p.self))
+		p.watch.Set(ring.AskedBy(p.self), p.keptLost()...)
 		clear(p.nonces)
 	}
 	now := p.now()
@@ -202,6 +202,13 @@ func (p *Peers) tick(ctx context.Context, running *sync.WaitGroup) {
 		}
 	}
 	p.changed.Set()
+}
+
+// keptLost returns the nodes to ask on because this one does not reach them, whatever the API says of them, with the lock
+// held. A Node becomes Unknown before its endpoints are taken out of service, and endpoints that people wrote never are.
+func (p *Peers) keptLost() []string {
+	kept := slices.DeleteFunc(slices.Clone(p.unreached), func(name string) bool { _, known := p.nodes[name]; return !known })
+	return kept[:min(len(kept), peers.MaxAsked)]
 }
 
 // ping sends requests to a node, with the lock held. Replies to those before its last answer do not count.

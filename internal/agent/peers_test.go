@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -137,6 +138,52 @@ func TestLeaseAnswersAndReports(t *testing.T) {
 			t.Error("the lease is written though nothing changed")
 		}
 	})
+}
+
+// A node that is not reached stays so while its Node is Unknown, until it answers or is no more. It is not reported meanwhile,
+// and its silence does not count when another one falls silent.
+func TestLostUntilItAnswers(t *testing.T) {
+	p := NewPeers(fake.NewClientset(), "here", slog.New(slog.DiscardHandler), func() {})
+	now := time.Hour
+	p.now = func() time.Duration { return now }
+	for _, name := range []string{"here", "a", "b", "c"} {
+		p.Set(watchedNode(name)) // without an address, so that only pass answers
+	}
+	var running sync.WaitGroup
+	pass := func(d time.Duration, answering ...string) {
+		for end := now + d; now < end; now += peers.Step {
+			p.tick(t.Context(), &running)
+			for _, name := range answering {
+				p.watch.Heard(now, name)
+			}
+		}
+	}
+	want := func(when string, unreached, unreachable, told []string) {
+		t.Helper()
+		if !slices.Equal(p.unreached, unreached) || !slices.Equal(p.unreachable, unreachable) || !slices.Equal(p.broken.told, told) {
+			t.Errorf("%s: not reached are %v, unreachable %v, told of %v; want %v, %v, %v",
+				when, p.unreached, p.unreachable, p.broken.told, unreached, unreachable, told)
+		}
+	}
+	b := []string{"b"}
+	pass(5*time.Second, "a", "b", "c")
+	pass(4*time.Second, "a", "c")
+	want("silent", b, b, nil)
+	dead := watchedNode("b")
+	dead.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
+	p.Set(dead)
+	pass(2*tellAfter, "a", "c")
+	want("Unknown", b, nil, nil)
+	p.Unset("c")
+	pass(4*time.Second, "a")
+	pass(4 * time.Second)
+	want("the only other one is silent, too", []string{"a", "b"}, []string{"a"}, nil)
+	pass(4*time.Second, "a", "b")
+	want("both answer", nil, nil, nil)
+	pass(4*time.Second, "a")
+	p.Unset("b")
+	pass(time.Second, "a")
+	want("the Node is deleted", nil, nil, nil)
 }
 
 // A node that stops answering while another one answers is not reached within 2.5 s; the condition and an Event name

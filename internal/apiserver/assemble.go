@@ -112,7 +112,8 @@ func (a *assembly) configureServing() {
 
 // filters returns h behind the filters of all requests.
 func (a *assembly) filters(h http.Handler, c *genericapiserver.Config) http.Handler {
-	h = genericapiserver.DefaultBuildHandlerChain(watch.NewBudget(a.opts.MaxWatchesPerUser).Bounded(watch.Shortcut(h), serve.Reject), c)
+	h = a.guard.EndRemoved(watch.NewBudget(a.opts.MaxWatchesPerUser).Bounded(watch.Shortcut(h), serve.Reject))
+	h = genericapiserver.DefaultBuildHandlerChain(h, c)
 	h = watch.EndStalled(h, watch.StallOptions{
 		Limit: a.opts.StallTimeout, Requests: c.RequestInfoResolver, LongRunning: c.LongRunningFunc, Reset: a.listener.Reset, Log: a.log,
 	})

@@ -243,9 +243,27 @@ func TestDeletedNodesAreLockedOut(t *testing.T) {
 	if all := removals(t, admin); len(all) > 0 {
 		t.Errorf("a dry run recorded %v", all)
 	}
+	hour := int64(3600)
+	open, err := stolen.CoreV1().Services("").Watch(ctx, metav1.ListOptions{TimeoutSeconds: &hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Stop()
 	if err := nodes.Delete(ctx, "stolen", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, "a watch that was open ends", func() bool {
+		for {
+			select {
+			case _, more := <-open.ResultChan():
+				if !more {
+					return true
+				}
+			default:
+				return false
+			}
+		}
+	})
 	lockedOut := func() bool { return apierrors.IsForbidden(readsServices(stolen)) }
 	eventually(t, "a Node that is being deleted no longer counts", lockedOut)
 	if err := patch(stolen, `{"metadata":{"labels":{"a":"b"}}}`); !apierrors.IsForbidden(err) {
@@ -259,7 +277,7 @@ func TestDeletedNodesAreLockedOut(t *testing.T) {
 		return apierrors.IsNotFound(err)
 	})
 	node := func() *corev1.Node { return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "stolen"}} }
-	_, err := stolen.CoreV1().Nodes().Create(ctx, node(), metav1.CreateOptions{})
+	_, err = stolen.CoreV1().Nodes().Create(ctx, node(), metav1.CreateOptions{})
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "fairlead node admit stolen") {
 		t.Errorf("it registers again: %v", err)
 	}

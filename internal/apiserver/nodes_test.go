@@ -271,6 +271,11 @@ func testNodeGone(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	other := dnsSlice("other") // as many places as there are others
+	other.Endpoints[0].NodeName = nil
+	if _, err := admin.DiscoveryV1().EndpointSlices("kube-system").Create(ctx, other, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	for what, do := range requests {
 		if err := do(); err != nil {
 			t.Errorf("a registered node may not %s: %v", what, err)

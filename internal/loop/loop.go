@@ -22,13 +22,13 @@ type Loop[K comparable] struct {
 	log     *slog.Logger
 	workers int
 	sync    func(ctx context.Context, key K) error
+
+	failures Failures
 }
 
 const (
 	minBackoff = 5 * time.Millisecond
 	maxBackoff = 30 * time.Second
-	// warnAfter is how many failures in a row are logged as a warning.
-	warnAfter = 8
 )
 
 // New returns a Loop whose workers call sync with one key after the other. name is for the
@@ -72,10 +72,7 @@ func (l *Loop[K]) next(ctx context.Context) bool {
 	case err == nil:
 		l.Queue.Forget(key)
 	case ctx.Err() == nil:
-		l.log.Debug("cannot sync; retrying", "controller", l.name, "object", key, "err", err)
-		if l.Queue.NumRequeues(key) == warnAfter {
-			l.log.Warn("cannot sync; still retrying", "controller", l.name, "object", key, "failures", warnAfter, "err", err)
-		}
+		l.failures.Log(l.log, l.Queue.NumRequeues(key), err, "cannot sync; retrying", "controller", l.name, "object", key)
 		l.Queue.AddRateLimited(key)
 	}
 	return true

@@ -1,6 +1,7 @@
 package peers
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -42,6 +43,7 @@ type target struct {
 	first time.Duration // the first of these
 	lost  bool          // as Lost has it
 	good  int           // questions in a row that were answered since it is lost
+	kept  bool          // as Set has it
 }
 
 // Question is one to ask now. Again is true if the one before had no answer.
@@ -50,12 +52,14 @@ type Question struct {
 	Again bool
 }
 
-// Set replaces the machines to watch. Nothing is known of new ones.
-func (w *Watch) Set(names []string) {
-	next := make(map[string]*target, len(names))
-	for _, name := range names {
-		if next[name] = w.targets[name]; next[name] == nil {
-			next[name] = &target{}
+// Set replaces the machines to watch. Nothing is known of new ones. The kept ones are asked only to find out when they answer
+// again: they can be Lost, but never Unreachable, and their silence says nothing about this machine's own link.
+func (w *Watch) Set(names []string, kept ...string) {
+	next := make(map[string]*target, len(names)+len(kept))
+	for i, name := range slices.Concat(names, kept) {
+		if next[name] == nil {
+			next[name] = cmp.Or(w.targets[name], &target{})
+			next[name].kept = i >= len(names)
 		}
 	}
 	w.targets = next
@@ -152,7 +156,7 @@ func (w *Watch) Lost(now time.Duration) []string {
 func (w *Watch) othersAnswer(now time.Duration, silent *target) bool {
 	others := false
 	for _, t := range w.targets {
-		if t == silent || !t.seen {
+		if t == silent || !t.seen || t.kept {
 			continue
 		}
 		if t.heard >= silent.first+Retry/2 && now-t.back >= Retry+Step {
@@ -170,14 +174,14 @@ func (w *Watch) Unreachable(now time.Duration) []string {
 	known := 0
 	var heard time.Duration // the last answer of any
 	for _, t := range w.targets {
-		if t.seen {
+		if t.seen && !t.kept {
 			known++
 			heard = max(heard, t.heard)
 		}
 	}
 	var out []string
 	for name, t := range w.targets {
-		silent := t.seen && t.open >= unanswered && now-t.heard >= Silence
+		silent := t.seen && !t.kept && t.open >= unanswered && now-t.heard >= Silence
 		if silent && (known == 1 || heard >= t.first+Retry) {
 			out = append(out, name)
 		}

@@ -29,13 +29,17 @@ type firewall struct {
 	remedy       string
 }
 
+// dockerRemedy stands in docs/proxy.md, too. It names the range of Pods in both directions: answers and packets between Pods
+// of two nodes have no entry with DNAT.
+const dockerRemedy = "it drops what it does not forward itself: iptables -I DOCKER-USER -d RANGE -j ACCEPT, and -s RANGE, " +
+	"for the range of Pods"
+
 var otherFirewalls = []firewall{
 	{name: "firewalld", table: "firewalld", chain: "FORWARD_direct",
 		remedy: "add the ranges of Pods and Services to a trusted zone (firewall-cmd --permanent --zone=trusted --add-source=RANGE), or stop it"},
 	{name: "ufw", chain: "ufw-before-forward",
 		remedy: "let it forward (ufw default allow routed, ufw allow from RANGE), or disable it"},
-	{name: "docker", chain: "DOCKER-USER",
-		remedy: "it drops what it does not forward itself: iptables -I DOCKER-USER -d RANGE -j ACCEPT, and -s RANGE, for the range of Pods"},
+	{name: "docker", chain: "DOCKER-USER", remedy: dockerRemedy},
 }
 
 func firewalls(ctx context.Context) (out []Finding) {

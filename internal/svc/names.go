@@ -142,6 +142,9 @@ const (
 	// AuthoritiesAnnotation on a Node, and on the Lease of a server, lists the certificate authorities that
 	// it trusts and names the one that signed its certificate (pki.Report).
 	AuthoritiesAnnotation = "fairlead.dev/authorities"
+	// JoiningAnnotation on the Lease of kube-system in which the servers keep the rate of machines that join has the last
+	// certificate requests that were let in.
+	JoiningAnnotation = "fairlead.dev/joining-requests"
 	// RemovedNodeLabel on a ConfigMap of the API server's namespace names a Node that was deleted, whose certificates
 	// are refused; its value is NodeLabelValue (join.Removed).
 	RemovedNodeLabel = "fairlead.dev/removed-node"
@@ -257,6 +260,8 @@ const (
 	ServicesProgrammed = "fairlead.dev/ServicesProgrammed"
 	// PodsLimited: the node enforces the resource limits of Pods.
 	PodsLimited = "fairlead.dev/PodsLimited"
+	// KeyAccepted, of a node that encrypts, is False while the API server rejects its PublicKeyAnnotation.
+	KeyAccepted = "fairlead.dev/KeyAccepted"
 	// PeersReached is True if every other node that this one asks answers it.
 	PeersReached = "fairlead.dev/PeersReached"
 	// PodsConfined: the node confines Pods that are not privileged.

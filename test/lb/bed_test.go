@@ -67,6 +67,7 @@ type node struct {
 	command       func() *exec.Cmd
 	upWhen        string
 	dead, stopped bool // by TestNeverTwoOwnersOnTheWire
+	lameduck      bool // the next process has --dns-lameduck at its default
 }
 
 func newBed(t *testing.T, nodes int) *bed {

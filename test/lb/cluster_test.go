@@ -66,8 +66,10 @@ func newCluster(t *testing.T, o clusterOptions, names ...string) *cluster {
 			args := []string{process.Program("fairlead"), "agent",
 				"--server", "https://" + host.Addr4().String() + ":6443", "--token-file", filepath.Join(dir, "server", "node-token"),
 				"--data-dir", filepath.Join(dir, name), "--node-name", name, "--node-ip", n.host.Addr4().String(),
-				"--mode", cmp.Or(o.modes[name], "nft"),
-				"--dns-lameduck", "0s"} // in which nothing here would ask it
+				"--mode", cmp.Or(o.modes[name], "nft")}
+			if !n.lameduck {
+				args = append(args, "--dns-lameduck", "0s") // in which nothing here would ask it
+			}
 			if args = append(args, o.agent...); o.tools != "" {
 				over := `mount --bind "$0" /usr/local/sbin && exec "$@"`
 				args = append([]string{"unshare", "--mount", "sh", "-c", over, o.tools}, args...)

@@ -13,6 +13,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/fairlead/fairlead/internal/dns"
+	"github.com/fairlead/fairlead/internal/lb/speaker"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
@@ -39,15 +41,25 @@ func TestKeptConnections(t *testing.T) {
 		c.ask(c.wire.Host(), vip)
 	}
 
-	// A node is stopped as soon as the one before is up, twice each.
+	// A node is stopped as soon as the one before is up, twice each. The owner of the address has the default of --dns-lameduck
+	// the second time: the others keep the address from the end of its speaker.
 	t.Run("upgrade", func(t *testing.T) {
 		byARP, byBGP := c.hold(nat), c.keep(b.client, nat, heldConns)
+		first := byARP.owner
 		for range 2 {
 			for _, n := range c.nodes {
-				begin := time.Now()
+				begin, slow := time.Now(), n.lameduck
 				n.Stop()
+				ended := time.Now()
+				if took := ended.Sub(begin); slow && took < dns.DefaultLameduck {
+					t.Errorf("%s ended after %s, in spite of --dns-lameduck", n.name, took)
+				}
 				byBGP.loses(t, 0, "while "+n.name+" restarts")
+				n.lameduck = n == first && !slow
 				n.start()
+				if up := time.Since(ended); slow && up < speaker.AwayTime/2 && byARP.moved() {
+					t.Errorf("%s was up again %s after its end, and %s has moved", n.name, up, nat)
+				}
 				byARP.outlast(begin)
 				b.established(n)
 				byBGP.loses(t, 0, "after the restart of "+n.name)

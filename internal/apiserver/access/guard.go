@@ -5,6 +5,7 @@ package access
 import (
 	"context"
 	"log/slog"
+	"net/http"
 	"sync"
 	"time"
 
@@ -83,7 +84,10 @@ func NewGuard(ctx context.Context, o Options) (*Guard, error) {
 	if err != nil {
 		return nil, err
 	}
-	removed := newRemovedNodes(client, o.OwnNode)
+	removed, err := newRemovedNodes(client, shared.Core().V1().Nodes(), o.OwnNode)
+	if err != nil {
+		return nil, err
+	}
 	g := &Guard{rules: rules, pods: pods, tls: named, removed: removed, aggregator: rbac.NewAggregator(client, shared, o.Log),
 		maxLife: o.Auth.ServiceAccountMaxTokenLife, server: o.Server, log: o.Log}
 	known := shared.Core().V1().Nodes()
@@ -132,6 +136,9 @@ func (g *Guard) Configure(c *genericapiserver.Config) {
 
 // Last is the plugin of admission that must be asked after all others: it prepares what the write then does.
 func (g *Guard) Last() admission.Interface { return g.removed }
+
+// EndRemoved returns next, which answers requests that are authorized. Those of a node end when its Node is deleted.
+func (g *Guard) EndRemoved(next http.Handler) http.Handler { return g.removed.endOpen(next) }
 
 // Serve adds the discovery documents by which others verify tokens.
 func (g *Guard) Serve(s *genericapiserver.GenericAPIServer) {

@@ -326,14 +326,20 @@ func (n nodeRestriction) checkSlice(ctx context.Context, node string, a admissio
 	if old == nil && now == nil {
 		return fmt.Errorf("node %q may only delete single EndpointSlices", node)
 	}
-	if onlyUnready(old, now) || now == nil && ofNode(old, node) {
+	if now == nil && ofNode(old, node) {
 		return nil
+	}
+	if onlyUnready(old, now) {
+		if ofNode(old, node) {
+			return nil
+		}
+		return n.dns.mayMark(old, node, a.GetUserInfo(), a.IsDryRun())
 	}
 	if (old == nil || ofNode(old, node)) && now != nil && ofNode(now, node) {
 		if err := n.checkEndpoints(ctx, node, now); err != nil {
 			return err
 		}
-		if len(now.Endpoints) == 0 || old != nil && len(old.Endpoints) > 0 {
+		if !anyInUse(now) || anyInUse(old) {
 			return nil
 		}
 		return n.dns.take(ctx, node, a.GetUserInfo(), a.IsDryRun())

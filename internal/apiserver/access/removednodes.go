@@ -2,8 +2,11 @@ package access
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/endpoints/request"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -31,14 +35,95 @@ type removedNodes struct {
 	*admission.Handler
 	client   kubernetes.Interface
 	informer cache.SharedIndexInformer
+	nodes    nodeIndex
+	open     openRequests
 	// own returns the node in this process, "" if there is none: its certificate lies beside the key of the authority.
 	own func() string
 }
 
-func newRemovedNodes(client kubernetes.Interface, own func() string) *removedNodes {
+func newRemovedNodes(client kubernetes.Interface, nodes coreinformers.NodeInformer, own func() string) (*removedNodes, error) {
 	informer := coreinformers.NewFilteredConfigMapInformer(client, join.RemovedNamespace, 0, cache.Indexers{},
 		func(o *metav1.ListOptions) { o.LabelSelector = join.RemovedSelector() })
-	return &removedNodes{Handler: admission.NewHandler(admission.Delete), client: client, informer: informer, own: own}
+	r := &removedNodes{Handler: admission.NewHandler(admission.Delete), client: client, informer: informer,
+		nodes: nodeIndex{nodes.Lister()}, own: own}
+	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(obj any) {
+		if m, ok := obj.(*corev1.ConfigMap); ok {
+			r.open.end(m.Name)
+		}
+	}})
+	// The record comes before the deletion, and in between the node may have begun further requests.
+	_, deleted := nodes.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{DeleteFunc: func(obj any) {
+		if last, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+			obj = last.Obj
+		}
+		if n, ok := obj.(*corev1.Node); ok {
+			r.open.end(join.RemovedName(n.Name, n.Annotations[nodeIdentity]))
+		}
+	}})
+	return r, errors.Join(err, deleted)
+}
+
+// openRequests are the requests of nodes that this server answers now. The zero value has none.
+type openRequests struct {
+	mu sync.Mutex
+	// of has what ends each request of an identity, by join.RemovedName.
+	of map[string]map[*http.Request]context.CancelFunc
+}
+
+// begin returns a request that ends by end, until done is called.
+func (o *openRequests) begin(name string, r *http.Request) (bounded *http.Request, done func()) {
+	ctx, cancel := context.WithCancel(r.Context())
+	bounded = r.WithContext(ctx)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.of[name] == nil {
+		if o.of == nil {
+			o.of = map[string]map[*http.Request]context.CancelFunc{}
+		}
+		o.of[name] = map[*http.Request]context.CancelFunc{}
+	}
+	o.of[name][bounded] = cancel
+	return bounded, func() {
+		cancel()
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if delete(o.of[name], bounded); len(o.of[name]) == 0 {
+			delete(o.of, name)
+		}
+	}
+}
+
+// end ends all requests of an identity.
+func (o *openRequests) end(name string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, cancel := range o.of[name] {
+		cancel()
+	}
+}
+
+// endOpen returns next, where the requests of a node, which are authorized, end when its Node is deleted: a watch would else
+// go on for as long as its client likes.
+func (r *removedNodes) endOpen(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		u, _ := request.UserFrom(req.Context())
+		if u == nil {
+			next.ServeHTTP(w, req)
+			return
+		}
+		node, ok := NodeOf(u)
+		if !ok {
+			next.ServeHTTP(w, req)
+			return
+		}
+		bounded, done := r.open.begin(join.RemovedName(node, u.GetUID()), req)
+		defer done()
+		// It may have been deleted after the request was authorized.
+		if n, err := r.nodes.Get(node); r.has(node, u) && (err != nil || !r.mayAct(n, u)) {
+			r.open.end(join.RemovedName(node, u.GetUID()))
+		}
+		next.ServeHTTP(w, bounded)
+	})
 }
 
 // run follows the records until ctx ends.

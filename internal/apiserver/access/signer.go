@@ -14,6 +14,7 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/validation"
@@ -24,12 +25,12 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/fairlead/fairlead/internal/apiserver/certs"
 	"github.com/fairlead/fairlead/internal/apiserver/join"
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
+	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/registry/certificate"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -48,11 +49,15 @@ const (
 	// which the name is not given to another machine.
 	registerWithin = time.Minute
 
-	// joinBurst is how many machines join at once without an administrator's approval, and joinRate how many in a
-	// second from then on; further ones wait for joinWait and try again.
-	joinBurst = 10
-	joinRate  = 0.5
-	joinWait  = time.Second
+	// joinBurst is how many machines join at once without an administrator's approval, and joinPeriod how soon each one from
+	// then on; further ones wait for joinWait and try again.
+	joinBurst  = 10
+	joinPeriod = 2 * time.Second
+	joinWait   = time.Second
+	// joinLease is a Lease of kube-system, in which all servers keep that rate (takeJoin), keptRequests how many of the
+	// last requests it names.
+	joinLease    = "fairlead-joining-machines"
+	keptRequests = 2 * joinBurst
 )
 
 // signer approves the certificate requests of nodes and signs what is
@@ -63,8 +68,8 @@ type signer struct {
 	authorizer authorizer.UnconditionalAuthorizer
 	removed    *removedNodes
 	pki        *pki.Directory
-	rate       flowcontrol.RateLimiter // of machines that join without an administrator's approval
 	log        *slog.Logger
+	failures   loop.Failures
 	warned     map[string]bool // requests that were logged as waiting; of run's worker
 }
 
@@ -73,7 +78,7 @@ func newSigner(
 	log *slog.Logger,
 ) *signer {
 	return &signer{nodeRequests: r, informer: f.Certificates().V1().CertificateSigningRequests().Informer(), authorizer: a, removed: removed,
-		pki: p, log: log, warned: map[string]bool{}, rate: flowcontrol.NewTokenBucketRateLimiter(joinRate, joinBurst)}
+		pki: p, log: log, warned: map[string]bool{}}
 }
 
 // run works until ctx ends.
@@ -96,7 +101,7 @@ func (s *signer) run(ctx context.Context) {
 			wait, err := s.sync(ctx, name)
 			switch {
 			case err != nil && ctx.Err() == nil:
-				s.log.Debug("cannot handle a certificate request; retrying", "request", name, "err", err)
+				s.failures.Log(s.log, queue.NumRequeues(name), err, "cannot handle a certificate request; retrying", "request", name)
 				queue.AddRateLimited(name)
 			case wait > 0:
 				queue.AddAfter(name, wait)
@@ -224,11 +229,60 @@ func (s *signer) admitMachine(
 		if usedUp != nil {
 			return 0, true, s.deny(ctx, c, usedUp)
 		}
-		if !write && !s.rate.TryAccept() {
-			return joinWait, false, nil
+		if write {
+			break
+		}
+		if ok, err := s.mayJoin(ctx, c.Name); !ok || err != nil {
+			return joinWait, false, err
 		}
 	}
 	return 0, false, nil
+}
+
+// mayJoin reports whether the machine of a request may join now, by the rate of all servers together. Each of them asks for each
+// request, and it counts once.
+func (s *signer) mayJoin(ctx context.Context, request string) (bool, error) {
+	leases := s.client.CoordinationV1().Leases(metav1.NamespaceSystem)
+	l, err := leases.Get(ctx, joinLease, metav1.GetOptions{})
+	write := func() (*coordinationv1.Lease, error) { return leases.Update(ctx, l, metav1.UpdateOptions{}) }
+	if apierrors.IsNotFound(err) {
+		l, err = &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: joinLease}}, nil
+		write = func() (*coordinationv1.Lease, error) { return leases.Create(ctx, l, metav1.CreateOptions{}) }
+	}
+	if err != nil {
+		return false, err
+	}
+	ok, changed := takeJoin(l, request, time.Now())
+	if changed {
+		_, err = write() // a conflict is tried again
+	}
+	return ok && err == nil, err
+}
+
+// takeJoin reports whether a request may pass, and whether the Lease has changed for that. The Lease's renewTime is when all that
+// passed would have passed at one in joinPeriod: it may be ahead of now by joinBurst of these.
+func takeJoin(l *coordinationv1.Lease, request string, now time.Time) (ok, changed bool) {
+	passed := strings.FieldsFunc(l.Annotations[svc.JoiningAnnotation], func(r rune) bool { return r == ',' })
+	if slices.Contains(passed, request) {
+		return true, false
+	}
+	next := now
+	if at := l.Spec.RenewTime; at != nil && at.After(now) {
+		next = at.Time
+	}
+	if latest := now.Add(joinBurst * joinPeriod); next.After(latest) { // a clock was set back
+		next = latest
+	}
+	if next = next.Add(joinPeriod); next.Sub(now) > joinBurst*joinPeriod {
+		return false, false
+	}
+	passed = append(passed, request)
+	passed = passed[max(0, len(passed)-keptRequests):]
+	if l.Annotations == nil {
+		l.Annotations = map[string]string{}
+	}
+	l.Annotations[svc.JoiningAnnotation], l.Spec.RenewTime = strings.Join(passed, ","), &metav1.MicroTime{Time: next}
+	return true, true
 }
 
 // count counts a machine that joins in the Secret of its token, which it changes only if write is set. usedUp is why

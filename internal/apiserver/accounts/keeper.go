@@ -16,6 +16,8 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
+
+	"github.com/fairlead/fairlead/internal/loop"
 )
 
 // keepTimeout bounds the work on one namespace; keepWorkers is the number of
@@ -37,6 +39,7 @@ type Keeper struct {
 	rootCAs    informers.SharedInformerFactory // only of the ConfigMaps
 	informers  []cache.SharedIndexInformer
 	queue      workqueue.TypedRateLimitingInterface[string]
+	failures   loop.Failures
 }
 
 // NewKeeper returns a Keeper over the informers of f, which the caller starts.
@@ -117,7 +120,8 @@ func (k *Keeper) next(ctx context.Context) bool {
 	bounded, cancel := context.WithTimeout(ctx, keepTimeout)
 	defer cancel()
 	if err := k.keep(bounded, namespace); err != nil && ctx.Err() == nil {
-		k.log.Debug("cannot create a namespace's default account; retrying", "namespace", namespace, "err", err)
+		k.failures.Log(k.log, k.queue.NumRequeues(namespace), err, "cannot create a namespace's default account; retrying",
+			"namespace", namespace)
 		k.queue.AddRateLimited(namespace)
 		return true
 	}

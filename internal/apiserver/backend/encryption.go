@@ -15,8 +15,8 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/store"
 )
 
-// sampleTimeout bounds the look for objects that cannot be decrypted.
-const sampleTimeout = 10 * time.Second
+// lookTimeout bounds the look for objects that cannot be decrypted.
+const lookTimeout = 10 * time.Second
 
 // encryption holds the encryption of each kind in etcd; a kind that the
 // configuration does not name is not encrypted.
@@ -49,17 +49,18 @@ func (e *encryption) transformer(gr schema.GroupResource) value.Transformer {
 }
 
 // CheckReadable returns an error that names the kind and the flag if kept has objects that the encryption cannot read. A
-// server with such objects would not become ready. It looks at some objects of each kind.
+// server with such objects would not become ready. It looks at every object,
+// since the encrypted ones may be the last of many, as far as lookTimeout allows.
 func (b *Backend) CheckReadable(ctx context.Context, kept *store.Store) error {
 	type written struct {
 		kind schema.GroupResource
 		by   store.Encryption
 	}
 	looked := map[written]bool{}
-	look, cancel := context.WithTimeout(ctx, sampleTimeout)
+	look, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	var unreadable error
-	err := kept.Sample(look, b.config.Prefix, func(kind schema.GroupResource, key string, text []byte) error {
+	err := kept.Values(look, b.config.Prefix, func(kind schema.GroupResource, key string, text []byte) error {
 		w := written{kind, store.EncryptionOf(text)}
 		if looked[w] {
 			return nil

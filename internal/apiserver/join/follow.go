@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/x509"
 	"errors"
+	"log/slog"
 	"math/rand/v2"
 	"time"
 
@@ -42,14 +43,20 @@ func (n *Node) follow(ctx context.Context, again loop.Signal) {
 		n.log.Error("cannot follow the cluster's authorities", "err", err)
 		return
 	}
+	failing := false
 	for pause := followRetry; ctx.Err() == nil; {
 		began := time.Now()
 		err := n.watch(ctx, client, again)
 		if pause = min(2*pause, maxFollowRetry); time.Since(began) > pause {
-			pause = followRetry // it was a watch for a while
+			pause, failing = followRetry, false // it was a watch for a while
 		}
 		if err != nil && ctx.Err() == nil {
-			n.log.Debug("cannot follow the cluster's authorities; retrying", "err", err, "after", pause)
+			level := slog.LevelWarn
+			if failing {
+				level = slog.LevelDebug
+			}
+			failing = true
+			n.log.Log(ctx, level, "cannot follow the cluster's authorities; retrying", "err", err, "after", pause)
 		}
 		select {
 		case <-ctx.Done():

@@ -314,14 +314,17 @@ func (n *Node) request(
 	if err != nil {
 		return nil, err
 	}
-	warned := false
+	warned, failing := false, false
 	for begin := time.Now(); ; {
 		got, err := api.Get(ctx, c.Name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
 			return nil, fmt.Errorf("the request %s was deleted", c.Name)
 		case err != nil && ctx.Err() == nil:
-			n.log.Debug("cannot get the certificate request; retrying", "request", c.Name, "err", err, "after", issuePoll)
+			if !failing {
+				n.log.Warn("cannot get the certificate request; retrying", "request", c.Name, "err", err, "every", issuePoll)
+			}
+			failing = true
 		case err == nil && len(got.Status.Certificate) > 0:
 			return got.Status.Certificate, nil
 		case err == nil:

@@ -3,6 +3,7 @@ package serve
 import (
 	"fmt"
 	"net/http"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -15,10 +16,10 @@ import (
 const maxSelector = 16 << 10
 
 // BoundSelectors rejects requests with longer selectors. To parse one of 690 KB took a second of CPU, before it was known
-// who asks.
+// who asks. Below the path of a proxy they are parameters of a program, which the server does not parse.
 func BoundSelectors(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if len(r.URL.RawQuery) <= maxSelector {
+		if len(r.URL.RawQuery) <= maxSelector || proxied(r.URL.Path) {
 			next.ServeHTTP(w, r)
 			return
 		}
@@ -36,6 +37,18 @@ func BoundSelectors(next http.Handler) http.Handler {
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// proxied reports whether a path is that of services/proxy, pods/proxy or nodes/proxy.
+func proxied(path string) bool {
+	p := strings.Split(strings.Trim(path, "/"), "/")
+	if len(p) < 5 || p[0] != "api" || p[1] != "v1" || p[3] == "" {
+		return false
+	}
+	if p[2] == "nodes" {
+		return p[4] == "proxy"
+	}
+	return p[2] == "namespaces" && len(p) > 6 && (p[4] == "services" || p[4] == "pods") && p[5] != "" && p[6] == "proxy"
 }
 
 // Reject answers a request with an error, in the encoding that the client asks for.

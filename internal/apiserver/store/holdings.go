@@ -62,15 +62,10 @@ type eventList struct {
 }
 
 func newHoldings(prefix string, quota int64, log *slog.Logger) *holdings {
-	h := &holdings{prefix: prefix, limits: holdingLimits{quota / namespaceShare, quota / eventShare}, log: log}
-	h.reset()
-	return h
-}
-
-func (h *holdings) reset() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.objects, h.namespaces, h.events, h.eventBytes = map[string]holding{}, map[string]int64{}, map[string]*eventList{}, 0
+	return &holdings{
+		prefix: prefix, limits: holdingLimits{quota / namespaceShare, quota / eventShare}, log: log,
+		objects: map[string]holding{}, namespaces: map[string]int64{}, events: map[string]*eventList{},
+	}
 }
 
 // run works until ctx ends, which is before server ends.
@@ -89,14 +84,13 @@ func (h *holdings) run(ctx context.Context, server *etcdserver.EtcdServer) {
 // follow counts all objects, and then what changes.
 func (h *holdings) follow(ctx context.Context, server *etcdserver.EtcdServer) error {
 	kv, end := server.KV(), []byte(h.prefix+"0") // the character after the slash
-	h.reset()
 	stream := kv.NewWatchStream()
 	defer stream.Close()
 	revision := stream.Rev()
 	if _, err := stream.Watch(ctx, 0, []byte(h.prefix+"/"), end, revision+1); err != nil {
 		return err
 	}
-	if err := h.countAll(ctx, kv, revision, end); err != nil {
+	if err := h.recount(ctx, kv, revision, end); err != nil {
 		return err
 	}
 	for {
@@ -113,6 +107,18 @@ func (h *holdings) follow(ctx context.Context, server *etcdserver.EtcdServer) er
 			h.apply(r.Events)
 		}
 	}
+}
+
+// recount replaces the count by that of the objects at a revision. Until all are counted, the old one holds.
+func (h *holdings) recount(ctx context.Context, kv mvcc.ReadView, revision int64, end []byte) error {
+	next := newHoldings(h.prefix, 0, h.log)
+	if err := next.countAll(ctx, kv, revision, end); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.objects, h.namespaces, h.events, h.eventBytes = next.objects, next.namespaces, next.events, next.eventBytes
+	return nil
 }
 
 // countAll counts the objects at a revision.

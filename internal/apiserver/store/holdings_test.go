@@ -1,10 +1,15 @@
 package store
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
 	"testing"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/server/v3/storage/mvcc"
 )
 
 // The key of an object in a namespace belongs to that namespace. Other keys, of the API or not, belong to none.
@@ -59,5 +64,56 @@ func TestSurplus(t *testing.T) {
 	h.put("/registry/secrets/shop/a", 0)
 	if h.of("shop") != 0 || len(h.namespaces) > 0 {
 		t.Errorf("deleted: %v", h.namespaces)
+	}
+}
+
+// pages is a store that is read page by page, and fails at one.
+type pages struct {
+	mvcc.ReadView
+	all   []*mvccpb.KeyValue
+	fails int
+	at    func() // at each page
+}
+
+// Range returns the objects from a key on.
+func (p *pages) Range(_ context.Context, from, _ []byte, o mvcc.RangeOptions) (*mvcc.RangeResult, error) {
+	p.at()
+	if p.fails--; p.fails == 0 {
+		return nil, errors.New("compacted")
+	}
+	out := &mvcc.RangeResult{}
+	for i := range p.all {
+		if string(p.all[i].Key) >= string(from) && int64(len(out.KVs)) < o.Limit {
+			out.KVs = append(out.KVs, p.all[i])
+		}
+	}
+	return out, nil
+}
+
+// While all is counted again, and when that fails, what was counted before holds.
+func TestRecountKeepsTheOldCount(t *testing.T) {
+	t.Parallel()
+	h := newHoldings(DefaultPrefix, DefaultQuota, slog.New(slog.DiscardHandler))
+	h.put("/registry/configmaps/shop/old", 1000)
+	h.put("/registry/events/shop/old", 500)
+	p := &pages{at: func() {
+		if h.of("shop") != 1000 || h.ofEvents() != 500 {
+			t.Errorf("while all is counted: %d bytes, %d of Events", h.of("shop"), h.ofEvents())
+		}
+	}}
+	size := int64(0)
+	for i := range 2 * holdingsPage {
+		key := fmt.Sprintf("/registry/configmaps/shop/%04d", i)
+		p.all = append(p.all, &mvccpb.KeyValue{Key: []byte(key), Value: []byte("x")})
+		size += int64(len(key)) + 1
+	}
+	end := []byte(DefaultPrefix + "0")
+	p.fails = 2
+	if err := h.recount(t.Context(), p, 1, end); err == nil {
+		t.Error("no error")
+	}
+	p.fails = -1
+	if err := h.recount(t.Context(), p, 1, end); err != nil || h.of("shop") != size || h.ofEvents() != 0 {
+		t.Errorf("%v; %d bytes, want %d; %d of Events", err, h.of("shop"), size, h.ofEvents())
 	}
 }

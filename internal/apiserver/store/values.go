@@ -22,10 +22,8 @@ import (
 )
 
 const (
-	// samplePage is how many values one request of Sample gets, and sampleMost after how many of a kind it goes on
-	// with the next kind.
-	samplePage = 100
-	sampleMost = 500
+	// valuesPage is how many values one request of Values gets. Each may have 1.5 MB.
+	valuesPage = 100
 	// encryptedMark begins each value that an EncryptionConfiguration has encrypted.
 	encryptedMark = "k8s:enc:"
 )
@@ -57,9 +55,8 @@ func (e *Store) client(ctx context.Context) (*clientv3.Client, error) {
 	return clientv3.New(c)
 }
 
-// Sample calls look with the first values of each kind below prefix, at most about 500 of a kind, until look returns
-// an error. It needs no quorum.
-func (e *Store) Sample(ctx context.Context, prefix string, look func(kind schema.GroupResource, key string, value []byte) error) error {
+// Values calls look with all values below prefix, until look returns an error. It needs no quorum.
+func (e *Store) Values(ctx context.Context, prefix string, look func(kind schema.GroupResource, key string, value []byte) error) error {
 	c, err := e.client(ctx)
 	if err != nil {
 		return err
@@ -67,19 +64,14 @@ func (e *Store) Sample(ctx context.Context, prefix string, look func(kind schema
 	defer c.Close()
 	prefix = strings.TrimSuffix(prefix, "/") + "/"
 	from, end := prefix, clientv3.GetPrefixRangeEnd(prefix)
-	seen, of := 0, ""
 	for {
-		r, err := c.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(samplePage), clientv3.WithSerializable())
+		r, err := c.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(valuesPage), clientv3.WithSerializable())
 		if err != nil {
 			return err
 		}
 		for _, kv := range r.Kvs {
 			key := string(kv.Key)
-			kind, dir := kindOf(prefix, key)
-			if dir != of {
-				seen, of = 0, dir
-			}
-			seen++
+			kind, _ := kindOf(prefix, key)
 			if err := look(kind, key, kv.Value); err != nil {
 				return err
 			}
@@ -87,9 +79,6 @@ func (e *Store) Sample(ctx context.Context, prefix string, look func(kind schema
 		}
 		if !r.More {
 			return nil
-		}
-		if seen >= sampleMost {
-			from = clientv3.GetPrefixRangeEnd(of)
 		}
 	}
 }

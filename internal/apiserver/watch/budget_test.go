@@ -1,8 +1,11 @@
 package watch
 
 import (
+	"bufio"
 	"context"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -34,6 +37,23 @@ func (s *stuckResponse) SetWriteDeadline(time.Time) error {
 	return nil
 }
 
+// Hijack gives a connection that is stuck, too.
+func (s *stuckResponse) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	return stuckConn{nil, s}, bufio.NewReadWriter(bufio.NewReader(nil), nil), nil
+}
+
+// stuckConn is the connection of a stuckResponse.
+type stuckConn struct {
+	net.Conn
+	of *stuckResponse
+}
+
+// Write waits for the end.
+func (c stuckConn) Write(p []byte) (int, error) { return c.of.Write(p) }
+
+// SetWriteDeadline ends the writes.
+func (c stuckConn) SetWriteDeadline(at time.Time) error { return c.of.SetWriteDeadline(at) }
+
 // newGuard returns the guard of a response to w, and how often it was ended.
 func newGuard(w http.ResponseWriter) (*stallGuard, *int) {
 	ended := new(int)
@@ -44,6 +64,19 @@ func newGuard(w http.ResponseWriter) (*stallGuard, *int) {
 // Watches of other users, and watches that are read, go on. All waiting here is in the virtual time of synctest.
 func TestBudgetEndsUnread(t *testing.T) {
 	t.Parallel()
+	t.Run("HTTP", func(t *testing.T) {
+		endsUnread(t, func(g *stallGuard) (io.Writer, error) { return g, nil })
+	})
+	t.Run("WebSocket", func(t *testing.T) {
+		endsUnread(t, func(g *stallGuard) (io.Writer, error) {
+			conn, _, err := g.Hijack()
+			return conn, err
+		})
+	})
+}
+
+// endsUnread writes the events of each watch by what writer returns.
+func endsUnread(t *testing.T, writer func(*stallGuard) (io.Writer, error)) {
 	synctest.Test(t, func(t *testing.T) {
 		b := NewBudget(1000)
 		event := make([]byte, 1<<20)
@@ -66,10 +99,14 @@ func TestBudgetEndsUnread(t *testing.T) {
 				continue
 			}
 			ends = append(ends, ended)
+			w, err := writer(g)
+			if err != nil {
+				t.Fatal(err)
+			}
 			go func() {
 				defer done()
 				defer g.stop()
-				_, _ = g.Write(event)
+				_, _ = w.Write(event)
 			}()
 			synctest.Wait()
 			time.Sleep(time.Millisecond)

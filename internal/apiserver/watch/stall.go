@@ -3,6 +3,7 @@ package watch
 import (
 	"bufio"
 	"context"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -101,10 +102,11 @@ type stallGuard struct {
 	armed   atomic.Bool
 	began   time.Time
 
-	mu      sync.Mutex
-	timer   *time.Timer // made by the first write
-	stalled bool
-	stopped bool
+	mu       sync.Mutex
+	timer    *time.Timer // made by the first write
+	hijacked net.Conn    // of a watch over WebSocket
+	stalled  bool
+	stopped  bool
 }
 
 // Unwrap returns the response below.
@@ -119,7 +121,10 @@ func (g *stallGuard) WriteHeader(code int) {
 }
 
 // Write sends p.
-func (g *stallGuard) Write(p []byte) (n int, err error) {
+func (g *stallGuard) Write(p []byte) (n int, err error) { return g.write(g.ResponseWriter, p) }
+
+// write sends p to the writer below, in parts, so that a client that reads slowly counts as one that reads.
+func (g *stallGuard) write(below io.Writer, p []byte) (n int, err error) {
 	// What is small is not worth the lock. It waits in other places, too.
 	if g.budget != nil && len(p) > stallChunk {
 		g.budget.add(g, int64(len(p)))
@@ -128,7 +133,7 @@ func (g *stallGuard) Write(p []byte) (n int, err error) {
 	for err == nil {
 		var k int
 		g.begin()
-		k, err = g.ResponseWriter.Write(p[n:min(len(p), n+stallChunk)])
+		k, err = below.Write(p[n:min(len(p), n+stallChunk)])
 		g.end()
 		if n += k; n >= len(p) {
 			break
@@ -146,29 +151,27 @@ func (g *stallGuard) Flush() {
 	}
 }
 
-// Hijack gives the connection to a watch over WebSocket.
+// Hijack gives the connection to a watch over WebSocket, whose writes count and end like others.
 func (g *stallGuard) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(g.ResponseWriter).Hijack()
 	if err != nil {
 		return conn, rw, err
 	}
-	c := stallConn{conn, g.limit}
+	g.mu.Lock()
+	g.hijacked = conn
+	g.mu.Unlock()
+	c := stallConn{conn, g}
 	return c, bufio.NewReadWriter(rw.Reader, bufio.NewWriter(c)), nil
 }
 
 // stallConn is a connection whose writes end when the peer does not read.
 type stallConn struct {
 	net.Conn
-	limit time.Duration
+	guard *stallGuard
 }
 
 // Write sends p.
-func (c stallConn) Write(p []byte) (int, error) {
-	if err := c.SetWriteDeadline(time.Now().Add(c.limit)); err != nil {
-		return 0, err
-	}
-	return c.Conn.Write(p)
-}
+func (c stallConn) Write(p []byte) (int, error) { return c.guard.write(c.Conn, p) }
 
 // now is the time since the request began, never 0.
 func (g *stallGuard) now() time.Duration { return time.Since(g.began) + 1 }
@@ -269,7 +272,12 @@ func (g *stallGuard) check(since int64) time.Duration {
 func (g *stallGuard) finish() time.Duration {
 	g.stalled = true
 	g.ended()
-	_ = http.NewResponseController(g.ResponseWriter).SetWriteDeadline(time.Now().Add(-time.Second))
+	over := time.Now().Add(-time.Second)
+	if g.hijacked != nil {
+		_ = g.hijacked.SetWriteDeadline(over)
+	} else {
+		_ = http.NewResponseController(g.ResponseWriter).SetWriteDeadline(over)
+	}
 	if since := g.writing.Load(); since != 0 {
 		g.writing.CompareAndSwap(since, int64(g.now())) // the grace begins now
 	}

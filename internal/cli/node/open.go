@@ -228,36 +228,47 @@ func (b *builder) openSpeaker(context.Context) error {
 	return nil
 }
 
+// part is a component of a node.
+type part struct {
+	name   string // for the order's test
+	wanted bool
+	make   func() (lifecycle.Component, error)
+}
+
+// order returns what a node consists of, in the order to start it, which is reverse to that of its end. The speaker ends after DNS,
+// which answers for --dns-lameduck: the others keep its addresses only for speaker.AwayTime after its end, in which the next
+// process has to start.
+func (b *builder) order() []part {
+	return []part{
+		{"node", true, b.registrar},
+		{"report of what is programmed", true, b.reporter},
+		{"checks of endpoints", true, b.endpointChecks},
+		{"watch of forwarding", true, b.forwarding},
+		{"peers", b.Host.PeerWatch, b.peerWatch},
+		{"static pods", b.Early, b.staticPods},
+		{"proxy", true, b.proxyComponent},
+		{"speaker", true, b.speakerComponent},
+		{"metrics of DNS", b.DNS.metrics != "", b.dnsMetrics},
+		{"dns", true, b.dnsComponent},
+		{"pods", !b.Early, b.allPods},
+		{"pods of the API server", b.Early, b.apiPods},
+		{"services directory", b.Host.servicesDir != "", b.servicesDirectory},
+		{"resolver", b.DNS.ConfigureResolver, b.resolver},
+	}
+}
+
 // components returns the components of the node in the order to start them.
 func (b *builder) components() ([]lifecycle.Component, error) {
 	var out []lifecycle.Component
-	for _, c := range []struct {
-		wanted bool
-		make   func() (lifecycle.Component, error)
-	}{
-		{true, b.registrar},
-		{true, b.reporter},
-		{true, b.endpointChecks},
-		{true, b.forwarding},
-		{b.Host.PeerWatch, b.peerWatch},
-		{b.Early, b.staticPods},
-		{true, b.proxyComponent},
-		{b.DNS.metrics != "", b.dnsMetrics},
-		{true, b.dnsComponent},
-		{!b.Early, b.allPods},
-		{b.Early, b.apiPods},
-		{b.Host.servicesDir != "", b.servicesDirectory},
-		{true, b.speakerComponent},
-		{b.DNS.ConfigureResolver, b.resolver},
-	} {
-		if !c.wanted {
+	for _, p := range b.order() {
+		if !p.wanted {
 			continue
 		}
-		part, err := c.make()
+		c, err := p.make()
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, part)
+		out = append(out, c)
 	}
 	flows, err := b.Proxy.Flows().Components(b.client, b.proxy, b.Host.Name, false)
 	return append(out, flows...), err

@@ -138,7 +138,7 @@ func forwards(t *table.Table, id svc.PortName, family svc.Family, addr netip.Add
 }
 
 // SpeakerComponent runs a speaker. It stops before the proxy, so that others announce
-// its addresses first.
+// its addresses first, and after DNS, so that its end is close to the process's.
 func SpeakerComponent(s Speaker) lifecycle.Component {
 	return lifecycle.Component{Name: "speaker", Run: s.Run}
 }

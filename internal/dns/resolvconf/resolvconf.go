@@ -39,7 +39,7 @@ const suffix = ".before-fairlead"
 const lookPeriod = 5 * time.Second
 
 // settlePeriod is how long a program may be in the middle of writing the file: a text counts that was the same before and
-// after it. emptyPeriod is that of a text without resolvers where there is an original with some.
+// after it. emptyPeriod is that of a text without resolvers.
 const (
 	settlePeriod = 200 * time.Millisecond
 	emptyPeriod  = 2 * lookPeriod
@@ -242,9 +242,9 @@ func (w *Writer) look() (wait time.Duration, err error) {
 		}
 		return 0, err
 	}
-	emptied := !hasServers(text) && fileHasServers(w.path+suffix)
+	empty := !hasServers(text)
 	needed := settlePeriod
-	if emptied {
+	if empty {
 		needed = emptyPeriod
 	}
 	if now := time.Now(); w.seen == nil || !bytes.Equal(text, w.seen) {
@@ -254,7 +254,7 @@ func (w *Writer) look() (wait time.Duration, err error) {
 		_ = file.Close()
 		return min(left, lookPeriod), nil
 	}
-	if emptied {
+	if empty && fileHasServers(w.path+suffix) {
 		_ = file.Close()
 		w.seen = nil
 		return 0, w.render()

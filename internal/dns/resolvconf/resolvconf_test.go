@@ -312,3 +312,32 @@ func TestFileIsReadInMidWriting(t *testing.T) {
 		}
 	})
 }
+
+// At the first start, too, a program that is slow to write the file it has truncated loses nothing.
+func TestFileIsEmptyAtTheFirstStart(t *testing.T) {
+	path := file(t, "")
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		w := writer(path)
+		done := make(chan error, 1)
+		go func() { done <- w.Run(ctx) }()
+		time.Sleep(emptyPeriod - time.Second)
+		synctest.Wait()
+		f, err := os.OpenFile(path, os.O_WRONLY, 0) // not another one in its place
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.WriteString(before); err != nil {
+			t.Fatal(err)
+		}
+		_ = f.Close()
+		<-w.Tried()
+		if got := get(t, Original(path)); got != before || Original(path) == path {
+			t.Errorf("the original, at %s, is\n%s", Original(path), got)
+		}
+		cancel()
+		if err := <-done; err != nil || get(t, path) != before {
+			t.Errorf("%v, restored\n%s", err, get(t, path))
+		}
+	})
+}

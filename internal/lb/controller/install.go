@@ -57,8 +57,8 @@ func (c *Controller) install(ctx context.Context) error {
 	return nil
 }
 
-// untilDone repeats step until it succeeds or ctx ends. It logs errors after the first
-// moments.
+// untilDone repeats step until it succeeds or ctx ends. It logs an error at once, unless a kind that was just defined is not served
+// yet, and once a minute from then on.
 func (c *Controller) untilDone(ctx context.Context, step func(context.Context) error) error {
 	backoff := wait.Backoff{Duration: installRetry, Factor: 1.5, Steps: 1 << 30, Cap: maxInstallRetry}
 	begin, warned := time.Now(), time.Time{}
@@ -70,7 +70,9 @@ func (c *Controller) untilDone(ctx context.Context, step func(context.Context) e
 			return ctx.Err()
 		}
 		pause := backoff.Step()
-		if now := time.Now(); now.Sub(begin) > maxInstallRetry && now.Sub(warned) > time.Minute {
+		now := time.Now()
+		soon := apierrors.IsNotFound(err) && now.Sub(begin) < maxInstallRetry
+		if !soon && now.Sub(warned) > time.Minute {
 			warned = now
 			c.o.Log.Warn("cannot prepare for load balancers; retrying", "err", err)
 		}

@@ -100,16 +100,20 @@ func (k *poolKeeper) hasFlagPools() bool {
 	defer k.mu.Unlock()
 	for _, f := range k.flags {
 		p := k.pools[f.Name]
-		if p == nil || p.object.Labels[managedByLabel] == managedByFlags && !reflect.DeepEqual(p.object.Spec, f.spec()) {
+		if p == nil || p.object.Labels[managedByLabel] == managedByFlags && !reflect.DeepEqual(p.object.Spec, f.spec(p.object)) {
 			return false
 		}
 	}
 	return true
 }
 
-// spec is that of the object of f.
-func (f FlagPool) spec() v1.IPAddressPoolSpec {
+// spec is that of the object of f. have is the object that there is, nil for none: what it has in announce, for which there is no
+// flag, stays.
+func (f FlagPool) spec(have *v1.IPAddressPool) v1.IPAddressPoolSpec {
 	spec := v1.IPAddressPoolSpec{AutoAssign: new(true)}
+	if have != nil {
+		spec.Announce = have.Spec.Announce
+	}
 	for _, r := range f.Ranges {
 		spec.Addresses = append(spec.Addresses, r.First.String()+"-"+r.Last.String())
 	}
@@ -156,7 +160,7 @@ func (k *poolKeeper) keepFlagPools(ctx context.Context) error {
 }
 
 func (k *poolKeeper) keepFlagPool(ctx context.Context, f FlagPool, have *v1.IPAddressPool) error {
-	want := f.spec()
+	want := f.spec(have)
 	if have == nil {
 		_, err := k.lb.Pools.Create(ctx, &v1.IPAddressPool{
 			ObjectMeta: metav1.ObjectMeta{Name: f.Name, Labels: map[string]string{managedByLabel: managedByFlags}}, Spec: want,

@@ -191,8 +191,10 @@ func (u *Unused) whole(spans map[span]bool) *nftables.Batch {
 			rule(chain, to(f.networks()).Goto(f.refuse()))
 		}
 		for _, chain := range []string{"echo", "own-echo"} {
-			rule(chain, nftables.RedirectAddress(to(f.addresses()).Meta(0, nftables.MetaL4Proto).Equal(0, []byte{f.icmp}).
-				Port(0, nftables.Source).Equal(0, []byte{f.echo, 0}))) // the first two bytes of the header
+			for _, set := range []string{f.addresses(), f.networks()} {
+				rule(chain, nftables.RedirectAddress(to(set).Meta(0, nftables.MetaL4Proto).Equal(0, []byte{f.icmp}).
+					Port(0, nftables.Source).Equal(0, []byte{f.echo, 0}))) // the first two bytes of the header
+			}
 		}
 		l4 := func(proto byte) *nftables.Program {
 			return new(nftables.Program).Meta(0, nftables.MetaL4Proto).Equal(0, []byte{proto})

@@ -83,6 +83,9 @@ func TestUnusedPortsAreRefused(t *testing.T) {
 		if !refused(client, a) {
 			t.Errorf("%s is not refused: its prefix is announced as a whole", a)
 		}
+		if err := echo(client, a); err != nil {
+			t.Errorf("ping to %s, whose prefix is announced as a whole: %v", a, err)
+		}
 	}
 	const table = "fairlead-lb-unused"
 	u.Delete(addrs[0])

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -83,7 +84,8 @@ func FirstKeys(ctx context.Context, client kubernetes.Interface, log *slog.Logge
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
 		}
-		if !warned && time.Since(begin) > 5*time.Second {
+		soon := apierrors.IsNotFound(err) && time.Since(begin) < 5*time.Second // the controller may have just begun, too
+		if !warned && !soon {
 			warned = true
 			log.Warn("cannot read the key of the speakers; retrying", "secret", svc.SystemNamespace+"/"+svc.SpeakerKeySecret, "err", err)
 		}

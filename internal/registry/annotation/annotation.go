@@ -58,6 +58,7 @@ var readers = map[string]reader{
 	svc.DefaultQuotaAnnotation:    {[]string{"Namespace"}, only(svc.DefaultQuotaNone)},
 	svc.ServingCertAnnotation:     {[]string{"Node"}, nil},
 	svc.AuthoritiesAnnotation:     {[]string{"Node", "Lease"}, nil},
+	svc.JoiningAnnotation:         {[]string{"Lease"}, nil},
 	svc.NodeAddressesAnnotation:   {[]string{"Node"}, nil},
 	svc.PublicKeyAnnotation:       {[]string{"Node"}, nil},
 	svc.PeerWatchAnnotation:       {[]string{"Node"}, nil},

@@ -19,6 +19,8 @@ import (
 	rbaclisters "k8s.io/client-go/listers/rbac/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
+
+	"github.com/fairlead/fairlead/internal/loop"
 )
 
 // aggregateTimeout bounds the writing of one role.
@@ -67,6 +69,7 @@ func (a *Aggregator) Run(ctx context.Context) {
 		queue.ShutDown()
 		return
 	}
+	var failures loop.Failures
 	var worker sync.WaitGroup
 	worker.Go(func() {
 		for {
@@ -75,7 +78,7 @@ func (a *Aggregator) Run(ctx context.Context) {
 				return
 			}
 			if err := a.sync(ctx, name); err != nil && ctx.Err() == nil {
-				a.log.Debug("cannot aggregate a ClusterRole; retrying", "clusterrole", name, "err", err)
+				failures.Log(a.log, queue.NumRequeues(name), err, "cannot aggregate a ClusterRole; retrying", "clusterrole", name)
 				queue.AddRateLimited(name)
 			} else {
 				queue.Forget(name)

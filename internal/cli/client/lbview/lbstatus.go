@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -190,6 +191,10 @@ func collectLB(ctx context.Context, client kubernetes.Interface, own *v1.Client,
 	if err != nil {
 		return nil, err
 	}
+	reasons := map[string]string{}
+	if list, err := own.Pools.List(ctx, metav1.ListOptions{}); err == nil {
+		reasons = poolReasons(list.Items)
+	}
 	silent := silentNodes(ctx, client)
 	owners, absent := ownersOf(speakers.Items, silent), absentOf(speakers.Items, silent)
 	r := &Report{Services: []lbService{}}
@@ -212,6 +217,7 @@ func collectLB(ctx context.Context, client kubernetes.Interface, own *v1.Client,
 			out.Reason = lastWarning(ctx, client, s, "")
 		} else if slices.ContainsFunc(out.Addresses, unowned) {
 			out.Reason = lastWarning(ctx, client, s, lbcontroller.NotAnnounceable)
+			out.Reason = cmp.Or(out.Reason, out.poolReason(reasons)) // an Event lasts an hour
 		}
 		r.Services = append(r.Services, out)
 	}
@@ -305,6 +311,27 @@ func absentOf(speakers []v1.Speaker, silent map[string]bool) map[string][]lbAbse
 		})
 	}
 	return out
+}
+
+// poolReasons returns why no node can announce addresses of a pool, by its name.
+func poolReasons(pools []v1.IPAddressPool) map[string]string {
+	out := map[string]string{}
+	for _, p := range pools {
+		if c := meta.FindStatusCondition(p.Status.Conditions, v1.PoolAnnounceable); c != nil && c.Status == metav1.ConditionFalse {
+			out[p.Name] = base.PlainLine(c.Reason + ": " + c.Message)
+		}
+	}
+	return out
+}
+
+// poolReason returns what the pool of an address says that no node announces.
+func (s *lbService) poolReason(reasons map[string]string) string {
+	for _, a := range s.Addresses {
+		if why := reasons[a.Pool]; why != "" && !a.announced() {
+			return why
+		}
+	}
+	return ""
 }
 
 // lastWarning returns the newest Warning about a Service, of one reason unless that is empty,

@@ -121,3 +121,18 @@ func TestAbsentEndpoints(t *testing.T) {
 		t.Errorf("%q, want %q and one of n2", got, want)
 	}
 }
+
+// Without an Event, the reason and the remedy are what the pool's condition has.
+func TestReasonOfThePool(t *testing.T) {
+	pool := func(name string, status metav1.ConditionStatus) v1.IPAddressPool {
+		return v1.IPAddressPool{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1.IPAddressPoolStatus{Conditions: []metav1.Condition{
+			{Type: v1.PoolAnnounceable, Status: status, Reason: "NotAnnounceable", Message: "do this"}}}}
+	}
+	reasons := poolReasons([]v1.IPAddressPool{pool("good", metav1.ConditionTrue), pool("bad", metav1.ConditionFalse)})
+	for name, want := range map[string]string{"good": "", "bad": "NotAnnounceable: do this", "": ""} {
+		s := lbService{Addresses: []lbAddress{{Address: "192.0.2.1", Pool: name}}}
+		if got := s.poolReason(reasons); got != want {
+			t.Errorf("pool %q: %q, want %q", name, got, want)
+		}
+	}
+}

@@ -25,8 +25,10 @@ import (
 const (
 	// maxNamed bounds how many Pods or Nodes a line names.
 	maxNamed = 3
-	// maxEvents bounds the Warnings that are read.
-	maxEvents = 2000
+	// eventsPage is how many Warnings one request reads, maxEventPages how many requests there are at most: Events come in the
+	// order of their names, so that the newest may be the last.
+	eventsPage    = 2000
+	maxEventPages = 50
 	// recent is how old the last Warning of a Service may be to count as a problem without another sign of it.
 	recent = 5 * time.Minute
 )
@@ -54,10 +56,23 @@ func readRelated(ctx context.Context, client kubernetes.Interface, namespace str
 	if l, err := client.NetworkingV1().IngressClasses().List(ctx, all); err == nil {
 		out.classes = l.Items
 	}
-	only := metav1.ListOptions{FieldSelector: "type=" + corev1.EventTypeWarning, Limit: maxEvents}
-	events, err := listAllowed(ctx, namespace, only, func(in string) lister[corev1.EventList] { return client.CoreV1().Events(in) })
-	if l := events; err == nil {
-		out.warnings = newestWarnings(l.Items)
+	out.warnings = readWarnings(ctx, client, namespace)
+	return out
+}
+
+// readWarnings reads the newest Warnings, as far as it can.
+func readWarnings(ctx context.Context, client kubernetes.Interface, namespace string) warnings {
+	out := warnings{}
+	page := metav1.ListOptions{FieldSelector: "type=" + corev1.EventTypeWarning, Limit: eventsPage}
+	for range maxEventPages {
+		l, err := listAllowed(ctx, namespace, page, func(in string) lister[corev1.EventList] { return client.CoreV1().Events(in) })
+		if err != nil {
+			break
+		}
+		out.add(l.Items)
+		if page.Continue = l.Continue; page.Continue == "" {
+			break
+		}
 	}
 	return out
 }
@@ -65,17 +80,16 @@ func readRelated(ctx context.Context, client kubernetes.Interface, namespace str
 // warnings has the newest Warning about each object, by kind, namespace and name.
 type warnings map[[3]string]*corev1.Event
 
-func newestWarnings(all []corev1.Event) warnings {
-	out := warnings{}
+// add adds Events, of which it keeps copies, so that the others of a page can go.
+func (w warnings) add(all []corev1.Event) {
 	for i := range all {
 		e := &all[i]
 		o := &e.InvolvedObject
 		key := [3]string{o.Kind, o.Namespace, o.Name}
-		if e.Type == corev1.EventTypeWarning && (out[key] == nil || lastSeen(out[key]).Before(lastSeen(e))) {
-			out[key] = e
+		if e.Type == corev1.EventTypeWarning && (w[key] == nil || lastSeen(w[key]).Before(lastSeen(e))) {
+			w[key] = new(*e)
 		}
 	}
-	return out
 }
 
 // lastSeen is when an Event was seen last.

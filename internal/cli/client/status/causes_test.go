@@ -1,11 +1,14 @@
 package status
 
 import (
+	"context"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -13,15 +16,19 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/fairlead/fairlead/internal/apiserver/certs"
 	"github.com/fairlead/fairlead/internal/apiserver/members"
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
 	"github.com/fairlead/fairlead/internal/cli/client/explaincmd"
 	"github.com/fairlead/fairlead/internal/gateway/names"
+	lbv1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -202,13 +209,15 @@ func TestStatusNamesTheCauseOfAnEvent(t *testing.T) {
 	again := service("again", intstr.IntOrString{}, "app=web")
 	pending.UID, tls.UID, again.UID = "1", "1", "2"
 	services := []corev1.Service{pending, tls, again}
-	r := &Report{Nodes: []nodeReport{{Name: "dead"}}, Services: serviceReports(services, nil), warnings: newestWarnings([]corev1.Event{
+	newest := warnings{}
+	newest.add([]corev1.Event{
 		event("Service", "default", "pending", "no address is left in pool a", time.Hour),
 		event("Service", "default", "pending", "older", 2*time.Hour),
 		event("Service", "default", "tls", "the certificate has ended", time.Minute),
 		event("Service", "default", "again", "about an earlier Service of this name", time.Minute),
 		event("Node", "", "dead", "its machine does not answer other nodes", time.Minute),
-	})}
+	})
+	r := &Report{Nodes: []nodeReport{{Name: "dead"}}, Services: serviceReports(services, nil), warnings: newest}
 	node := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "dead"}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{
 		{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, LastTransitionTime: metav1.NewTime(now)},
 	}}}
@@ -379,5 +388,65 @@ func TestStatusOfNodesWithoutAgent(t *testing.T) {
 	if err := r.print(&out); err != nil || strings.Count(out.String(), "no agent of fairlead") != 1 ||
 		!strings.Contains(out.String(), "1 nodes were not asked: it takes the right to get nodes/proxy") {
 		t.Errorf("%v\n%s", err, &out)
+	}
+}
+
+// The newest Warning counts, also when it is not on the first page.
+func TestWarningsOfAllPages(t *testing.T) {
+	now := time.Now()
+	page := func(message string, age time.Duration) corev1.EventList {
+		return corev1.EventList{Items: []corev1.Event{{
+			Type: corev1.EventTypeWarning, Message: message, LastTimestamp: metav1.NewTime(now.Add(-age)),
+			InvolvedObject: corev1.ObjectReference{Kind: "Service", Namespace: "default", Name: "web"},
+		}}}
+	}
+	first, second := page("older", time.Hour), page("newer", time.Minute)
+	first.Continue = "more"
+	client := fake.NewClientset()
+	client.PrependReactor("list", "events", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if a.(clienttesting.ListActionImpl).ListOptions.Continue == "more" {
+			return true, &second, nil
+		}
+		return true, &first, nil
+	})
+	got := readWarnings(t.Context(), client, "")
+	if e := got[[3]string{"Service", "default", "web"}]; len(got) != 1 || e.Message != "newer" {
+		t.Errorf("the newest Warning is %v", e)
+	}
+}
+
+// 'fairlead status --watch' goes on when a request fails, and tells it.
+func TestWatchGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, end := context.WithCancel(t.Context())
+		var out, errs strings.Builder
+		shown := 0
+		again(ctx, &out, &errs, func(context.Context) error {
+			switch shown++; shown {
+			case 1:
+				return errors.New("connection refused")
+			case 3:
+				end()
+			}
+			return nil
+		})
+		if shown != 3 || strings.Count(errs.String(), "connection refused; trying again") != 1 {
+			t.Errorf("shown %d times, told %q", shown, errs.String())
+		}
+	})
+}
+
+// A pool whose addresses no node can announce is a problem, with the remedy of its condition.
+func TestPoolsThatNoNodeAnnounces(t *testing.T) {
+	pool := func(name string, status metav1.ConditionStatus) lbv1.IPAddressPool {
+		c := metav1.Condition{Type: lbv1.PoolAnnounceable, Status: status, Message: "no node can announce 192.0.2.1: do this"}
+		return lbv1.IPAddressPool{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Status: lbv1.IPAddressPoolStatus{Conditions: []metav1.Condition{c}}}
+	}
+	pools := []lbv1.IPAddressPool{pool("bad", metav1.ConditionFalse), pool("good", metav1.ConditionTrue)}
+	r := &Report{LoadBalancers: summaryOf(pools, nil)}
+	r.judgePools()
+	if want := []string{"pool bad: no node can announce 192.0.2.1: do this"}; !slices.Equal(r.Problems, want) {
+		t.Errorf("problems %q, want %q", r.Problems, want)
 	}
 }

@@ -139,23 +139,20 @@ is wrong.`,
 			if len(args) == 1 {
 				want.service = args[0]
 			}
-			for {
-				ctx, cancel := context.WithTimeout(cmd.Context(), base.RequestTimeout)
+			show := func(ctx context.Context) error {
+				ctx, cancel := context.WithTimeout(ctx, base.RequestTimeout)
+				defer cancel()
 				r, err := reportFor(ctx, &f, p, want)
-				cancel()
-				if err == nil {
-					err = output.Write(g.Out, r, r.print)
-				}
-				if err != nil || !watch {
+				if err != nil {
 					return err
 				}
-				select {
-				case <-cmd.Context().Done():
-					return nil
-				case <-time.After(topInterval):
-				}
-				fmt.Fprintln(g.Out)
+				return output.Write(g.Out, r, r.print)
 			}
+			if err := show(cmd.Context()); err != nil || !watch {
+				return err
+			}
+			again(cmd.Context(), g.Out, g.Err, show)
+			return nil
 		},
 	}
 	f.Add(cmd)
@@ -164,6 +161,22 @@ is wrong.`,
 	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "show it again every "+topInterval.String())
 	cmd.Flags().BoolVar(&probe, "probe-endpoints", true, "connect to endpoints that were written by hand; unless given, only from a node")
 	return cmd
+}
+
+// again shows the status every topInterval until ctx ends. A request that fails is told, and the next one follows: an outage is
+// when people look.
+func again(ctx context.Context, out, errs io.Writer, show func(context.Context) error) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(topInterval):
+		}
+		fmt.Fprintln(out)
+		if err := show(ctx); err != nil && ctx.Err() == nil {
+			fmt.Fprintf(errs, "! %s: %v; trying again every %s\n", time.Now().Format(time.TimeOnly), err, topInterval)
+		}
+	}
 }
 
 // collect asks the API, and through it every node's agent. A node, whose name is own,
@@ -209,6 +222,7 @@ func collect(ctx context.Context, client kubernetes.Interface, own string, probe
 	r.judgePods(mine, now)
 	r.judgeLimits(nodes.Items, mine)
 	if want.service == "" {
+		r.judgePools()
 		r.judgeSets(&more)
 		r.judgeIngresses(more.ingresses, more.classes, now)
 	} else if len(services) == 1 {

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
@@ -16,6 +18,14 @@ type lbSummary struct {
 	Addresses int64 `json:"addresses"`
 	Pools     int   `json:"pools"`
 	Pending   int   `json:"pending"`
+	// NotAnnounceable has the pools with addresses that no node can announce, and why.
+	NotAnnounceable []poolTrouble `json:"notAnnounceable,omitempty"`
+}
+
+// poolTrouble is the condition Announceable of a pool, with the remedy.
+type poolTrouble struct {
+	Pool    string `json:"pool"`
+	Message string `json:"message"`
 }
 
 // summarizeLB counts, and returns nil where there are no pools to be read.
@@ -25,9 +35,17 @@ func summarizeLB(ctx context.Context, client kubernetes.Interface, services []co
 	if err != nil || json.Unmarshal(text, &pools) != nil {
 		return nil
 	}
-	out := &lbSummary{Pools: len(pools.Items)}
-	for _, p := range pools.Items {
+	return summaryOf(pools.Items, services)
+}
+
+func summaryOf(pools []v1.IPAddressPool, services []corev1.Service) *lbSummary {
+	out := &lbSummary{Pools: len(pools)}
+	for i := range pools {
+		p := &pools[i]
 		out.Addresses += p.Status.Used
+		if c := meta.FindStatusCondition(p.Status.Conditions, v1.PoolAnnounceable); c != nil && c.Status == metav1.ConditionFalse {
+			out.NotAnnounceable = append(out.NotAnnounceable, poolTrouble{p.Name, c.Message})
+		}
 	}
 	for i := range services {
 		s := &services[i].Spec
@@ -37,4 +55,14 @@ func summarizeLB(ctx context.Context, client kubernetes.Interface, services []co
 		}
 	}
 	return out
+}
+
+// judgePools adds pools with addresses that no node can announce.
+func (r *Report) judgePools() {
+	if r.LoadBalancers == nil {
+		return
+	}
+	for _, p := range r.LoadBalancers.NotAnnounceable {
+		r.problem("pool %s: %s", p.Pool, p.Message)
+	}
 }
