@@ -48,7 +48,8 @@ service.kubernetes.io/ too.
 var unset = map[Field]string{
 	FieldAddresses: "a free one of the pool", FieldPool: "each that is for the Service", FieldSharingKey: "none", FieldInternal: "false",
 	FieldProtocol: "tcp", FieldBackend: "by the port's appProtocol, else http with http and https, and tcp", FieldCertificates: "none",
-	FieldACMEHosts: "none", FieldACMEChallenge: TLSALPN01, FieldTLSPolicy: "1.2", FieldALPN: "HTTP2Preferred with https, else None", FieldProxyProtocol: "none",
+	FieldACMEHosts: "none", FieldACMEChallenge: TLSALPN01, FieldTLSPolicy: "1.2",
+	FieldALPN: "HTTP2Preferred with https, else None", FieldProxyProtocol: "none",
 	FieldTrustedFronts: "none", FieldBackendCA: "none: Pods are not verified", FieldBackendName: "SERVICE.NAMESPACE.svc",
 	FieldBackendCert: "none", FieldBackendNodes: "all", FieldSlowStart: "none", FieldWeightLabel: "none", FieldStickyCookie: "false",
 	FieldStickyApp: "none", FieldStickyLifetime: "the client's session", FieldAllUnhealthy: "open", FieldHealthPath: "/",

@@ -106,7 +106,7 @@ func TestConnectTimeComesAndGoes(t *testing.T) {
 	}
 }
 
-// auto is in front where everything works, and says why not elsewhere.
+// auto is in front where everything works, and gives the reason elsewhere.
 func TestConnectTimeAuto(t *testing.T) {
 	group := testbed.Group(t).Dir
 	mountBPF(t)

@@ -54,7 +54,7 @@ type shared struct {
 	next  uint32
 	// That the map of frontends, or that of the node's addresses, has no room was logged.
 	full, nodesFull bool
-	// sweeper is told what serves.
+	// sweeper gets the endpoints that serve.
 	sweeper *sweeper
 	// last is what IPv4 has read, for IPv6, which follows it in an Apply.
 	last *installed

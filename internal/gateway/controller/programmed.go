@@ -58,7 +58,7 @@ func (c *controller) pending(n svc.Name, g *gwv1.Gateway, version string, addrs 
 
 const programmed = string(gwv1.GatewayConditionProgrammed)
 
-// wasProgrammed reports whether a Gateway's status says that it is programmed as it is now.
+// wasProgrammed reports whether a Gateway was programmed as it is now, by its status.
 func wasProgrammed(g *gwv1.Gateway, addrs []string) bool {
 	k := meta.FindStatusCondition(g.Status.Conditions, programmed)
 	return k != nil && k.Status == metav1.ConditionTrue && k.ObservedGeneration == g.Generation &&

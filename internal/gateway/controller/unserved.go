@@ -51,7 +51,7 @@ func (s *speaking) equal(o *speaking) bool {
 	return s.noMesh == o.noMesh && s.eligible == o.eligible && s.gateways.Equal(o.gateways)
 }
 
-// isReady reports whether nothing says that a node is not.
+// isReady reports whether a node is ready, as far as is known.
 func isReady(n *corev1.Node) bool {
 	return !slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue

@@ -324,7 +324,7 @@ func poolReasons(pools []v1.IPAddressPool) map[string]string {
 	return out
 }
 
-// poolReason returns what the pool of an address says that no node announces.
+// poolReason returns why no node announces an address, by the condition of its pool.
 func (s *lbService) poolReason(reasons map[string]string) string {
 	for _, a := range s.Addresses {
 		if why := reasons[a.Pool]; why != "" && !a.announced() {
