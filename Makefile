@@ -20,9 +20,9 @@ CLUSTERS    := $(addprefix $(MODULE)/,test/node test/servers test test/reliabili
 HEAVY       := $(addprefix $(MODULE)/,test/lb internal/apiserver internal/dataplane/iptables internal/controller \
   internal/dataplane/ipvs deploy/kubernetes test/ipvs internal/runner internal/proxy internal/lb/proxied/web internal/dataplane/nft \
   internal/dataplane/connecttime internal/lb/controller internal/registry/service internal/cli)
-FETCH_CONFORMANCE = go -C test/conformance build -o /dev/null sigs.k8s.io/gateway-api/conformance/echo-basic && \
-  go -C test/conformance build -o /dev/null ./client && go -C test/conformance test -c -vet=off -o /dev/null . && \
-  go -C bench/peers/coredns build -o /dev/null .
+COMPILE     = list -export -deps >/dev/null
+FETCH_CONFORMANCE = go -C test/conformance $(COMPILE) sigs.k8s.io/gateway-api/conformance/echo-basic ./client && \
+  go -C test/conformance $(COMPILE) -test . && go -C bench/peers/coredns $(COMPILE) .
 GOTEST      := go test -count=1 -json -vet=off -ldflags='-s -w' -timeout 40m
 
 .PHONY: help build bpf demo test test-unit bench conformance check mutate fmt generate clean setup fetch kubectl wireguard-go test-apiserver release image soak kube-proxy migrate-test
@@ -98,20 +98,19 @@ wireguard-go: ## make bin/wireguard-go, for kernels without WireGuard, from its 
 setup: ## install the Debian packages that tests and demo use, when root
 	@test/setup.sh
 
-fetch: ## download what tests build themselves: their namespaces have no network
-	go -C test/pebble build -o /dev/null github.com/letsencrypt/pebble/v2/cmd/pebble
-	go -C test/browser build -o /dev/null .
-	go -C test/helm build -o /dev/null helm.sh/helm/v3/cmd/helm
-	go -C test/hubble build -o /dev/null github.com/cilium/cilium/hubble
-	go -C test/otlp build -o /dev/null .
-	go -C test/metallb build -o /dev/null go.universe.tf/metallb/speaker
-	go -C test/metallb build -o /dev/null go.universe.tf/metallb/controller
+# What is compiled here is only linked there: the programs are built once.
+fetch: ## download and compile what tests build themselves: their namespaces have no network
+	go -C test/pebble $(COMPILE) github.com/letsencrypt/pebble/v2/cmd/pebble
+	go -C test/browser $(COMPILE) .
+	go -C test/helm $(COMPILE) helm.sh/helm/v3/cmd/helm
+	go -C test/hubble $(COMPILE) github.com/cilium/cilium/hubble
+	go -C test/otlp $(COMPILE) .
+	go -C test/metallb $(COMPILE) go.universe.tf/metallb/speaker go.universe.tf/metallb/controller
 	$(FETCH_CONFORMANCE)
-	go -C test/h2spec build -o /dev/null github.com/summerwind/h2spec/cmd/h2spec
-	go -C bench/peers/s3 build -o /dev/null .
-	go build -modfile=tools/go.mod -o /dev/null github.com/cilium/ebpf/cmd/bpf2go
-	go -C tools/release build -o /dev/null ./sbom
-	go -C tools/release build -o /dev/null ./image
+	go -C test/h2spec $(COMPILE) github.com/summerwind/h2spec/cmd/h2spec
+	go -C bench/peers/s3 $(COMPILE) .
+	go $(COMPILE) -modfile=tools/go.mod github.com/cilium/ebpf/cmd/bpf2go
+	go -C tools/release $(COMPILE) ./sbom ./image
 	go tool -modfile=tools/release/go.mod nfpm --version >/dev/null
 
 release: ## packages, tarballs, a container image, SBOMs and checksums for amd64 and arm64, in dist/

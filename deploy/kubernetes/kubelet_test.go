@@ -33,6 +33,7 @@ type kubelet struct {
 	programs map[string]string // by image
 	pods     map[types.UID]*process.Process
 	ending   map[types.UID]bool // was sent SIGTERM
+	probed   map[types.UID]time.Time
 }
 
 const serviceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -40,7 +41,7 @@ const serviceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
 // startKubelet runs a kubelet of the rig's node and of others until the test ends; then it ends its processes.
 func startKubelet(r *rig, programs map[string]string, others ...*testbed.Host) {
 	r.Helper()
-	k := &kubelet{rig: r, dir: r.TempDir(), programs: programs, pods: map[types.UID]*process.Process{}, ending: map[types.UID]bool{}}
+	k := &kubelet{rig: r, dir: r.TempDir(), programs: programs, pods: map[types.UID]*process.Process{}, ending: map[types.UID]bool{}, probed: map[types.UID]time.Time{}}
 	k.nodes = map[string]*testbed.Host{r.node.Name(): r.node}
 	for _, h := range others {
 		k.nodes[h.Name()] = h
@@ -134,12 +135,22 @@ func (k *kubelet) host(pod *corev1.Pod) *testbed.Host {
 	return node.Pod("p" + string(pod.UID)[:8])
 }
 
+// probePeriod is how often a Pod that is ready is asked whether it still is: more often than the manifests have it.
+const probePeriod = time.Second
+
 // ready asks the readiness probe.
 func (k *kubelet) ready(ctx context.Context, pod *corev1.Pod) bool {
 	c := &pod.Spec.Containers[0]
 	if c.ReadinessProbe == nil {
 		return true
 	}
+	isReady := slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+	if isReady && time.Since(k.probed[pod.UID]) < probePeriod {
+		return true
+	}
+	k.probed[pod.UID] = time.Now()
 	get := c.ReadinessProbe.HTTPGet
 	port := get.Port.String()
 	for _, named := range c.Ports {

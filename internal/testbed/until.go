@@ -15,9 +15,8 @@ const Patience = 2 * time.Minute
 func Until(t testing.TB, what string, check func() error) {
 	t.Helper()
 	deadline := time.Now().Add(Patience)
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
 	for {
+		begin := time.Now()
 		err := check()
 		if err == nil {
 			return
@@ -25,9 +24,13 @@ func Until(t testing.TB, what string, check func() error) {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited %s for %s: %v", Patience, what, err)
 		}
-		<-tick.C
+		// A check that starts a program takes a third of a processor at most: others wait for it, too.
+		time.Sleep(min(max(leastPause, 2*time.Since(begin)), mostPause))
 	}
 }
+
+// The bounds of the pause between two checks of Until.
+const leastPause, mostPause = 20 * time.Millisecond, 500 * time.Millisecond
 
 // Receive returns what comes from ch, or its zero value when ch is closed. After Patience it
 // fails the test with what was waited for.
