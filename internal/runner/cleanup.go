@@ -44,7 +44,7 @@ func Cleanup(ctx context.Context, stateDir string, remove ...func() error) error
 	if err != nil {
 		return err
 	}
-	defer lock.Close()
+	defer func() { _ = fileio.Unlock(lock) }()
 	dirs, err := pod.Dirs(podsDir(stateDir))
 	if err != nil {
 		return err

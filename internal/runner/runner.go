@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/fairlead/fairlead/internal/events"
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/loop"
 	podregistry "github.com/fairlead/fairlead/internal/registry/pod"
 	"github.com/fairlead/fairlead/internal/runner/api"
@@ -126,7 +127,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer lock.Close()
+	defer func() { _ = fileio.Unlock(lock) }()
 	defer r.events.Start()()
 	if err := r.network.LoadLast(); err != nil {
 		r.o.Log.Warn("cannot read the last addresses of pods; they may be reused early", "err", err)

@@ -43,7 +43,7 @@ func OpenDir(path string) (*Dir, error) {
 		return nil, err
 	}
 	if err := fileio.CheckLayout(d.Path, layoutVersion); err != nil {
-		lock.Close()
+		_ = d.Close()
 		return nil, err
 	}
 	return d, nil
@@ -80,7 +80,7 @@ func (e *inUseError) Error() string {
 func (d *Dir) File(name string) string { return filepath.Join(d.Path, name) }
 
 // Close releases the directory.
-func (d *Dir) Close() error { return d.lock.Close() }
+func (d *Dir) Close() error { return fileio.Unlock(d.lock) }
 
 // plain strips the operation and path of a file error, for messages that name them.
 func plain(err error) error {

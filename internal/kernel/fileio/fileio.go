@@ -71,6 +71,12 @@ func Lock(f *os.File) error {
 	return err
 }
 
+// Unlock ends the lock of f and closes it. Close would leave the lock to a program that another goroutine starts right now, which has
+// a copy of f from its fork to its exec.
+func Unlock(f *os.File) error {
+	return errors.Join(unix.Flock(int(f.Fd()), unix.LOCK_UN), f.Close())
+}
+
 // Dup returns another open file for what f is open for.
 func Dup(f *os.File) (*os.File, error) {
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)

@@ -64,7 +64,7 @@ func TestReplaceFails(t *testing.T) {
 	}
 }
 
-// Only one open file has the lock; closing it unlocks, its duplicates keep it.
+// Only one open file has the lock; closing it unlocks, its duplicates keep it. Unlock unlocks whatever duplicates there are.
 func TestLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	open := func() *os.File {
@@ -90,5 +90,12 @@ func TestLock(t *testing.T) {
 	_ = dup.Close()
 	if err := fileio.Lock(second); err != nil {
 		t.Errorf("after the end of the first: %v", err)
+	}
+	if dup, err = fileio.Dup(second); err != nil {
+		t.Fatal(err)
+	}
+	defer dup.Close()
+	if err := errors.Join(fileio.Unlock(second), fileio.Lock(open())); err != nil {
+		t.Errorf("unlocked, with a copy that a program has which is being started: %v", err)
 	}
 }

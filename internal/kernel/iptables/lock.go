@@ -42,7 +42,7 @@ func lock(ctx context.Context) (unlock func(), err error) {
 	for {
 		err := fileio.Lock(f)
 		if err == nil {
-			return func() { _ = f.Close() }, nil
+			return func() { _ = fileio.Unlock(f) }, nil
 		}
 		if !errors.Is(err, fileio.ErrLocked) {
 			return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
