@@ -94,7 +94,7 @@ func door(t *testing.T, group, name, spec string) *unstructured.Unstructured {
 
 // varying is what differs between two objects that were made in the same way.
 var varying = regexp.MustCompile(`"(uid|resourceVersion|creationTimestamp|time|continue)":\s?"[^"]*"|resourceVersion: "\d+"|\d+ms|\d+s\b` +
-	`|uid: \S+|creationTimestamp: \S+|(Too large|too old) resource version: .*|"generateName".*`)
+	`|uid: \S+|creationTimestamp: \S+|\btime: "\S+"|(Too large|too old) resource version: .*|"generateName".*`)
 
 // answer is the whole answer to a GET below the group. The names of the twins are as long as each other.
 func (c custom) answer(t *testing.T, group, path, accept string) string {
