@@ -41,7 +41,8 @@ const serviceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
 // startKubelet runs a kubelet of the rig's node and of others until the test ends; then it ends its processes.
 func startKubelet(r *rig, programs map[string]string, others ...*testbed.Host) {
 	r.Helper()
-	k := &kubelet{rig: r, dir: r.TempDir(), programs: programs, pods: map[types.UID]*process.Process{}, ending: map[types.UID]bool{}, probed: map[types.UID]time.Time{}}
+	k := &kubelet{rig: r, dir: r.TempDir(), programs: programs, pods: map[types.UID]*process.Process{}, ending: map[types.UID]bool{},
+		probed: map[types.UID]time.Time{}}
 	k.nodes = map[string]*testbed.Host{r.node.Name(): r.node}
 	for _, h := range others {
 		k.nodes[h.Name()] = h
