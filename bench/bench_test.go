@@ -89,7 +89,7 @@ func TestPeers(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), name) {
 				t.Errorf("%s without %s: %v", r.name, name, err)
 			}
-			if err := (&bench{peers: folder, alone: true}).unbuilt([]run{r}); err != nil {
+			if err := (&bench{peers: folder, peerless: true}).unbuilt([]run{r}); err != nil {
 				t.Errorf("%s, without peers: %v", r.name, err)
 			}
 			if err := os.WriteFile(filepath.Join(folder, name), nil, 0o600); err != nil {

@@ -33,7 +33,7 @@ type bench struct {
 	corpus   string // folder of test/api
 	dir      string // for logs and data
 	small    bool
-	alone    bool  // where peers have not been built
+	peerless bool  // where peers have not been built
 	nodes    []int // of the fleet
 	shared   int   // watches of the fleet on a connection
 	net      *network
@@ -56,7 +56,7 @@ func main() {
 	only := flag.String("run", "", "measurements to make, separated by commas: "+strings.Join(names(), ", ")+" (default: all)")
 	flag.StringVar(&b.fairlead, "fairlead", "../bin/fairlead", "the fairlead program")
 	flag.StringVar(&b.peers, "peers", "bin", "folder of the peers' programs")
-	flag.BoolVar(&b.alone, "without-peers", false, "leave out a peer that has not been built, rather than end")
+	flag.BoolVar(&b.peerless, "without-peers", false, "leave out a peer that has not been built, rather than end")
 	flag.StringVar(&b.corpus, "corpus", "../test/api", "folder of the requests that are compared")
 	flag.StringVar(&b.sources, "sources", "..", "folder of fairlead's sources, for the table of names")
 	flag.BoolVar(&b.small, "small", false, "make every measurement with so little that it only shows that it works")
@@ -192,7 +192,7 @@ func (b *bench) prepare(ctx context.Context) (err error) {
 
 // unbuilt is an error if a peer is missing that make builds.
 func (b *bench) unbuilt(chosen []run) error {
-	if b.alone {
+	if b.peerless {
 		return nil
 	}
 	for _, r := range chosen {

@@ -99,7 +99,7 @@ func (b *bed) explain() *Verdict {
 	return Explain(&b.q, o, facts)
 }
 
-// ports are those of the node's Table by the objects as they are.
+// ports are what the node's Table has by the present objects.
 func (b *bed) ports() (out []Port) {
 	t := Build(&Cluster{}, "here", b.node, []*corev1.Service{b.service}, []*discoveryv1.EndpointSlice{b.slice})
 	for _, p := range Choose(t, svc.NameOf(b.service), netip.AddrPort{}, 0) {

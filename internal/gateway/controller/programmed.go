@@ -52,8 +52,10 @@ func (c *controller) pending(n svc.Name, g *gwv1.Gateway, version string, addrs 
 		why = "no node announces its addresses yet"
 	}
 	a.done = why == ""
-	c.postponed = c.postponed || !a.done
-	return why, !a.done && now.Sub(a.since) < holdPeriod && meta.IsStatusConditionTrue(g.Status.Conditions, programmed)
+	hold = !a.done && now.Sub(a.since) < holdPeriod && meta.IsStatusConditionTrue(g.Status.Conditions, programmed)
+	// Time ends these two; what nodes lack ends with a change of their Speakers.
+	c.postponed = c.postponed || hold || !a.done && !a.served.IsZero()
+	return why, hold
 }
 
 const programmed = string(gwv1.GatewayConditionProgrammed)

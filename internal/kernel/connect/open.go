@@ -413,9 +413,9 @@ func kept(bpffs string) (dir string, err error) {
 }
 
 // Cleanup takes the programs of the calling thread's network namespace from their group, ends the connected sockets of UDP that
-// they translated, and frees their maps, and those of namespaces that are gone. Where there are none it does nothing. Nor does it where
-// this process may not look: systemd mounts the BPF file system for root only, and a node without root has a network namespace that no
-// program of root is for.
+// they translated, and frees their maps. The same is done for network namespaces that are gone. Where there are no programs it does
+// nothing. Nor does it where this process may not look: systemd mounts the BPF file system for root only, and a node without root has
+// a network namespace that no program of root is for.
 func Cleanup(bpffs string) error {
 	dir, err := kept(bpffs)
 	if dir == "" {

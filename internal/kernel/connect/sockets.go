@@ -100,7 +100,7 @@ type namespaces struct {
 	do     func(path string, f func() error) error
 }
 
-// allNamespaces are home, the ones of all processes, and those that have a name.
+// allNamespaces are home, the namespaces of all processes, and the named ones in /run/netns.
 func allNamespaces(home string) *namespaces {
 	paths := func() ([]string, error) {
 		proc, err := os.Open("/proc")

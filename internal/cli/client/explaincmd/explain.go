@@ -36,7 +36,7 @@ type Report struct {
 	Finding *Finding `json:"finding,omitempty"`
 	// NotAsked is how many nodes were left out.
 	NotAsked int `json:"notAsked,omitempty"`
-	// At is the time that the answer is about, nil for now.
+	// At is the time that the answer is about; nil stands for the present.
 	At *time.Time `json:"at,omitempty"`
 }
 

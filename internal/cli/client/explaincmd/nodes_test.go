@@ -83,7 +83,7 @@ func TestJudgeManyNodes(t *testing.T) {
 	}
 }
 
-// A plan has all nodes; without the right to read them it has those of the endpoints, and says so.
+// A plan has all nodes. Without the right to read Nodes it only has the nodes of the endpoints, and has a note about that.
 func TestPlanOfNodes(t *testing.T) {
 	one := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Labels: map[string]string{
 		discoveryv1.LabelServiceName: "web"}}, Endpoints: []discoveryv1.Endpoint{{NodeName: new("n7")}}}

@@ -33,7 +33,7 @@ func TestParseTime(t *testing.T) {
 	}
 }
 
-// A node's earlier ports take the place of those that have changed since; a node that does not remember the time says so.
+// A node's earlier ports replace the ports that have changed since. A node that does not remember the time is named.
 func TestThen(t *testing.T) {
 	port := func(name string, endpoints ...string) *table.ServicePort {
 		f := table.Frontend{Addr: netip.MustParseAddrPort("10.96.0.10:80")}

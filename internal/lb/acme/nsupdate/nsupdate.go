@@ -111,7 +111,7 @@ func (u *Updater) zone(name string) (found *Zone) {
 // Has reports whether a name is in one of the zones.
 func (u *Updater) Has(name string) bool { return u != nil && u.zone(name) != nil }
 
-// Add adds a TXT record beside those that the name has.
+// Add adds a TXT record to a name, whose other records stay.
 func (u *Updater) Add(ctx context.Context, name, value string) error {
 	return u.update(ctx, name, value, (*dns.Msg).Insert)
 }
