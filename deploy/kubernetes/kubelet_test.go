@@ -98,6 +98,9 @@ func (k *kubelet) syncPod(ctx context.Context, pod *corev1.Pod) error {
 		}
 		return nil
 	case pod.DeletionTimestamp != nil:
+		if k.beforeRemoval != nil {
+			k.beforeRemoval(pod)
+		}
 		err := k.client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
 		if apierrors.IsNotFound(err) {
 			err = nil

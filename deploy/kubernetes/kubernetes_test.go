@@ -49,6 +49,9 @@ type rig struct {
 	node2   *testbed.Host    // for node-local DNS, which uses the same port as the server in the place of CoreDNS
 	gateway *httptest.Server // the API server for programs of the node
 
+	// beforeRemoval, if there is one, is called before a Pod whose process has ended is removed.
+	beforeRemoval func(pod *corev1.Pod)
+
 	mu       sync.Mutex
 	rejected []string // requests that the API server answered with 401 or 403
 }

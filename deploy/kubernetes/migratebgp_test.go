@@ -60,6 +60,8 @@ type bgpMigration struct {
 	router *bird.Router
 	client *testbed.Host
 	to     netip.AddrPort
+	// deafen says that the router is not to hear node1 from the end of MetalLB's speaker there.
+	deafen atomic.Bool
 }
 
 func newBGPMigration(t *testing.T) *bgpMigration {
@@ -76,6 +78,11 @@ func newBGPMigration(t *testing.T) *bgpMigration {
 	m.router, m.client = bird.Start(t, n.Host("router"), neighbors...), n.Outside("client")
 	m.client.Route(netip.MustParsePrefix("198.51.100.0/24"), m.router.Addr4())
 	m.connect()
+	m.beforeRemoval = func(pod *corev1.Pod) {
+		if pod.Namespace == "metallb-system" && pod.Spec.NodeName == m.node.Name() && m.deafen.CompareAndSwap(true, false) {
+			m.stopHearing(m.node)
+		}
+	}
 	fairlead := process.Program("fairlead")
 	process.Start(t, exec.Command(fairlead, "controllers", "--kubeconfig", m.api.Kubeconfig, "--controllers",
 		"daemonset,scheduler,garbage,deployment,replicaset,endpointslice"))
@@ -267,6 +274,7 @@ func TestMigrateBGP(t *testing.T) {
 // first node for a time: the second one must wait for its session.
 func (m *bgpMigration) interruptedBGP() {
 	m.Helper()
+	m.deafen.Store(true)
 	p := process.Start(m.T, exec.Command(process.Program("fairlead"), "migrate", "apply", "--component", "lb",
 		"--kubeconfig", m.api.Kubeconfig))
 	until := func(what, node string, labels ...string) {
@@ -280,21 +288,32 @@ func (m *bgpMigration) interruptedBGP() {
 			return nil
 		})
 	}
-	until("the end of MetalLB's speaker on node1", "node1", "leaving", "fairlead")
-	nft := func(args ...string) { process.Output(m.T, m.router.Command(m.Context(), "nft", args...)) }
-	nft("add", "table", "ip", "deaf")
-	nft("add", "chain", "ip", "deaf", "in", "{ type filter hook input priority 0; }")
-	nft("add", "rule", "ip", "deaf", "in", "ip", "saddr", m.node.Addr4().String(), "tcp", "dport", "179", "drop")
-	nft("add", "rule", "ip", "deaf", "in", "ip", "saddr", m.node.Addr4().String(), "tcp", "sport", "179", "drop")
 	until("the sessions of node1", "node1", "fairlead")
 	for begin := time.Now(); time.Since(begin) < deaf; {
 		if label := m.lbLabel("node2"); label != "" {
 			m.Fatalf("the router does not hear node1, and the label of node2 is %q", label)
 		}
 	}
-	nft("delete", "table", "ip", "deaf")
+	if m.deafen.Load() {
+		m.Fatal("the router hears node1")
+	}
+	process.Output(m.T, m.router.Command(m.Context(), "nft", "delete", "table", "ip", "deaf"))
 	until("the end of MetalLB's speaker on node2", "node2", "leaving", "fairlead")
 	p.Kill()
+}
+
+// stopHearing makes the router drop what a node sends to it by BGP.
+func (m *bgpMigration) stopHearing(node *testbed.Host) {
+	rules := fmt.Sprintf(`table ip deaf {
+	chain in {
+		type filter hook input priority 0
+		ip saddr %s tcp dport 179 drop
+		ip saddr %[1]s tcp sport 179 drop
+	}
+}`, node.Addr4())
+	if _, err := process.Try(m.router.Command(context.Background(), "nft", rules)); err != nil {
+		m.Errorf("cannot stop the router from hearing %s: %v", node.Name(), err)
+	}
 }
 
 // deaf is how long the router does not hear node1: some times what a session takes to begin.
