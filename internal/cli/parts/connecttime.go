@@ -113,5 +113,5 @@ func (f *connectFlags) detach() error {
 	if f.in {
 		return nil
 	}
-	return Removing("programs of connect-time", kconnect.Cleanup(""))
+	return errors.Join(Removing("programs of connect-time", kconnect.Cleanup("")), Removing("rules of connect-time", connecttime.Cleanup()))
 }

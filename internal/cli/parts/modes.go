@@ -10,6 +10,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/dataplane/connecttime"
 	"github.com/fairlead/fairlead/internal/dataplane/direct"
 	"github.com/fairlead/fairlead/internal/dataplane/iptables"
 	"github.com/fairlead/fairlead/internal/dataplane/ipvs"
@@ -188,6 +189,7 @@ func CleanUpModes(ctx context.Context, keep string) error {
 	errs := []error{closeLoopback(keep)}
 	if keep == "" {
 		errs = append(errs, Removing("programs of connect-time", kconnect.Cleanup("")),
+			Removing("rules of connect-time", connecttime.Cleanup()),
 			Removing("way of preStop requests", link.CloseInward()))
 	}
 	for _, m := range proxyModes() {

@@ -23,6 +23,7 @@ type Mode struct {
 	*nft.Mode
 	programs *connect.Programs
 	clients  *connect.Clients
+	detours  *detours
 	// stop ends the sweeper and waits for it.
 	stop func()
 }
@@ -48,8 +49,12 @@ func New(of nft.Config, cfg connect.Config, log *slog.Logger) (*Mode, error) {
 	if err := programs.Unable(); err != nil {
 		log.Warn("connect-time leaves connected sockets of UDP to the packet filter", "err", err)
 	}
-	s := newShared(programs, clients, log, socket.Families(), programs.Attach)
-	m := &Mode{Mode: behind, programs: programs, clients: clients, stop: s.sweeper.start()}
+	d, err := newDetours()
+	if err != nil {
+		return nil, errors.Join(err, behind.Close(), clients.Close(), programs.Close())
+	}
+	s := newShared(programs, d, clients, log, socket.Families(), programs.Attach)
+	m := &Mode{Mode: behind, programs: programs, clients: clients, detours: d, stop: s.sweeper.start()}
 	for _, f := range socket.Families() {
 		m.Add(f, &target{shared: s, family: f})
 	}
@@ -73,5 +78,5 @@ func (m *Mode) Dump(ctx context.Context) (string, error) {
 // Close releases what this process holds. Rules and programs stay.
 func (m *Mode) Close() error {
 	m.stop()
-	return errors.Join(m.clients.Close(), m.programs.Close(), m.Mode.Close())
+	return errors.Join(m.detours.close(), m.clients.Close(), m.programs.Close(), m.Mode.Close())
 }

@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/kernel/connect"
@@ -35,15 +37,19 @@ type kernelMaps struct {
 	// connected is a socket of UDP for each frontend, swept how often they were looked at.
 	connected map[netip.AddrPort]netip.AddrPort
 	swept     int
-	sweeper   *sweeper // of the last reconciler
-	reads     int      // of the frontends
-	room      int      // for slots
-	places    int      // for addresses of the node
-	unable    error    // of each removal of a slot, nil for none
-	found     []connect.Class
-	broken    error        // the first write that let a connection meet half of a frontend
-	fail      func() error // of each write, nil for none
-	writes    int
+	// attempts are connections of TCP without an answer, led where they are led to, begun the ones that began again.
+	attempts []connect.Attempt
+	led      map[route]netip.AddrPort
+	begun    []route
+	sweeper  *sweeper // of the last reconciler
+	reads    int      // of the frontends
+	room     int      // for slots
+	places   int      // for addresses of the node
+	unable   error    // of each removal of a slot, nil for none
+	found    []connect.Class
+	broken   error        // the first write that let a connection meet half of a frontend
+	fail     func() error // of each write, nil for none
+	writes   int
 }
 
 func newMaps() *kernelMaps {
@@ -222,6 +228,44 @@ func (m *kernelMaps) DelNode(a netip.Addr) error {
 	return m.write()
 }
 
+// Attempts and what follows are those of sockets and leader. A client of 192.0.2.9 is not known.
+func (m *kernelMaps) Attempts(stay func(front, at netip.AddrPort) bool) ([]connect.Attempt, error) {
+	return slices.DeleteFunc(slices.Clone(m.attempts), func(a connect.Attempt) bool { return stay(a.Front, a.To) }), nil
+}
+
+func (m *kernelMaps) Choose(a *connect.Attempt) (to netip.AddrPort, vain bool, err error) {
+	r, ok := m.fronts[connect.Front{Addr: a.Front, Protocol: uint8(svc.TCP)}]
+	switch {
+	case a.From.Addr() == flows.AP("192.0.2.9:0").Addr():
+		return to, false, nil
+	case !ok:
+		return to, true, nil
+	}
+	return m.slots[slot{r.List[0], 0}], false, nil
+}
+
+func (m *kernelMaps) EndAttempt(a *connect.Attempt) error {
+	m.attempts = slices.DeleteFunc(m.attempts, func(one connect.Attempt) bool { return one.From == a.From })
+	return nil
+}
+
+func (m *kernelMaps) to(r route) (netip.AddrPort, bool) {
+	at, ok := m.led[r]
+	return at, ok
+}
+
+func (m *kernelMaps) lead(r route, to netip.AddrPort) bool {
+	m.led[r] = to
+	return true
+}
+
+func (m *kernelMaps) expire() time.Duration { return 0 }
+
+func (m *kernelMaps) commit(begun []route) error {
+	m.begun = begun
+	return nil
+}
+
 // Classify is classifier's. There is one Pod, of both families.
 func (m *kernelMaps) Classify(f func(*connect.Namespace) connect.Class) error {
 	m.found = append(m.found, f(&connect.Namespace{Addrs: []netip.Addr{flows.AP("10.244.1.7:0").Addr(), flows.AP("[fd00::7]:0").Addr()}}))
@@ -236,7 +280,7 @@ func (m *kernelMaps) reconciler() *dataplane.Reconciler {
 func (m *kernelMaps) reconcilerThatLogs(to slog.Handler) *dataplane.Reconciler {
 	r := dataplane.NewReconciler("nft", dataplane.Hooks{Unchanged: func() bool { return true }}) // as nft on a quiet node
 	families := []svc.Family{svc.IPv4, svc.IPv6}
-	s := newShared(m, m, slog.New(to), families, func() error { return nil })
+	s := newShared(m, m, m, slog.New(to), families, func() error { return nil })
 	m.sweeper = s.sweeper
 	for _, f := range families {
 		r.Add(f, &target{shared: s, family: f})

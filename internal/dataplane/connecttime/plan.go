@@ -65,6 +65,14 @@ func planned(set *dataplane.Settings, p *table.ServicePort, f *table.Frontend) *
 	return out
 }
 
+// serving returns the endpoints of a frontend that may keep their flows, sorted.
+func serving(p *table.ServicePort, f *table.Frontend) []netip.AddrPort {
+	if p == nil || f == nil {
+		return nil
+	}
+	return membersOf(p.Serving, f.Endpoints, f.LocalClients)
+}
+
 // membersOf returns the endpoints that a flow of datagrams may keep: the ones that serve, also where others are preferred now.
 func membersOf(all ...[]table.Endpoint) (out []netip.AddrPort) {
 	for _, list := range all {

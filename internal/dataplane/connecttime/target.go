@@ -33,7 +33,7 @@ type kernel interface {
 	Nodes() ([]netip.Addr, error)
 	PutNode(a netip.Addr) error
 	DelNode(a netip.Addr) error
-	EndSockets(stay func(front, endpoint netip.AddrPort) bool) (int, error)
+	sockets
 }
 
 // classifier is what a target needs of connect.Clients.
@@ -64,11 +64,11 @@ type shared struct {
 }
 
 // newShared has targets of these families wait for one another.
-func newShared(k kernel, clients classifier, log *slog.Logger, families []svc.Family, attach func() error) *shared {
+func newShared(k kernel, d leader, clients classifier, log *slog.Logger, families []svc.Family, attach func() error) *shared {
 	s := &shared{
 		kernel: k, clients: clients, log: log, attach: attach,
 		lists: map[uint32]bool{}, unset: map[svc.Family]bool{}, missing: map[svc.Family]bool{},
-		next: rand.Uint32(), sweeper: newSweeper(k, log),
+		next: rand.Uint32(), sweeper: newSweeper(k, d, log),
 	}
 	for _, f := range families {
 		s.unset[f], s.missing[f] = true, true
@@ -254,7 +254,7 @@ func (t *target) writeAll(ctx context.Context, c *dataplane.Change) error {
 		}
 		for k := range t.fronts {
 			if _, f := c.Wanted(k); f == nil {
-				if err := t.write(k, nil); err != nil {
+				if err := t.replace(k, nil, nil); err != nil {
 					return err
 				}
 			}
@@ -264,11 +264,12 @@ func (t *target) writeAll(ctx context.Context, c *dataplane.Change) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+		p, f := c.Wanted(k)
 		var want *front
-		if p, f := c.Wanted(k); f != nil {
+		if f != nil {
 			want = planned(&c.Settings, p, f)
 		}
-		if err := t.write(k, want); err != nil {
+		if err := t.replace(k, want, func() []netip.AddrPort { return serving(p, f) }); err != nil {
 			return err
 		}
 	}
@@ -285,6 +286,22 @@ func (t *target) writeAll(ctx context.Context, c *dataplane.Change) error {
 		return nil
 	}
 	return t.attach()
+}
+
+// replace writes a frontend, and has the sweeper look at what is connected with endpoints of TCP that serve no more.
+func (t *target) replace(k dataplane.FrontKey, want *front, serving func() []netip.AddrPort) error {
+	has := t.fronts[k]
+	if err := t.write(k, want); err != nil {
+		return err
+	}
+	if k.Proto != svc.TCP {
+		return nil
+	}
+	if has != nil && want != nil && has.same(want) {
+		has = nil
+	}
+	t.sweeper.leave(keyOf(k, t.family), has, serving)
+	return nil
 }
 
 // settings writes what all frontends depend on.
@@ -475,7 +492,7 @@ func (s *shared) warnFull(k dataplane.FrontKey, err error) {
 
 // dump writes what the programs have, sorted and without the numbers of lists.
 func dump(b interface{ WriteString(string) (int, error) }, k kernel) error {
-	t := &target{shared: newShared(k, nil, nil, nil, nil)}
+	t := &target{shared: newShared(k, nil, nil, nil, nil, nil)}
 	var lines []string
 	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
 		t.family = f

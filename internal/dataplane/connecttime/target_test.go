@@ -192,8 +192,10 @@ func TestSocketsEnd(t *testing.T) {
 			}
 			select {
 			case <-m.sweeper.wake:
-				if err := m.sweeper.sweep(); err != nil {
-					t.Fatal(err)
+				for range 2 {
+					if _, err := m.sweeper.sweep(); err != nil {
+						t.Fatal(err)
+					}
 				}
 			default:
 			}
@@ -234,7 +236,7 @@ func TestNumbersOfListsDoNotComeBack(t *testing.T) {
 			}
 		}
 	}
-	last := newShared(nil, nil, nil, nil, nil)
+	last := newShared(nil, nil, nil, nil, nil, nil)
 	last.next = math.MaxUint32
 	if n := last.number(); n != 1 {
 		t.Errorf("after the last number comes %d, want 1: the programs take 0 for no list", n)
@@ -279,13 +281,69 @@ func manyEndpoints() (s *sweeper, front, at netip.AddrPort) {
 	p := dataplane.NewPlan("nft", svc.IPv4)
 	p.Set(web.Key(), web, dataplane.Dirty{})
 	k := dataplane.FrontKey{Addr: web4.Addr(), Port: web4.Port(), Proto: svc.UDP}
-	s = newSweeper(nil, nil)
+	s = newSweeper(nil, nil, nil)
 	s.serve(svc.IPv4, &dataplane.Change{Plan: p, Full: true, Dirty: dataplane.Dirty{k: web.Key()}})
 	return s, web4, at
 }
 
+// An attempt to connect by TCP is led on when its endpoint serves no more, and again when the next one leaves. It ends when there is
+// none. One that may go on, and one of a client that is not known yet, stay.
+func TestAttemptsAreLedOn(t *testing.T) {
+	m := newMaps()
+	m.led = map[route]netip.AddrPort{}
+	rec := m.reconciler()
+	endpoints := []netip.AddrPort{flows.AP("10.244.0.1:80"), flows.AP("10.244.0.2:80"), flows.AP("10.244.0.3:80")}
+	list := func(at ...netip.AddrPort) (out []table.Endpoint) {
+		for _, a := range at {
+			out = append(out, table.Endpoint{Addr: a})
+		}
+		return out
+	}
+	apply := func(serving []table.Endpoint, endpoints ...netip.AddrPort) {
+		t.Helper()
+		p := flows.Port("web", "", svc.IPv4, svc.TCP, table.Frontend{Addr: web4, Endpoints: list(endpoints...)})
+		p.Serving = serving
+		if err := rec.Apply(t.Context(), table.New(p), []table.Key{p.Key()}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := m.sweeper.sweep(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	from := flows.AP("10.244.1.7:40000")
+	first := route{from, endpoints[0]}
+	apply(nil, endpoints[0])
+	m.attempts = []connect.Attempt{
+		{Front: web4, To: endpoints[0], From: from},
+		{Front: web4, To: endpoints[0], From: flows.AP("192.0.2.9:40000")},
+		{Front: flows.AP("10.96.0.11:80"), To: endpoints[0], From: flows.AP("10.244.1.7:40001")}, // of another Service
+	}
+	for _, c := range []struct {
+		what      string
+		serving   []table.Endpoint
+		endpoints []netip.AddrPort
+		led       netip.AddrPort // where the first attempt is led to
+		again     bool           // it begins again
+		left      int            // attempts that are not ended
+	}{
+		{"another is preferred", list(endpoints[0]), endpoints[1:2], netip.AddrPort{}, false, 3},
+		{"it has left", nil, endpoints[1:2], endpoints[1], true, 3},
+		{"more", nil, endpoints[1:], endpoints[1], false, 3},
+		{"it is back", nil, endpoints, endpoints[1], false, 3},
+		{"the next one has left, too", nil, endpoints[2:], endpoints[2], true, 3},
+		{"none", nil, nil, endpoints[2], false, 2},
+	} {
+		apply(c.serving, c.endpoints...)
+		if m.led[first] != c.led || (len(m.begun) > 0) != c.again || len(m.attempts) != c.left {
+			t.Errorf("%s: led to %s, begun again %v, %d attempts are left; want %s, %v, %d",
+				c.what, m.led[first], m.begun, len(m.attempts), c.led, c.again, c.left)
+		}
+	}
+}
+
 // slowSockets are sockets that take a while to look at.
 type slowSockets struct {
+	sockets
 	takes time.Duration
 	err   error
 	begin time.Time
@@ -314,12 +372,13 @@ func TestSweeper(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			k := &slowSockets{takes: c.takes, err: c.err, begin: time.Now()}
-			s := newSweeper(nil, slog.New(slog.DiscardHandler))
-			s.kernel = k
+			s := newSweeper(k, newMaps(), slog.New(slog.DiscardHandler))
 			stop := s.start()
 			for range c.wakes {
 				begin := time.Now()
-				s.wake.Set()
+				s.mu.Lock()
+				s.look()
+				s.mu.Unlock()
 				if time.Since(begin) != 0 {
 					t.Errorf("%s: a change waited for %s", name, time.Since(begin))
 				}
@@ -488,5 +547,34 @@ func TestClassifiedByBothFamilies(t *testing.T) {
 	}
 	if c := m.found[len(m.found)-1]; c.InPods != [2]bool{false, true} {
 		t.Errorf("after a change of IPv4's ranges: %+v", c)
+	}
+}
+
+// Endpoints that have left are forgotten when nothing tries to connect with them.
+func TestLeaversAreForgotten(t *testing.T) {
+	s := newSweeper(nil, nil, nil)
+	at := []netip.AddrPort{flows.AP("10.244.0.1:80"), flows.AP("10.244.0.2:80"), flows.AP("10.244.0.3:80")}
+	s.leave(keyOf(dataplane.FrontKey{Addr: web4.Addr(), Port: web4.Port(), Proto: svc.TCP}, svc.IPv4),
+		&front{lists: [2]list{{endpoints: at}, {endpoints: at[:1]}}}, func() []netip.AddrPort { return at[2:] })
+	for _, c := range []struct {
+		after time.Duration
+		tried []netip.AddrPort
+		left  int
+	}{
+		{0, nil, 3},
+		{lookAgain + time.Second, at[:1], 2}, // also one that others are preferred to
+		{lookAgain + time.Second, nil, 1},
+		{detourTime + time.Second, nil, 0},
+	} {
+		tried := map[netip.AddrPort]bool{}
+		for _, a := range c.tried {
+			tried[a] = true
+		}
+		if s.forget(time.Now().Add(c.after), tried); s.leftSize != c.left || s.haveLeft() != (c.left > 0) {
+			t.Errorf("after %s: %d have left, want %d", c.after, s.leftSize, c.left)
+		}
+	}
+	if len(s.left) != 0 {
+		t.Errorf("frontends are left: %v", s.left)
 	}
 }

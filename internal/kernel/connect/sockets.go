@@ -33,17 +33,7 @@ func (p *Programs) homePath() string { return fmt.Sprintf("/proc/self/fd/%d", p.
 
 // endSockets is EndSockets for a map of sockets. home is the path of the node's network namespace.
 func endSockets(sockets *ebpf.Map, home string, stay func(front, endpoint netip.AddrPort) bool) (ended int, err error) {
-	found, noted := map[uint64]stale{}, uint32(0)
-	err = each(sockets, func(k *uint64, v *programConnected) {
-		noted++
-		if stay(netip.AddrPortFrom(addrOf(v.Front.Addr), swapped(v.Front.Port)), v.To.addrPort()) {
-			return
-		}
-		if found[v.Cookie] == nil {
-			found[v.Cookie] = stale{}
-		}
-		found[v.Cookie][*k] = *v
-	})
+	found, noted, err := unwanted(sockets, stay)
 	errs := []error{problem("read connected sockets", err)}
 	if len(found) == 0 {
 		return 0, errs[0]
@@ -61,6 +51,27 @@ func endSockets(sockets *ebpf.Map, home string, stay func(front, endpoint netip.
 		}
 	}
 	return ended, errors.Join(errs...)
+}
+
+// unwanted returns the sockets of a map that may not stay, by their namespace, and how many the map has.
+func unwanted(sockets *ebpf.Map, stay func(front, endpoint netip.AddrPort) bool) (found map[uint64]stale, noted uint32, err error) {
+	found = map[uint64]stale{}
+	err = each(sockets, func(k *uint64, v *programConnected) {
+		noted++
+		if stay(v.frontAddr(), v.To.addrPort()) {
+			return
+		}
+		if found[v.Cookie] == nil {
+			found[v.Cookie] = stale{}
+		}
+		found[v.Cookie][*k] = *v
+	})
+	return found, noted, err
+}
+
+// frontAddr is where the socket's program connects to.
+func (c *programConnected) frontAddr() netip.AddrPort {
+	return netip.AddrPortFrom(addrOf(c.Front.Addr), swapped(c.Front.Port))
 }
 
 // forget takes the sockets from the map. One that was connected again meanwhile has a new entry, which stays.
@@ -183,7 +194,7 @@ func (s stale) end() (ended int, err error) {
 			if was, ok := s[cookie]; !ok || netip.AddrPortFrom(to.Unmap(), one.ID.DestinationPort) != was.To.addrPort() {
 				continue
 			}
-			switch err := destroy(family, &one.ID); {
+			switch err := destroy(family, unix.IPPROTO_UDP, &one.ID); {
 			case err == nil:
 				ended++
 			case !errors.Is(err, unix.ENOENT): // it was closed just now
@@ -194,17 +205,24 @@ func (s stale) end() (ended int, err error) {
 	return ended, nil
 }
 
-// destroy ends a socket of UDP: sock_diag(7), inet_diag_req_v2.
-func destroy(family uint8, id *netlink.SocketID) error {
+// destroy ends a socket.
+func destroy(family, protocol uint8, id *netlink.SocketID) error {
 	req := nl.NewNetlinkRequest(nl.SOCK_DESTROY, unix.NLM_F_ACK)
+	req.AddRawData(diagRequest(family, protocol, ^uint32(0), id))
+	_, err := req.Execute(unix.NETLINK_INET_DIAG, 0)
+	return err
+}
+
+// diagRequest is a struct inet_diag_req_v2: sock_diag(7). states has a bit for each state that counts.
+func diagRequest(family, protocol uint8, states uint32, id *netlink.SocketID) []byte {
 	b := make([]byte, 0, 56)
-	b = append(b, family, unix.IPPROTO_UDP, 0, 0)
-	b = native.AppendUint32(b, ^uint32(0)) // in any state
+	b = append(b, family, protocol, 0, 0)
+	b = native.AppendUint32(b, states)
 	b = binary.BigEndian.AppendUint16(b, id.SourcePort)
 	b = binary.BigEndian.AppendUint16(b, id.DestinationPort)
 	for _, ip := range [][]byte{id.Source, id.Destination} {
 		var a [16]byte
-		if family == unix.AF_INET {
+		if family == unix.AF_INET && len(ip) > 4 {
 			ip = ip[len(ip)-4:]
 		}
 		copy(a[:], ip)
@@ -212,10 +230,7 @@ func destroy(family uint8, id *netlink.SocketID) error {
 	}
 	b = native.AppendUint32(b, id.Interface)
 	b = native.AppendUint32(b, id.Cookie[0])
-	b = native.AppendUint32(b, id.Cookie[1])
-	req.AddRawData(b)
-	_, err := req.Execute(unix.NETLINK_INET_DIAG, 0)
-	return err
+	return native.AppendUint32(b, id.Cookie[1])
 }
 
 // canEnd returns why sockets of UDP cannot be ended here, or nil: CONFIG_INET_DIAG_DESTROY and CONFIG_INET_UDP_DIAG may be missing.
@@ -225,7 +240,7 @@ func canEnd() error {
 		return fmt.Errorf("cannot list sockets of UDP (CONFIG_INET_UDP_DIAG): %w", err)
 	}
 	none := netlink.SocketID{Source: make([]byte, 4), Destination: make([]byte, 4), Cookie: [2]uint32{1, 1}}
-	if err := destroy(unix.AF_INET, &none); !errors.Is(err, unix.ENOENT) {
+	if err := destroy(unix.AF_INET, unix.IPPROTO_UDP, &none); !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("cannot end sockets of UDP (CONFIG_INET_DIAG_DESTROY): %w", err)
 	}
 	return nil

@@ -60,7 +60,7 @@ func reach(t *testing.T, fd int) {
 func streams(t *testing.T, p *Programs, fd int) (n int, stored bool) {
 	t.Helper()
 	var cookie uint64
-	var value programFrontKey
+	var value programConnected
 	all := p.maps.Streams.Iterate()
 	for all.Next(&cookie, &value) {
 		n++
@@ -127,11 +127,11 @@ func TestStreamsInStorage(t *testing.T) {
 		t.Fatal(err)
 	}
 	room := int(p.maps.Streams.MaxEntries())
-	cookies, fronts := make([]uint64, room), make([]programFrontKey, room)
+	cookies, values := make([]uint64, room), make([]programConnected, room)
 	for i := range cookies {
 		cookies[i] = 1<<60 + uint64(i)
 	}
-	if _, err := p.maps.Streams.BatchUpdate(cookies, fronts, nil); err != nil {
+	if _, err := p.maps.Streams.BatchUpdate(cookies, values, nil); err != nil {
 		t.Fatal(err)
 	}
 	fd = stream(t, func() {})

@@ -117,6 +117,32 @@ func (c *Conn) Sweep(ctx context.Context, scope Scope, stale func(Entry) bool) (
 	return c.deleteWhere(ctx, scope, func(en *entry) bool { return stale(en.Entry) })
 }
 
+// Unanswer removes the connection of src to dst if it had no answer yet, and reports whether there was one. Its next packet is a new
+// connection's.
+func (c *Conn) Unanswer(p svc.Protocol, src, dst netip.AddrPort) (bool, error) {
+	var e netlink.Encoder
+	e.Begin(msgGet, 0, kernelFamily(svc.FamilyOf(dst.Addr())), 0)
+	pairOf(&e, p, src, dst)
+	e.End()
+	var message []byte
+	errs := c.nl.Ask(e.Buf, func(body []byte) {
+		if en, ok := parse(body); ok && !en.Replied {
+			message = en.deleteMessage()
+		}
+	})
+	err := errors.Join(errs...)
+	if err == nil && message != nil {
+		err = errors.Join(c.nl.Send(message)...)
+	}
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("delete the connection of %s to %s: %w", src, dst, err)
+	}
+	return message != nil, nil
+}
+
 // deleteWhere deletes the entries in scope for which test returns true.
 func (c *Conn) deleteWhere(ctx context.Context, scope Scope, test func(*entry) bool) (deleted int, err error) {
 	found, err := matching(c.nl, scope, test)

@@ -27,6 +27,8 @@ const (
 
 	ctaIPv4Src = 1
 	ctaIPv4Dst = 2
+	ctaIPv6Src = 3
+	ctaIPv6Dst = 4
 
 	ctaStatsGlobalEntries = 1
 )
@@ -107,6 +109,25 @@ func tupleOf(e *netlink.Encoder, typ uint16, p svc.Protocol, ip, port uint16, at
 	part = e.Nest(ctaTupleProto)
 	e.Uint8(ctaProtoNum, uint8(p))
 	e.Uint16(port, at.Port())
+	e.Close(part)
+	e.Close(whole)
+}
+
+// pairOf appends the original direction of a connection.
+func pairOf(e *netlink.Encoder, p svc.Protocol, src, dst netip.AddrPort) {
+	ipSrc, ipDst := uint16(ctaIPv4Src), uint16(ctaIPv4Dst)
+	if svc.FamilyOf(dst.Addr()) == svc.IPv6 {
+		ipSrc, ipDst = ctaIPv6Src, ctaIPv6Dst
+	}
+	whole := e.Nest(ctaTupleOrig)
+	part := e.Nest(ctaTupleIP)
+	e.Bytes(ipSrc, src.Addr().AsSlice())
+	e.Bytes(ipDst, dst.Addr().AsSlice())
+	e.Close(part)
+	part = e.Nest(ctaTupleProto)
+	e.Uint8(ctaProtoNum, uint8(p))
+	e.Uint16(ctaProtoSrcPort, src.Port())
+	e.Uint16(ctaProtoDstPort, dst.Port())
 	e.Close(part)
 	e.Close(whole)
 }

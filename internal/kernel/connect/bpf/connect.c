@@ -79,7 +79,8 @@ struct peer {
 	struct endpoint to;
 };
 
-/* A translated socket of UDP that is connected: the agent ends it when its endpoint leaves. */
+/* A translated socket that is connected: the agent ends it, of UDP, or leads its attempt on, of TCP, when its endpoint
+ * leaves. */
 struct connected {
 	__u64 cookie; /* of its network namespace */
 	struct front_key front;
@@ -175,14 +176,14 @@ struct {
 	__type(value, struct sends);
 } sends SEC(".maps");
 
-/* The frontends of translated sockets of TCP, by the cookie of the socket, which takes its entry away when it is closed:
+/* Translated sockets of TCP, by the cookie of the socket, which takes its entry away when it is closed:
  * a tenth of the time that storage of the socket takes. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, 1 << 17);
 	__type(key, __u64);
-	__type(value, struct front_key);
+	__type(value, struct connected);
 } streams SEC(".maps");
 
 /* By the cookie of the socket, which takes its entry away when it is closed. */
@@ -394,12 +395,12 @@ INLINE void leave(struct bpf_sock_addr *ctx, const struct front_key *k)
 	e->state = SENT_LEFT;
 }
 
-/* note tells the agent of a connected socket of UDP, and reports whether there was room. */
-INLINE int note(struct bpf_sock_addr *ctx, const struct front_key *k, const struct endpoint *to)
+/* note tells the agent of a connected socket, in the map of its protocol, and reports whether there was room. */
+INLINE int note(struct bpf_sock_addr *ctx, void *map, const struct front_key *k, const struct endpoint *to)
 {
 	__u64 cookie = bpf_get_socket_cookie(ctx);
 	struct connected c = {.cookie = bpf_get_netns_cookie(ctx), .front = *k, .to = *to};
-	return !bpf_map_update_elem(&sockets, &cookie, &c, 0);
+	return !bpf_map_update_elem(map, &cookie, &c, 0);
 }
 
 /* forget is for a socket that is connected with something else now. */
@@ -415,18 +416,18 @@ INLINE void forget(struct bpf_sock_addr *ctx, __u8 protocol)
 /* The root of the control groups, where the kernel's own threads are (Linux 5.5 and later give it this number). */
 enum { ROOT_GROUP = 1 };
 
-/* remember_stream keeps the frontend of a socket of TCP for getpeername, and reports whether there was room. The kernel's own
- * sockets, such as NFS's, are released without a program. */
-INLINE int remember_stream(struct bpf_sock_addr *ctx, const struct front_key *k)
+/* remember_stream keeps what getpeername and the agent need of a socket of TCP, and reports whether there was room. The
+ * kernel's own sockets, such as NFS's, are released without a program. */
+INLINE int remember_stream(struct bpf_sock_addr *ctx, const struct front_key *k, const struct endpoint *to)
 {
 	if (k->protocol != TCP)
 		return 0;
-	__u64 cookie = bpf_get_socket_cookie(ctx);
 	if (bpf_get_current_cgroup_id() == ROOT_GROUP) {
+		__u64 cookie = bpf_get_socket_cookie(ctx);
 		bpf_map_delete_elem(&streams, &cookie); /* of an earlier connection of the socket */
 		return 0;
 	}
-	return !bpf_map_update_elem(&streams, &cookie, k, 0);
+	return note(ctx, &streams, k, to);
 }
 
 /* translate finds where a connection to k goes, and remembers k for getpeername. */
@@ -445,12 +446,12 @@ INLINE int translate(struct bpf_sock_addr *ctx, struct front_key *k, struct endp
 		forget(ctx, k->protocol);
 		return 0;
 	}
-	if (remember_stream(ctx, k))
+	if (remember_stream(ctx, k, to))
 		return 1;
 	struct peer *p = bpf_sk_storage_get(&peers, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!p)
 		return 0;
-	if (k->protocol == UDP && !note(ctx, k, to)) {
+	if (k->protocol == UDP && !note(ctx, &sockets, k, to)) {
 		forget(ctx, k->protocol);
 		return 0;
 	}
@@ -624,9 +625,9 @@ INLINE int shown(struct bpf_sock_addr *ctx, struct front_key *as)
 		return 0;
 	if (ctx->protocol == TCP) {
 		__u64 cookie = bpf_get_socket_cookie(ctx);
-		struct front_key *k = bpf_map_lookup_elem(&streams, &cookie);
-		if (k) {
-			*as = *k;
+		struct connected *c = bpf_map_lookup_elem(&streams, &cookie);
+		if (c) {
+			*as = c->front;
 			return 1;
 		}
 	}

@@ -1,0 +1,132 @@
+package connecttime
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/flows"
+)
+
+// run runs a program on a host, and returns what it prints.
+func run(t testing.TB, h *testbed.Host, args ...string) string {
+	t.Helper()
+	out, err := h.Command(t.Context(), args[0], args[1:]...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// attempting waits until a host has n connections without an answer.
+func attempting(t testing.TB, h *testbed.Host, n int) {
+	t.Helper()
+	testbed.Until(t, "connections without an answer", func() error {
+		if all := strings.Fields(run(t, h, "ss", "-HtnO", "state", "syn-sent")); len(all) != 4*n {
+			return fmt.Errorf("%s has %q", h.Name(), all)
+		}
+		return nil
+	})
+}
+
+// Connections of the node and of a Pod to an endpoint that does not answer are led on when it leaves, and again when the next one does.
+// Their programs see the Service. Where no endpoint is left they end at once. Connections with the endpoint itself go on trying.
+func TestUnansweredAreLedOn(t *testing.T) {
+	r := newRig(t)
+	e := flows.NewEnv(t, r.createKnown)
+	for _, name := range []string{"b", "d"} {
+		run(t, e.Host(name), "nft", "add table inet silent; add chain inet silent in { type filter hook input priority 0; }; "+
+			"add rule inet silent in tcp dport 9376 drop")
+	}
+	e.Apply(t, web(e, "d"), nil)
+	clients := []*testbed.Host{e.Node, e.Host("c")}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	inside := clients[1].Command(ctx, "sleep", "300") // namespaces are found by their processes
+	if err := inside.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		cancel()
+		_ = inside.Wait()
+	}()
+	var all sync.WaitGroup
+	dial := func(h *testbed.Host, to netip.AddrPort, answered func(name string, seen string, err error)) {
+		all.Go(func() {
+			c, err := h.Dial(ctx, svc.TCP, to)
+			if err != nil {
+				answered("", "", err)
+				return
+			}
+			defer func() { _ = c.Close() }()
+			got, err := testbed.AskOn(c)
+			answered(got.Name, c.RemoteAddr().String(), err)
+		})
+	}
+	for _, h := range clients {
+		for _, to := range []netip.AddrPort{web4, web6} {
+			dial(h, to, func(name, seen string, err error) {
+				if name != "a" || seen != to.String() || err != nil {
+					t.Errorf("%s to %s: answered by %q as %s, %v; want a", h.Name(), to, name, seen, err)
+				}
+			})
+		}
+	}
+	direct, stop := context.WithCancel(ctx)
+	all.Go(func() {
+		c, err := e.Node.Dial(direct, svc.TCP, netip.AddrPortFrom(e.Host("d").Addr4(), 9376))
+		if err == nil {
+			_ = c.Close()
+			t.Error("a connection with the endpoint itself was led on")
+		}
+	})
+	attempting(t, e.Node, 3)
+	attempting(t, clients[1], 2)
+	e.Apply(t, web(e, "b"), nil)
+	testbed.Until(t, "attempts to reach b", func() error {
+		if rules := run(t, e.Node, "nft", "list", "ruleset"); strings.Count(rules, e.Host("b").Addr4().String()) == 0 {
+			return fmt.Errorf("the rules are\n%s", rules)
+		}
+		return nil
+	})
+	e.Apply(t, web(e, "a"), nil)
+	testbed.Until(t, "the end of attempts", func() error {
+		if left := run(t, clients[1], "ss", "-HtnO", "state", "syn-sent"); left != "" {
+			return fmt.Errorf("%s has %s", clients[1].Name(), left)
+		}
+		return nil
+	})
+	attempting(t, e.Node, 1)
+	stop()
+	all.Wait()
+
+	e.Apply(t, web(e, "d"), nil)
+	for _, h := range clients {
+		dial(h, web4, func(name, _ string, err error) {
+			if err == nil {
+				t.Errorf("%s: answered by %s, want an error", h.Name(), name)
+			}
+		})
+		attempting(t, h, 1)
+	}
+	begin := time.Now()
+	e.Apply(t, web(e), nil)
+	all.Wait()
+	if took := time.Since(begin); took > 30*time.Second {
+		t.Errorf("without an endpoint the attempts ended after %s", took)
+	}
+	e.Node.Do(func() {
+		if err := Cleanup(); err != nil {
+			t.Error(err)
+		}
+	})
+	if tables := run(t, e.Node, "nft", "list", "tables"); strings.Contains(tables, detourTable) {
+		t.Errorf("left are\n%s", tables)
+	}
+}

@@ -1,0 +1,185 @@
+package connecttime
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/kernel/conntrack"
+	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// detourTable is the name of the tables of detours, which are there while there are detours.
+const detourTable = "fairlead-connect"
+
+const (
+	detourSet = "detours"
+	// detourPriority is before the rules of Services: the first translation of a connection is its last.
+	detourPriority = -101
+	// detourTime is how long a detour stays: longer than a connection is tried with net.ipv4.tcp_syn_retries at its default of 6, 127 s.
+	detourTime = 3 * time.Minute
+	// maxDetours bounds them, in some 100 bytes each. An attempt beyond that is not led on.
+	maxDetours = 1 << 12
+)
+
+// route are the addresses of an attempt.
+type route struct{ from, to netip.AddrPort }
+
+// detours lead attempts to connect with an endpoint that has left on to another one: packets that begin a connection from
+// the attempt's port are translated. The next one that the client's kernel sends is the first of a new connection, since the old one is
+// removed from connection tracking. It has one user at a time.
+type detours struct {
+	nft   *nftables.Conn
+	track *conntrack.Conn
+	now   func() time.Time
+	all   map[route]detour
+	dirty bool
+}
+
+// detour is where an attempt is led to, until a time.
+type detour struct {
+	to    netip.AddrPort
+	until time.Time
+}
+
+// newDetours returns detours of the network namespace of the calling thread.
+func newDetours() (*detours, error) {
+	c, err := nftables.Dial()
+	if err != nil {
+		return nil, err
+	}
+	track, err := conntrack.Dial()
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return &detours{nft: c, track: track, now: time.Now, all: map[route]detour{}}, nil
+}
+
+func (d *detours) close() error { return errors.Join(d.nft.Close(), d.track.Close()) }
+
+// to returns where an attempt was led to.
+func (d *detours) to(r route) (netip.AddrPort, bool) {
+	has, ok := d.all[r]
+	return has.to, ok
+}
+
+// lead has an attempt led to an endpoint from the next commit on, and reports whether there was room.
+func (d *detours) lead(r route, to netip.AddrPort) bool {
+	if _, has := d.all[r]; !has && len(d.all) >= maxDetours {
+		return false
+	}
+	d.all[r], d.dirty = detour{to, d.now().Add(detourTime)}, true
+	return true
+}
+
+// expire removes the detours whose time is over from the next commit on, and returns the time until the next one is, 0 if there is none.
+func (d *detours) expire() (next time.Duration) {
+	now := d.now()
+	for r, one := range d.all {
+		left := one.until.Sub(now)
+		if left <= 0 {
+			delete(d.all, r)
+			d.dirty = true
+		} else if next == 0 || left < next {
+			next = left
+		}
+	}
+	return next
+}
+
+// commit writes all detours, then has the attempts begin again.
+func (d *detours) commit(begun []route) error {
+	if d.dirty {
+		for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
+			if err := d.write(f); err != nil {
+				return err
+			}
+		}
+		d.dirty = false
+	}
+	var errs []error
+	for _, r := range begun {
+		_, err := d.track.Unanswer(svc.TCP, r.from, r.to)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// write replaces the table of a family in one transaction.
+func (d *detours) write(f svc.Family) error {
+	t, b := detourTableOf(f), nftables.NewBatch()
+	b.Tag(t)
+	b.AddTable(t, "")
+	b.DelTable(t)
+	now, some := d.now(), false
+	for r, one := range d.all {
+		left := one.until.Sub(now)
+		if svc.FamilyOf(r.to.Addr()) != f || left <= 0 {
+			continue
+		}
+		if !some {
+			some = true
+			addDetourTable(b, t, f)
+		}
+		b.AddElem(t, detourSet, &nftables.Elem{
+			Key: append(pairKey(r.from), pairKey(r.to)...), Data: pairKey(one.to), Timeout: uint64(left.Milliseconds()) + 1,
+		})
+	}
+	if err := d.nft.CommitTable(t, b); err != nil {
+		return fmt.Errorf("write nft table %s: %w", t, err)
+	}
+	return nil
+}
+
+func detourTableOf(f svc.Family) nftables.Table {
+	return nftables.Table{Family: nftables.FamilyOf(f), Name: detourTable}
+}
+
+// addDetourTable adds what a table has beside elements.
+func addDetourTable(b *nftables.Batch, t nftables.Table, f svc.Family) {
+	h := nftables.HeaderOf(f)
+	address := []nftables.Type{h.Addr, nftables.TypePort}
+	b.AddTable(t, "leads attempts to connect with endpoints that have left on to others")
+	b.AddSet(t, nftables.Set{
+		Name: detourSet, Key: append(address, address...), Data: address, Dynamic: true, Size: maxDetours,
+		Comment: "client . endpoint that has left : endpoint",
+	})
+	a := h.Regs()
+	p := new(nftables.Program).Meta(0, nftables.MetaL4Proto).Equal(0, []byte{byte(svc.TCP)}).
+		TCPFlags(0).Mask(0, []byte{nftables.TCPSyn | nftables.TCPAck}, []byte{0}).Equal(0, []byte{nftables.TCPSyn}).
+		Network(0, h.Source, h.Len).Port(a, nftables.Source).Network(a+1, h.Destination, h.Len).Port(2*a+1, nftables.Destination).
+		Map(detourSet, 0, 0).DNAT(t.Family, 0, a)
+	r := nftables.NewRule(p, "tcp flags syn / syn,ack dnat %s to %s saddr . tcp sport . %s daddr . tcp dport map @%s",
+		h.Word, h.Word, h.Word, detourSet)
+	for chain, hook := range map[string]uint32{"prerouting": nftables.Prerouting, "output": nftables.Output} {
+		b.AddChain(t, nftables.Chain{Name: chain, Hook: &nftables.Hook{Type: "nat", Number: hook, Priority: detourPriority}})
+		b.AddRule(t, chain, r)
+	}
+}
+
+// pairKey is an address and a port as a part of an element.
+func pairKey(at netip.AddrPort) []byte {
+	return append(binary.BigEndian.AppendUint16(at.Addr().AsSlice(), at.Port()), 0, 0)
+}
+
+// Cleanup removes the detours of the network namespace of the calling thread. Attempts that were led on and have no answer yet end.
+func Cleanup() error {
+	c, err := nftables.Dial()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
+		t := detourTableOf(f)
+		if _, found, err := c.Table(t); err != nil || !found {
+			continue // a kernel without nf_tables has none
+		}
+		b := nftables.NewBatch()
+		b.DelTable(t)
+		errs = append(errs, c.Commit(b))
+	}
+	return errors.Join(append(errs, c.Close())...)
+}

@@ -1,0 +1,211 @@
+package connect
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Attempt is a connection of TCP that was translated, and has no answer yet.
+type Attempt struct {
+	// Front is where its program connects to, To the endpoint that it was led to, and From its own address.
+	Front, To, From netip.AddrPort
+	namespace       uint64
+	family          uint8
+	id              netlink.SocketID
+}
+
+// Attempts returns the connections of TCP that have no answer and may not stay. stay is asked as by EndSockets, also for
+// connections that have an answer. Without attempts it costs a walk over the map, and one over the sockets of each namespace with a
+// connection that may not stay. Sockets of the kernel, and the ones that had no room in the map, are not found.
+func (p *Programs) Attempts(stay func(front, endpoint netip.AddrPort) bool) ([]Attempt, error) {
+	found, _, err := unwanted(p.maps.Streams, stay)
+	errs := []error{problem("read connections", err)}
+	if len(found) == 0 {
+		return nil, errs[0]
+	}
+	var out []Attempt
+	_, err = allNamespaces(p.homePath()).each(found, func(cookie uint64) error {
+		attempts, err := found[cookie].attempts()
+		out = append(out, attempts...)
+		return err
+	})
+	return out, errors.Join(append(errs, err)...)
+}
+
+// attempts returns the ones in the network namespace of the calling thread.
+func (s stale) attempts() (out []Attempt, err error) {
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
+		req.AddRawData(diagRequest(family, unix.IPPROTO_TCP, 1<<unix.BPF_TCP_SYN_SENT, &netlink.SocketID{}))
+		all, err := req.Execute(unix.NETLINK_INET_DIAG, nl.SOCK_DIAG_BY_FAMILY)
+		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return out, fmt.Errorf("cannot list connections without an answer: %w", err)
+		}
+		for _, body := range all {
+			one, ok := diagMessage(body)
+			was, translated := s[one.cookie]
+			if !ok || !translated || one.to != was.To.addrPort() {
+				continue
+			}
+			out = append(out, Attempt{
+				Front: was.frontAddr(), To: one.to, From: one.from, namespace: was.Cookie, family: family, id: one.id(family),
+			})
+		}
+	}
+	return out, nil
+}
+
+// diagSocket is what counts of a struct inet_diag_msg: sock_diag(7).
+type diagSocket struct {
+	from, to netip.AddrPort
+	device   uint32
+	cookie   uint64
+}
+
+// The layout of struct inet_diag_msg: a family, then the socket's identity.
+const (
+	diagPorts   = 4
+	diagSource  = 8
+	diagDest    = 24
+	diagDevice  = 40
+	diagCookie  = 44
+	diagLeast   = 52
+	diagAddress = 16
+)
+
+func diagMessage(b []byte) (s diagSocket, ok bool) {
+	if len(b) < diagLeast {
+		return s, false
+	}
+	n := diagAddress
+	if b[0] == unix.AF_INET {
+		n = 4
+	}
+	from, _ := netip.AddrFromSlice(b[diagSource : diagSource+n])
+	to, _ := netip.AddrFromSlice(b[diagDest : diagDest+n])
+	return diagSocket{
+		from:   netip.AddrPortFrom(from.Unmap(), binary.BigEndian.Uint16(b[diagPorts:])),
+		to:     netip.AddrPortFrom(to.Unmap(), binary.BigEndian.Uint16(b[diagPorts+2:])),
+		device: native.Uint32(b[diagDevice:]), cookie: native.Uint64(b[diagCookie:]),
+	}, true
+}
+
+// id names the socket, which has the family, to the kernel. One of IPv6 may have IPv4 addresses.
+func (s *diagSocket) id(family uint8) netlink.SocketID {
+	bytes := func(a netip.Addr) []byte {
+		if b := a.As16(); family == unix.AF_INET6 {
+			return b[:]
+		}
+		return a.AsSlice()
+	}
+	return netlink.SocketID{
+		SourcePort: s.from.Port(), DestinationPort: s.to.Port(), Source: bytes(s.from.Addr()), Destination: bytes(s.to.Addr()),
+		Interface: s.device, Cookie: [2]uint32{uint32(s.cookie), uint32(s.cookie >> 32)},
+	}
+}
+
+// EndAttempt ends the socket of an attempt: its program gets ECONNABORTED. It is no error if the socket is gone.
+func (p *Programs) EndAttempt(a *Attempt) error {
+	_, err := allNamespaces(p.homePath()).each(map[uint64]stale{a.namespace: {}}, func(uint64) error {
+		if err := destroy(a.family, unix.IPPROTO_TCP, &a.id); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("cannot end an attempt to connect with %s: %w", a.To, err)
+		}
+		return nil
+	})
+	return err
+}
+
+// Choose returns an endpoint that the programs may choose for a new connection of the attempt's client to its Service. vain reports that
+// there is none for it. Without both nothing is known of the client yet. An endpoint with the client's own address is none: the packet
+// filter masquerades what is sent to it.
+func (p *Programs) Choose(a *Attempt) (to netip.AddrPort, vain bool, err error) {
+	// Twice, as the programs do: the list that a frontend had may be gone when its slot is looked up.
+	for range 2 {
+		front, err := p.route(a.Front)
+		if front == nil {
+			return to, err == nil, err
+		}
+		list, known, err := p.listFor(front, a)
+		if list < 0 {
+			return to, known, err
+		}
+		count := front.Count[list]
+		for i, first := uint32(0), rand.Uint32(); i < count; i++ {
+			var e programEndpoint
+			err := p.maps.Slots.Lookup(&programSlotKey{List: front.List[list], Slot: (first%count + i) % count}, &e)
+			if err == nil && e.addrPort().Addr() != a.From.Addr() {
+				return e.addrPort(), false, nil
+			}
+			if gone(err) != nil {
+				return to, false, problem("read an endpoint", err)
+			}
+		}
+	}
+	return to, true, nil
+}
+
+// route returns what a connection with an address of TCP finds, nil for nothing: find of connect.c.
+func (p *Programs) route(at netip.AddrPort) (*programFront, error) {
+	lookup := func(f Front) (*programFront, error) {
+		var front programFront
+		k := f.key()
+		switch err := p.maps.Fronts.Lookup(&k, &front); {
+		case errors.Is(err, ebpf.ErrKeyNotExist):
+			return nil, nil
+		case err != nil:
+			return nil, problem("read a frontend", err)
+		}
+		return &front, nil
+	}
+	front, err := lookup(Front{Addr: at, Protocol: unix.IPPROTO_TCP})
+	if front != nil || err != nil {
+		return front, err
+	}
+	k, is := as16(at.Addr()), uint8(0)
+	if err := p.maps.Nodes.Lookup(&k, &is); err != nil {
+		return nil, problem("read the node's addresses", gone(err))
+	}
+	all := netip.IPv4Unspecified()
+	if at.Addr().Is6() {
+		all = netip.IPv6Unspecified()
+	}
+	return lookup(Front{Addr: netip.AddrPortFrom(all, at.Port()), Protocol: unix.IPPROTO_TCP, Node: true})
+}
+
+// listFor returns which list of a frontend the client of an attempt is sent to, below 0 for none, and whether the client is known:
+// list_for of connect.c.
+func (p *Programs) listFor(front *programFront, a *Attempt) (list int, known bool, err error) {
+	if a.namespace == p.cookie {
+		return int(front.Split), true, nil
+	}
+	var c programClient
+	if err := p.maps.Clients.Lookup(a.namespace, &c); err != nil || c.State == stateAsked {
+		return -1, false, problem("read a client", gone(err))
+	}
+	six := 0
+	if a.To.Addr().Is6() {
+		six = 1
+	}
+	switch flags := c.Flags[six]; {
+	case c.State != statePod:
+	case front.Split != 0 && flags&flagLocal != 0:
+		return 1, true, nil
+	case front.Masquerade == masqueradeNone, front.Masquerade == masqueradeOutside && flags&flagInPods != 0:
+		return 0, true, nil
+	}
+	return -1, true, nil
+}
+
+// The values of enum in connect.c.
+const (
+	masqueradeNone    = 0
+	masqueradeOutside = 2
+)
