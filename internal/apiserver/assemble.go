@@ -191,9 +191,7 @@ func (a *assembly) configureAdmission(context.Context) error {
 	if !a.opts.AllowServiceExternalIPs {
 		plugins = append(plugins, admit.NewExternalIPAdmission(a.guard.Authorizer))
 	}
-	if a.store.Space != nil {
-		plugins = append(plugins, store.NewAdmission(a.store.Space, admit.ExemptFromShare(a.shared.Core().V1().ResourceQuotas().Lister())))
-	}
+	plugins = append(plugins, a.store.Admission(admit.ExemptFromShare(a.shared.Core().V1().ResourceQuotas().Lister())))
 	custom, err := admit.NewCustomWarnings(a.config.LoopbackClientConfig)
 	if err != nil {
 		return err

@@ -208,7 +208,7 @@ func (s *Server) Run(ctx context.Context) error {
 
 func (s *Server) openStore(ctx context.Context) (*store.Store, error) {
 	if len(s.opts.Etcd.Servers) > 0 {
-		return store.Reach(ctx, s.opts.Etcd)
+		return store.Reach(ctx, s.opts.Etcd, s.log)
 	}
 	if s.peering != nil {
 		if err := s.becomeMember(ctx); err != nil {

@@ -27,22 +27,27 @@ import (
 // as long as etcd can go on. It also keeps each namespace within its share of the store.
 type spaceAdmission struct {
 	*admission.Handler
-	space  *Space
-	exempt func(namespace string) bool
+	space    *Space // nil for an external etcd
+	holdings *holdings
+	exempt   func(namespace string) bool
 }
 
 var _ admission.ValidationInterface = spaceAdmission{}
 
-// NewAdmission returns the plugin that rejects writes while the store has no space, and writes by which a namespace
-// takes more than its share. exempt reports whether a namespace may do so.
-func NewAdmission(s *Space, exempt func(namespace string) bool) spaceAdmission {
-	return spaceAdmission{admission.NewHandler(admission.Create, admission.Update, admission.Delete), s, exempt}
+// Admission returns the plugin that rejects writes while the embedded store has no space, and writes by which a namespace
+// takes more than its share of any store. exempt reports whether a namespace may do so.
+func (e *Store) Admission(exempt func(namespace string) bool) spaceAdmission {
+	handler := admission.NewHandler(admission.Create, admission.Update, admission.Delete)
+	return spaceAdmission{handler, e.Space, e.holdings, exempt}
 }
 
 // Validate accepts everything while there is room.
 func (p spaceAdmission) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if a.IsDryRun() || !isStored(a) {
 		return nil
+	}
+	if p.space == nil {
+		return p.checkShare(a)
 	}
 	if why := p.space.disk.reject(a); why != "" {
 		return insufficientStorage("DiskFull", why)
@@ -68,12 +73,12 @@ const eventBurst = 2
 
 // checkShare rejects what makes a namespace, or all Events, take more than their share of the store.
 func (p spaceAdmission) checkShare(a admission.Attributes) error {
-	gr, h, namespace := a.GetResource().GroupResource(), p.space.holdings, a.GetNamespace()
+	gr, h, namespace := a.GetResource().GroupResource(), p.holdings, a.GetNamespace()
 	if namespace == "" || a.GetSubresource() != "" || a.GetOperation() == admission.Delete {
 		return nil
 	}
 	if gr.Resource == "events" && (gr.Group == corev1.GroupName || gr.Group == eventsv1.GroupName) {
-		if h.ofEvents() > eventBurst*h.limits.events {
+		if h.reserveEvent(usage.Size(a.GetObject())-usage.Size(a.GetOldObject())) != hasRoom {
 			return apierrors.NewTooManyRequests("the Events take more than their share of the store; the oldest are being removed", 1)
 		}
 		return nil
@@ -81,9 +86,16 @@ func (p spaceAdmission) checkShare(a admission.Attributes) error {
 	if ofSystem(a.GetUserInfo()) && !fromTemplate(gr) || p.exempt(namespace) {
 		return nil
 	}
-	more, used, limit := usage.Size(a.GetObject())-usage.Size(a.GetOldObject()), h.of(namespace), h.limits.namespace
-	if more <= 0 || used+more <= limit {
+	more, limit := usage.Size(a.GetObject())-usage.Size(a.GetOldObject()), h.limits.namespace
+	if more <= 0 {
 		return nil
+	}
+	used, r := h.reserve(namespace, more)
+	switch r {
+	case hasRoom:
+		return nil
+	case perhapsRoom:
+		return apierrors.NewTooManyRequests("other writes in the namespace "+namespace+" may take the rest of its share of the store", 1)
 	}
 	const bytes = resourcequota.Bytes
 	return admission.NewForbidden(a, fmt.Errorf("exceeded quota: the default of each namespace (1/%d of the store), requested: %s=%d, "+

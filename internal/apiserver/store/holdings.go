@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"container/list"
 	"context"
-	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -12,10 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
-	"go.etcd.io/etcd/server/v3/etcdserver"
-	"go.etcd.io/etcd/server/v3/storage/mvcc"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -32,8 +28,21 @@ const (
 	trimBatch = 100
 )
 
-// holdings knows what each namespace takes of the embedded etcd, and which Events are the oldest. It follows the changes
-// in this process, so that the cost is that of the changes. One goroutine runs it; the other methods may be called by any.
+// source is the etcd that holdings follow.
+type source interface {
+	// changes begins to follow what is written from from to end after the revision that it returns. next waits for some changes; stop
+	// ends it.
+	changes(ctx context.Context, from, end []byte) (revision int64, next func(context.Context) ([]*mvccpb.Event, error), stop func(), err error)
+	// page returns the first objects from from to end at a revision, at most holdingsPage.
+	page(ctx context.Context, from, end []byte, revision int64) ([]*mvccpb.KeyValue, error)
+	// remove removes objects in one transaction.
+	remove(ctx context.Context, keys []string) error
+	// leads reports whether it is this server that removes surplus Events.
+	leads() bool
+}
+
+// holdings knows what each namespace takes of an etcd, and which Events are the oldest. It follows the changes, so that the cost
+// is that of the changes. One goroutine runs it; the other methods may be called by any.
 type holdings struct {
 	prefix string // of the keys of the API, without a slash at the end
 	limits holdingLimits
@@ -44,6 +53,9 @@ type holdings struct {
 	namespaces map[string]int64      // bytes, without Events
 	events     map[string]*eventList // by namespace
 	eventBytes int64
+	// reserved are by namespace, without Events.
+	reserved       map[string]*reservations
+	reservedEvents reservations
 }
 
 // holdingLimits are in bytes.
@@ -65,13 +77,14 @@ func newHoldings(prefix string, quota int64, log *slog.Logger) *holdings {
 	return &holdings{
 		prefix: prefix, limits: holdingLimits{quota / namespaceShare, quota / eventShare}, log: log,
 		objects: map[string]holding{}, namespaces: map[string]int64{}, events: map[string]*eventList{},
+		reserved: map[string]*reservations{},
 	}
 }
 
-// run works until ctx ends, which is before server ends.
-func (h *holdings) run(ctx context.Context, server *etcdserver.EtcdServer) {
+// run works until ctx ends, which is before the source ends.
+func (h *holdings) run(ctx context.Context, of source) {
 	for ctx.Err() == nil {
-		if err := h.follow(ctx, server); err != nil && ctx.Err() == nil {
+		if err := h.follow(ctx, of); err != nil && ctx.Err() == nil {
 			h.log.Warn("cannot count what namespaces take of the store; retrying", "err", err, "after", holdingsPause)
 		}
 		select {
@@ -82,37 +95,32 @@ func (h *holdings) run(ctx context.Context, server *etcdserver.EtcdServer) {
 }
 
 // follow counts all objects, and then what changes.
-func (h *holdings) follow(ctx context.Context, server *etcdserver.EtcdServer) error {
-	kv, end := server.KV(), []byte(h.prefix+"0") // the character after the slash
-	stream := kv.NewWatchStream()
-	defer stream.Close()
-	revision := stream.Rev()
-	if _, err := stream.Watch(ctx, 0, []byte(h.prefix+"/"), end, revision+1); err != nil {
+func (h *holdings) follow(ctx context.Context, of source) error {
+	from, end := []byte(h.prefix+"/"), []byte(h.prefix+"0") // the character after the slash
+	revision, next, stop, err := of.changes(ctx, from, end)
+	if err != nil {
 		return err
 	}
-	if err := h.recount(ctx, kv, revision, end); err != nil {
+	defer stop()
+	if err := h.recount(ctx, of, revision, end); err != nil {
 		return err
 	}
 	for {
-		if err := h.trim(ctx, server); err != nil {
+		if err := h.trim(ctx, of); err != nil {
 			h.log.Warn("cannot remove the oldest Events; retrying with the next change", "err", err)
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case r, ok := <-stream.Chan():
-			if !ok || r.CompactRevision != 0 {
-				return fmt.Errorf("the changes since revision %d are gone", r.CompactRevision)
-			}
-			h.apply(r.Events)
+		changes, err := next(ctx)
+		if err != nil || ctx.Err() != nil {
+			return err
 		}
+		h.apply(changes)
 	}
 }
 
 // recount replaces the count by that of the objects at a revision. Until all are counted, the old one holds.
-func (h *holdings) recount(ctx context.Context, kv mvcc.ReadView, revision int64, end []byte) error {
+func (h *holdings) recount(ctx context.Context, of source, revision int64, end []byte) error {
 	next := newHoldings(h.prefix, 0, h.log)
-	if err := next.countAll(ctx, kv, revision, end); err != nil {
+	if err := next.countAll(ctx, of, revision, end); err != nil {
 		return err
 	}
 	h.mu.Lock()
@@ -122,7 +130,7 @@ func (h *holdings) recount(ctx context.Context, kv mvcc.ReadView, revision int64
 }
 
 // countAll counts the objects at a revision.
-func (h *holdings) countAll(ctx context.Context, kv mvcc.ReadView, revision int64, end []byte) error {
+func (h *holdings) countAll(ctx context.Context, of source, revision int64, end []byte) error {
 	type found struct {
 		key      string
 		size     int64
@@ -130,11 +138,11 @@ func (h *holdings) countAll(ctx context.Context, kv mvcc.ReadView, revision int6
 	}
 	var events []found
 	for from := []byte(h.prefix + "/"); ; {
-		page, err := kv.Range(ctx, from, end, mvcc.RangeOptions{Limit: holdingsPage, Rev: revision})
+		page, err := of.page(ctx, from, end, revision)
 		if err != nil {
 			return err
 		}
-		for _, o := range page.KVs {
+		for _, o := range page {
 			f := found{string(o.Key), sizeOfKV(o), o.ModRevision}
 			if _, event := h.owner(f.key); event {
 				events = append(events, f)
@@ -142,10 +150,10 @@ func (h *holdings) countAll(ctx context.Context, kv mvcc.ReadView, revision int6
 			}
 			h.put(f.key, f.size)
 		}
-		if len(page.KVs) < holdingsPage {
+		if len(page) < holdingsPage {
 			break
 		}
-		from = append(slices.Clone(page.KVs[len(page.KVs)-1].Key), 0)
+		from = append(slices.Clone(page[len(page)-1].Key), 0)
 	}
 	slices.SortFunc(events, func(a, b found) int { return cmp.Compare(a.modified, b.modified) })
 	for _, f := range events {
@@ -188,6 +196,20 @@ func (h *holdings) put(key string, size int64) {
 			delete(h.namespaces, namespace)
 		}
 	}
+	h.counted(namespace, event, size-old.size)
+}
+
+// counted forgets the reservation of a write that has made an object larger. The caller holds h.mu.
+func (h *holdings) counted(namespace string, event bool, more int64) {
+	switch r := h.reserved[namespace]; {
+	case more <= 0:
+	case event:
+		h.reservedEvents.drop()
+	case r != nil:
+		if r.drop(); len(r.list) == 0 {
+			delete(h.reserved, namespace)
+		}
+	}
 }
 
 // putEvent is put for an Event, which is the youngest now. The caller holds h.mu.
@@ -226,9 +248,8 @@ func (h *holdings) owner(key string) (namespace string, event bool) {
 }
 
 // trim removes the oldest Events of the namespaces that have the most, while all take more than their share.
-// Among several members the leader does.
-func (h *holdings) trim(ctx context.Context, server *etcdserver.EtcdServer) error {
-	if server.Leader() != server.MemberID() {
+func (h *holdings) trim(ctx context.Context, of source) error {
+	if !of.leads() {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, spaceTimeout)
@@ -236,12 +257,7 @@ func (h *holdings) trim(ctx context.Context, server *etcdserver.EtcdServer) erro
 	for all := h.surplus(); len(all) > 0; {
 		keys := all[:min(len(all), trimBatch)]
 		all = all[len(keys):]
-		t := &etcdserverpb.TxnRequest{}
-		for _, key := range keys {
-			t.Success = append(t.Success, &etcdserverpb.RequestOp{Request: &etcdserverpb.RequestOp_RequestDeleteRange{
-				RequestDeleteRange: &etcdserverpb.DeleteRangeRequest{Key: []byte(key)}}})
-		}
-		if _, err := server.Txn(ctx, t); err != nil {
+		if err := of.remove(ctx, keys); err != nil {
 			return err
 		}
 		eventsRemoved.Add(float64(len(keys)))

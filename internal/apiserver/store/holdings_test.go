@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
-	"go.etcd.io/etcd/server/v3/storage/mvcc"
 )
 
 // The key of an object in a namespace belongs to that namespace. Other keys, of the API or not, belong to none.
@@ -69,22 +68,20 @@ func TestSurplus(t *testing.T) {
 
 // pages is a store that is read page by page, and fails at one.
 type pages struct {
-	mvcc.ReadView
+	source
 	all   []*mvccpb.KeyValue
 	fails int
 	at    func() // at each page
 }
 
-// Range returns the objects from a key on.
-func (p *pages) Range(_ context.Context, from, _ []byte, o mvcc.RangeOptions) (*mvcc.RangeResult, error) {
+func (p *pages) page(_ context.Context, from, _ []byte, _ int64) (out []*mvccpb.KeyValue, err error) {
 	p.at()
 	if p.fails--; p.fails == 0 {
 		return nil, errors.New("compacted")
 	}
-	out := &mvcc.RangeResult{}
 	for i := range p.all {
-		if string(p.all[i].Key) >= string(from) && int64(len(out.KVs)) < o.Limit {
-			out.KVs = append(out.KVs, p.all[i])
+		if string(p.all[i].Key) >= string(from) && len(out) < holdingsPage {
+			out = append(out, p.all[i])
 		}
 	}
 	return out, nil

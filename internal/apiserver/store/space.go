@@ -66,7 +66,7 @@ var (
 	}, []string{"step"})
 	eventsRemoved = metrics.NewCounter(&metrics.CounterOpts{
 		Name: "fairlead_etcd_events_removed_total", StabilityLevel: metrics.ALPHA,
-		Help: "Events that were removed before their time because all Events took more than their share of the embedded etcd.",
+		Help: "Events that were removed before their time because all Events took more than their share of etcd.",
 	})
 	registerEtcdMetrics = sync.OnceFunc(func() {
 		legacyregistry.MustRegister(eventsRemoved, etcdBytes, etcdFull, etcdUpkeep, diskFree, diskLevel, slowSyncs)
@@ -135,7 +135,7 @@ func (s *Space) nearAt() int64 { return s.quota / 4 * 3 }
 func (s *Space) run(ctx context.Context) {
 	var looks sync.WaitGroup
 	looks.Go(func() { s.disk.run(ctx) })
-	looks.Go(func() { s.holdings.run(ctx, s.server()) })
+	looks.Go(func() { s.holdings.run(ctx, embeddedSource{s.server()}) })
 	defer looks.Wait()
 	tick := time.NewTicker(spacePeriod)
 	defer tick.Stop()

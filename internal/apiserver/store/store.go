@@ -48,6 +48,7 @@ type Store struct {
 	Space *Space
 	// embedded is nil for an external one.
 	embedded *embedded
+	holdings *holdings
 }
 
 // External is an etcd cluster that this server does not run.
@@ -103,7 +104,7 @@ func Start(ctx context.Context, dir string, o Options, p *Peering) (*Store, erro
 	}
 	return &Store{
 		Endpoints: []string{"unix://" + socket}, Dial: m.dial, Stop: func() { m.stop(); release() },
-		Failed: m.failed, Space: m.space, embedded: m,
+		Failed: m.failed, Space: m.space, embedded: m, holdings: m.space.holdings,
 	}, nil
 }
 
@@ -165,25 +166,26 @@ func socketPath(dir string) (string, func(), error) {
 	return fmt.Sprintf("/proc/self/fd/%d/client.sock", d.Fd()), func() { d.Close() }, nil
 }
 
-// Reach checks that an external etcd answers.
-func Reach(ctx context.Context, o External) (*Store, error) {
-	ctx, cancel := context.WithTimeout(ctx, etcdDialTimeout)
+// Reach checks that an external etcd answers, and follows what namespaces take of it until Stop is called.
+func Reach(ctx context.Context, o External, log *slog.Logger) (*Store, error) {
+	within, cancel := context.WithTimeout(ctx, etcdDialTimeout)
 	defer cancel()
-	store := &Store{Endpoints: o.Servers, Stop: func() {}}
+	store := &Store{Endpoints: o.Servers}
 	if o.secure() {
 		if _, err := o.tls(); err != nil {
 			return nil, err
 		}
 		store.Endpoints, store.Dial = o.plain(), o.dial
 	}
-	client, err := store.client(ctx)
+	client, err := store.client(context.WithoutCancel(ctx))
 	if err != nil {
 		return nil, fmt.Errorf("--etcd-servers: %w", err)
 	}
-	defer client.Close()
-	if _, err := client.Get(ctx, o.Prefix+"/health"); err != nil {
+	if _, err := client.Get(within, o.Prefix+"/health"); err != nil {
+		_ = client.Close()
 		return nil, fmt.Errorf("etcd at %v cannot be reached: %w; start it, or correct --etcd-servers and its certificates", o.Servers, err)
 	}
+	store.holdings, store.Stop = share(within, client, store.Endpoints[0], cmp.Or(o.Prefix, DefaultPrefix), log)
 	return store, nil
 }
 
