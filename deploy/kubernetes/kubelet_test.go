@@ -34,6 +34,7 @@ type kubelet struct {
 	pods     map[types.UID]*process.Process
 	ending   map[types.UID]bool // was sent SIGTERM
 	probed   map[types.UID]time.Time
+	logs     sync.Map // of the last process of a Pod, by namespace and name
 }
 
 const serviceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -46,6 +47,13 @@ func startKubelet(r *rig, programs map[string]string, others ...*testbed.Host) {
 	k.nodes = map[string]*testbed.Host{r.node.Name(): r.node}
 	for _, h := range others {
 		k.nodes[h.Name()] = h
+	}
+	r.podLog = func(namespace, name string) (string, bool) {
+		p, ok := k.logs.Load(namespace + "/" + name)
+		if !ok {
+			return "", false
+		}
+		return p.(*process.Process).Log(), true
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -114,6 +122,7 @@ func (k *kubelet) syncPod(ctx context.Context, pod *corev1.Pod) error {
 		p, err := k.start(ctx, pod)
 		if err == nil {
 			k.pods[pod.UID] = p
+			k.logs.Store(pod.Namespace+"/"+pod.Name, p)
 		}
 		return err
 	case p.Ended() && pod.Spec.RestartPolicy == corev1.RestartPolicyNever:

@@ -7,6 +7,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -15,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -54,6 +56,9 @@ type rig struct {
 
 	// beforeRemoval, if there is one, is called before a Pod whose process has ended is removed.
 	beforeRemoval func(pod *corev1.Pod)
+
+	// podLog, if there is one, returns what a Pod has written. It is in the place of the kubelet's own port, which the API server asks.
+	podLog func(namespace, name string) (text string, ok bool)
 
 	requests requests // of the node's programs
 
@@ -105,6 +110,12 @@ func (r *rig) serveGateway() {
 	}
 	r.gateway = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		r.requests.note(req)
+		if m := podLogPath.FindStringSubmatch(req.URL.Path); m != nil && r.podLog != nil {
+			if text, ok := r.podLog(m[1], m[2]); ok {
+				_, _ = io.WriteString(w, text)
+				return
+			}
+		}
 		proxy.ServeHTTP(w, req)
 	}))
 	_ = r.gateway.Listener.Close()
@@ -115,6 +126,9 @@ func (r *rig) serveGateway() {
 		r.gateway.Close()
 	})
 }
+
+// podLogPath is where the log of a Pod is.
+var podLogPath = regexp.MustCompile(`^/api/v1/namespaces/([^/]+)/pods/([^/]+)/log$`)
 
 // kubectl runs kubectl as an administrator.
 func (r *rig) kubectl(args ...string) string {

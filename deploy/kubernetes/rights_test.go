@@ -164,6 +164,17 @@ var unasked = map[string]map[string][]string{
 	},
 	"fairlead-dns":            {"a Corefile with 'pods verified'": {"list pods", "watch pods"}},
 	"fairlead-node-local-dns": {"--pod-records verified": {"list pods", "watch pods"}},
+	"fairlead-drain": {
+		"a server without streaming lists": {
+			"list endpointslices.discovery.k8s.io", "list leases.coordination.k8s.io", "list nodes", "list pods", "list services",
+		},
+	},
+	"fairlead-hubble-relay": {"flows whose node does not know the Pod": {"get pods"}},
+	// internal/cli/kubeproxy has a test of these.
+	"fairlead-proxy": {
+		"a machine that is not called as its Node": {"get nodes"},
+		"what the proxy cannot do":                 {"create events", "patch events"},
+	},
 	"fairlead-lb": {
 		"--lb-pool": {
 			"create ipaddresspools.fairlead.dev", "update ipaddresspools.fairlead.dev", "delete ipaddresspools.fairlead.dev",
