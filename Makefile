@@ -25,7 +25,7 @@ FETCH_CONFORMANCE = go -C test/conformance $(COMPILE) sigs.k8s.io/gateway-api/co
   go -C test/conformance $(COMPILE) -test . && go -C bench/peers/coredns $(COMPILE) .
 GOTEST      := go test -count=1 -json -vet=off -ldflags='-s -w' -timeout 40m
 
-.PHONY: help build bpf demo test test-unit bench conformance check mutate fmt generate clean setup fetch kubectl wireguard-go test-apiserver release image soak kube-proxy migrate-test
+.PHONY: help build bpf demo test test-unit bench conformance check mutate fmt generate clean setup fetch kubectl wireguard-go test-apiserver release image soak kube-proxy migrate-test kubernetes-test
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -55,6 +55,12 @@ kube-proxy: ## make bench/bin/kube-proxy and bench/bin/coredns, the real ones, f
 migrate-test: setup build kubectl test-apiserver kube-proxy ## the way from the real kube-proxy, CoreDNS and MetalLB to fairlead and back, and drains
 	$(MAKE) -C bench bin/kube-prestop
 	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test ./deploy/kubernetes -v -run '(TestMigrate|TestMigrateBGP|TestDrain)$$' -count=1 -timeout 30m
+
+# The packages whose tests only need an API, or run the manifests, the chart and migrations.
+kubernetes-test: setup build kubectl test-apiserver kube-proxy ## tests of what runs on a real Kubernetes, on the real kube-apiserver, controllers and scheduler
+	$(MAKE) -C bench $(addprefix bin/,etcd kube-apiserver kube-controller-manager kube-scheduler kube-prestop)
+	FAIRLEAD_KUBERNETES=$(CURDIR)/bench/bin FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin \
+	go test -p 1 -v -count=1 -timeout 60m ./deploy/... ./internal/election ./internal/lb/v1
 
 conformance: setup build ## the conformance tests of the Gateway API, as 'make test' runs them, with reports, and the experimental channel
 	$(FETCH_CONFORMANCE)

@@ -59,7 +59,6 @@ func newDrains(t *testing.T) *drains {
 	d.wantFlows()
 	for _, node := range []*testbed.Host{d.node, d.node2} {
 		d.register(node)
-		d.beat(node.Name())
 	}
 	for _, name := range []string{"fairlead-controllers", "fairlead-drain"} {
 		c, err := d.client.AppsV1().Deployments("kube-system").Get(t.Context(), name, metav1.GetOptions{})
@@ -92,36 +91,6 @@ func newDrains(t *testing.T) *drains {
 	}
 	d.service = netip.AddrPortFrom(netip.MustParseAddr(s.Spec.ClusterIP), 80)
 	return d
-}
-
-// beat renews the Lease of a node until the test ends, as its kubelet does.
-func (d *drains) beat(node string) {
-	d.Helper()
-	leases := d.client.CoordinationV1().Leases(corev1.NamespaceNodeLease)
-	l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: node}}
-	l.Spec.LeaseDurationSeconds = new(int32(40))
-	l, err := leases.Create(d.Context(), l, metav1.CreateOptions{})
-	if err != nil {
-		d.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		tick := time.NewTicker(5 * time.Second)
-		defer tick.Stop()
-		for ctx.Err() == nil {
-			now := metav1.NowMicro()
-			l.Spec.RenewTime = &now
-			if next, err := leases.Update(ctx, l, metav1.UpdateOptions{}); err == nil {
-				l = next
-			}
-			select {
-			case <-ctx.Done():
-			case <-tick.C:
-			}
-		}
-	})
-	d.Cleanup(func() { stop(); wg.Wait() })
 }
 
 // server is a Pod of the Service, whose process ends at once at SIGTERM.
@@ -400,6 +369,9 @@ func TestDrain(t *testing.T) {
 	}
 	t.Logf("%d connections; %d failed without the hook, %d in flight at an end with it", c.made.Load(), len(c.since(control)), late)
 	d.checkRights()
+	for _, account := range []string{"fairlead-drain", "fairlead-hubble-relay", "fairlead-proxy"} {
+		d.checkUnused(account)
+	}
 	d.checkGone(d.serve(d.node, ""))
 	d.shell(d.steps[3])
 }

@@ -30,10 +30,11 @@ type kubelet struct {
 	*rig
 	nodes    map[string]*testbed.Host
 	dir      string            // of the Pods
-	programs map[string]string // by image
+	programs map[string]string // by image, or what is before its colon
 	pods     map[types.UID]*process.Process
 	ending   map[types.UID]bool // was sent SIGTERM
 	probed   map[types.UID]time.Time
+	logs     sync.Map // of the last process of a Pod, by namespace and name
 }
 
 const serviceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -46,6 +47,13 @@ func startKubelet(r *rig, programs map[string]string, others ...*testbed.Host) {
 	k.nodes = map[string]*testbed.Host{r.node.Name(): r.node}
 	for _, h := range others {
 		k.nodes[h.Name()] = h
+	}
+	r.podLog = func(namespace, name string) (string, bool) {
+		p, ok := k.logs.Load(namespace + "/" + name)
+		if !ok {
+			return "", false
+		}
+		return p.(*process.Process).Log(), true
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -106,7 +114,7 @@ func (k *kubelet) syncPod(ctx context.Context, pod *corev1.Pod) error {
 			err = nil
 		}
 		return err
-	case p == nil && k.programs[pod.Spec.Containers[0].Image] == "":
+	case p == nil && k.program(pod) == "":
 		return k.report(ctx, pod, corev1.PodPending, false, corev1.ContainerState{
 			Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull", Message: "no such image"},
 		})
@@ -114,6 +122,7 @@ func (k *kubelet) syncPod(ctx context.Context, pod *corev1.Pod) error {
 		p, err := k.start(ctx, pod)
 		if err == nil {
 			k.pods[pod.UID] = p
+			k.logs.Store(pod.Namespace+"/"+pod.Name, p)
 		}
 		return err
 	case p.Ended() && pod.Spec.RestartPolicy == corev1.RestartPolicyNever:
@@ -128,6 +137,13 @@ func (k *kubelet) syncPod(ctx context.Context, pod *corev1.Pod) error {
 		return nil
 	}
 	return k.report(ctx, pod, corev1.PodRunning, k.ready(ctx, pod), corev1.ContainerState{Running: &corev1.ContainerStateRunning{}})
+}
+
+// program is that of the first container, or none.
+func (k *kubelet) program(pod *corev1.Pod) string {
+	image := pod.Spec.Containers[0].Image
+	name, _, _ := strings.Cut(image, ":")
+	return cmp.Or(k.programs[image], k.programs[name])
 }
 
 // host is where a Pod runs.
@@ -205,13 +221,14 @@ func (k *kubelet) start(ctx context.Context, pod *corev1.Pod) (*process.Process,
 	for i := range args {
 		args[i] = paths.Replace(strings.ReplaceAll(args[i], "$(NODE_NAME)", pod.Spec.NodeName))
 	}
-	cmd := k.host(pod).Command(context.Background(), k.programs[c.Image], args...)
+	cmd := k.host(pod).Command(context.Background(), k.program(pod), args...)
 	cmd.Env = []string{"KUBECONFIG=" + filepath.Join(dir, kubeconfigFile), "HOME=" + dir, "PATH=" + os.Getenv("PATH")}
 	for _, e := range c.Env {
 		value := e.Value
 		if e.ValueFrom != nil && e.ValueFrom.FieldRef != nil {
 			value = map[string]string{
-				"metadata.name": pod.Name, "spec.nodeName": pod.Spec.NodeName, "status.podIP": k.host(pod).Addr4().String(),
+				"metadata.name": pod.Name, "metadata.namespace": pod.Namespace,
+				"spec.nodeName": pod.Spec.NodeName, "status.podIP": k.host(pod).Addr4().String(),
 				"status.hostIP": k.nodes[pod.Spec.NodeName].Addr4().String(),
 			}[e.ValueFrom.FieldRef.FieldPath]
 		}
@@ -255,7 +272,7 @@ func (k *kubelet) volumes(ctx context.Context, pod *corev1.Pod, dir string) (*st
 				return nil, gone
 			}
 			for name, data := range secret.Data {
-				write(filepath.Join(dir, fmt.Sprint("mount", at), name), string(data))
+				write(filepath.Join(dir, fmt.Sprint("mount", at), itemPath(v.Secret.Items, name)), string(data))
 			}
 		}
 		if v.ConfigMap == nil || at < 0 || v.ConfigMap.Optional != nil && *v.ConfigMap.Optional {
@@ -266,8 +283,18 @@ func (k *kubelet) volumes(ctx context.Context, pod *corev1.Pod, dir string) (*st
 			return nil, gone
 		}
 		for name, text := range config.Data {
-			write(filepath.Join(dir, fmt.Sprint("mount", at), name), paths.Replace(text))
+			write(filepath.Join(dir, fmt.Sprint("mount", at), itemPath(v.ConfigMap.Items, name)), paths.Replace(text))
 		}
 	}
 	return paths, errors.Join(err, k.kubeconfig(filepath.Join(dir, kubeconfigFile), token.Status.Token))
+}
+
+// itemPath is where a volume has a key.
+func itemPath(items []corev1.KeyToPath, key string) string {
+	for _, item := range items {
+		if item.Key == key {
+			return item.Path
+		}
+	}
+	return key
 }

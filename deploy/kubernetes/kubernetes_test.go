@@ -7,6 +7,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -15,15 +16,19 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	authv1 "k8s.io/api/authentication/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
@@ -51,6 +56,11 @@ type rig struct {
 
 	// beforeRemoval, if there is one, is called before a Pod whose process has ended is removed.
 	beforeRemoval func(pod *corev1.Pod)
+
+	// podLog, if there is one, returns what a Pod has written. It is in the place of the kubelet's own port, which the API server asks.
+	podLog func(namespace, name string) (text string, ok bool)
+
+	requests requests // of the node's programs
 
 	mu       sync.Mutex
 	rejected []string // requests that the API server answered with 401 or 403
@@ -98,7 +108,16 @@ func (r *rig) serveGateway() {
 	if err1 != nil {
 		r.Fatal(err1)
 	}
-	r.gateway = httptest.NewUnstartedServer(proxy)
+	r.gateway = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		r.requests.note(req)
+		if m := podLogPath.FindStringSubmatch(req.URL.Path); m != nil && r.podLog != nil {
+			if text, ok := r.podLog(m[1], m[2]); ok {
+				_, _ = io.WriteString(w, text)
+				return
+			}
+		}
+		proxy.ServeHTTP(w, req)
+	}))
 	_ = r.gateway.Listener.Close()
 	r.gateway.Listener, r.gateway.EnableHTTP2 = listener, true
 	r.gateway.StartTLS()
@@ -107,6 +126,9 @@ func (r *rig) serveGateway() {
 		r.gateway.Close()
 	})
 }
+
+// podLogPath is where the log of a Pod is.
+var podLogPath = regexp.MustCompile(`^/api/v1/namespaces/([^/]+)/pods/([^/]+)/log$`)
 
 // kubectl runs kubectl as an administrator.
 func (r *rig) kubectl(args ...string) string {
@@ -133,15 +155,51 @@ func (r *rig) gatewayCA() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: r.gateway.Certificate().Raw})
 }
 
-// register creates the object of a node.
+// register creates the object of a node, and its Lease.
 func (r *rig) register(host *testbed.Host) {
 	r.Helper()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: host.Name(), Labels: map[string]string{corev1.LabelOSStable: "linux"}}}
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: host.Addr4().String()}}
 	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	node.Status.Capacity = corev1.ResourceList{
+		corev1.ResourcePods: resource.MustParse("110"),
+		corev1.ResourceCPU:  resource.MustParse("4"), corev1.ResourceMemory: resource.MustParse("8Gi"),
+	}
+	node.Status.Allocatable = node.Status.Capacity // without it kube-scheduler gives the node no Pod
 	if _, err := r.client.CoreV1().Nodes().Create(r.Context(), node, metav1.CreateOptions{}); err != nil {
 		r.Fatal(err)
 	}
+	r.beat(host.Name())
+}
+
+// beat renews the Lease of a node until the test ends, as its kubelet does.
+func (r *rig) beat(node string) {
+	r.Helper()
+	leases := r.client.CoordinationV1().Leases(corev1.NamespaceNodeLease)
+	l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: node}}
+	l.Spec.LeaseDurationSeconds = new(int32(40))
+	l, err := leases.Create(r.Context(), l, metav1.CreateOptions{})
+	if err != nil {
+		r.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		tick := time.NewTicker(5 * time.Second)
+		defer tick.Stop()
+		for ctx.Err() == nil {
+			now := metav1.NowMicro()
+			l.Spec.RenewTime = &now
+			if next, err := leases.Update(ctx, l, metav1.UpdateOptions{}); err == nil {
+				l = next
+			}
+			select {
+			case <-ctx.Done():
+			case <-tick.C:
+			}
+		}
+	})
+	r.Cleanup(func() { stop(); wg.Wait() })
 }
 
 // checkRights fails the test for each request of the node's programs that was not allowed, but for those given.
@@ -288,7 +346,11 @@ func TestManifests(t *testing.T) {
 	r.checkName(r.node2, "10.96.0.10", service.Spec.ClusterIP)
 	r.checkAddress()
 	r.checkFronts()
+	r.checkRemoval()
 	r.checkRights()
+	for _, account := range []string{"fairlead-controllers", "fairlead-dns", "fairlead-node-local-dns", "fairlead-lb"} {
+		r.checkUnused(account)
+	}
 }
 
 // createService makes a Service with one ready Pod, and a pool of addresses.
@@ -403,7 +465,7 @@ func (r *rig) checkAddress() {
 	}
 }
 
-// fronts are an Ingress and a Gateway.
+// fronts are an Ingress and a Gateway, with objects of all kinds whose statuses fairlead lb writes.
 const fronts = `
 apiVersion: networking.k8s.io/v1
 kind: Ingress
@@ -419,6 +481,38 @@ apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute
 metadata: {name: shop}
 spec: {parentRefs: [{name: shop}], rules: [{backendRefs: [{name: web, port: 80}]}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: GRPCRoute
+metadata: {name: shop}
+spec: {parentRefs: [{name: shop}], rules: [{backendRefs: [{name: web, port: 80}]}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: TLSRoute
+metadata: {name: shop}
+spec: {parentRefs: [{name: shop}], hostnames: [shop.example], rules: [{backendRefs: [{name: web, port: 80}]}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: TCPRoute
+metadata: {name: shop}
+spec: {parentRefs: [{name: shop}], rules: [{backendRefs: [{name: web, port: 80}]}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: UDPRoute
+metadata: {name: shop}
+spec: {parentRefs: [{name: shop}], rules: [{backendRefs: [{name: web, port: 80}]}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: ListenerSet
+metadata: {name: shop}
+spec: {parentRef: {name: shop}, listeners: [{name: more, port: 81, protocol: HTTP}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: BackendTLSPolicy
+metadata: {name: shop}
+spec:
+  targetRefs: [{group: "", kind: Service, name: web}]
+  validation: {hostname: shop.example, wellKnownCACertificates: System}
 `
 
 func (r *rig) checkFronts() {
@@ -426,7 +520,10 @@ func (r *rig) checkFronts() {
 	r.apply(fronts)
 	for _, field := range []string{
 		"ingress/shop {.status.loadBalancer.ingress[0].ip}", "gateway/shop {.status.addresses[0].value}",
-		"httproute/shop {.status.parents[0].controllerName}",
+		"httproute/shop {.status.parents[0].controllerName}", "grpcroute/shop {.status.parents[0].controllerName}",
+		"tlsroute/shop {.status.parents[0].controllerName}", "tcproute/shop {.status.parents[0].controllerName}",
+		"udproute/shop {.status.parents[0].controllerName}", "listenerset/shop {.status.conditions[0].type}",
+		"backendtlspolicy/shop {.status.ancestors[0].controllerName}",
 	} {
 		object, path, _ := strings.Cut(field, " ")
 		testbed.Until(r.T, field, func() error {
@@ -437,6 +534,25 @@ func (r *rig) checkFronts() {
 			return err
 		})
 	}
+}
+
+// checkRemoval takes back what was made, first the Pod's label, and looks that what the components made of it is gone, too.
+func (r *rig) checkRemoval() {
+	r.Helper()
+	left := func(want string) {
+		testbed.Until(r.T, "the end of "+want, func() error {
+			out := r.kubectl("get", "endpoints,endpointslices,services", "-o", "yaml") + r.kubectl("get", "ipaddresses", "-o", "name")
+			if strings.Contains(out, want) {
+				return errors.New(out)
+			}
+			return nil
+		})
+	}
+	r.kubectl("label", "pod", "web", "app=none", "--overwrite")
+	left("10.244.1.9")
+	r.kubectl("delete", "service/web", "gateway/shop", "ingress/shop")
+	left("name: web")
+	left("192.168.77.2")
 }
 
 // Every workload runs with as little as it can: no write access to its root, no further privilege, a seccomp profile.

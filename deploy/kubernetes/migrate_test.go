@@ -37,6 +37,9 @@ func peer(t *testing.T, name string) string {
 			}
 		}
 	}
+	if process.Kubernetes() {
+		t.Fatalf("no %s in bench/bin", name) // 'make kubernetes-test' builds it
+	}
 	t.Skipf("no %s in bench/bin ('make migrate-test' builds it and runs this test) and none named by %s", name, variable)
 	return ""
 }
@@ -120,8 +123,7 @@ func newMigration(t *testing.T) *migration {
 	m := &migration{rig: &rig{T: t, node: n.Host("node1")}, outside: n.Outside("outside")}
 	m.connect()
 	fairlead := process.Program("fairlead")
-	process.Start(t, exec.Command(fairlead, "controllers", "--kubeconfig", m.api.Kubeconfig, "--controllers",
-		"daemonset,scheduler,garbage,deployment,replicaset,endpointslice"))
+	m.api.RunWorkloads(t)
 	startKubelet(m.rig, map[string]string{
 		"registry.k8s.io/kube-proxy:v1.37.2": kubeProxy, "fairlead/fairlead:0.1.0": fairlead, corednsImage: coreDNS,
 		placeholderImage: "/usr/bin/sleep",

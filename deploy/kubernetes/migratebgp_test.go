@@ -84,8 +84,7 @@ func newBGPMigration(t *testing.T) *bgpMigration {
 		}
 	}
 	fairlead := process.Program("fairlead")
-	process.Start(t, exec.Command(fairlead, "controllers", "--kubeconfig", m.api.Kubeconfig, "--controllers",
-		"daemonset,scheduler,garbage,deployment,replicaset,endpointslice"))
+	m.api.RunWorkloads(t)
 	startKubelet(m.rig, map[string]string{
 		"registry.k8s.io/kube-proxy:v1.37.2": kubeProxy, "fairlead/fairlead:0.1.0": fairlead,
 		"quay.io/metallb/controller:" + metallbVersion: metallbProgram(t, "controller"),

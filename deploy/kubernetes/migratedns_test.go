@@ -44,6 +44,7 @@ kind: Service
 metadata: {name: kube-dns, namespace: kube-system, labels: {k8s-app: kube-dns}}
 spec:
   selector: {k8s-app: kube-dns}
+  clusterIP: 10.96.0.10
   ports: [{name: dns, port: 53, protocol: UDP}, {name: dns-tcp, port: 53, protocol: TCP}, {name: metrics, port: 9153}]
 ---
 apiVersion: v1

@@ -1,17 +1,13 @@
 package lb
 
 import (
-	"bufio"
-	"cmp"
 	"context"
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -87,7 +83,7 @@ func (c *cluster) conforms(suite, profiles, report, log string, more ...string) 
 	}
 	cmd := c.net.Outside("suite").Command(context.Background(), suite, args...)
 	cmd.Dir, cmd.Env = c.TempDir(), append(os.Environ(), "KUBECONFIG="+c.server.KubeconfigAt(c, c.host.Addr4()))
-	c.judge(cmd, log)
+	process.Conformance(c, cmd, log)
 	testbed.Until(c, "the Pods of the tests to end", func() error {
 		pods, err := c.client.CoreV1().Pods("").List(c.Context(), metav1.ListOptions{})
 		if err == nil && len(pods.Items) > 0 {
@@ -110,36 +106,4 @@ func (c *cluster) staticPool() {
 		}, metav1.CreateOptions{})
 		return err
 	})
-}
-
-// judge runs the tests. None may fail, and some must pass.
-func (c *cluster) judge(cmd *exec.Cmd, to string) {
-	c.Helper()
-	out, err := cmd.StdoutPipe()
-	c.must(err)
-	log, err := os.Create(cmp.Or(to, filepath.Join(cmd.Dir, "suite.log")))
-	c.must(err)
-	defer log.Close()
-	cmd.Stderr = log
-	c.must(cmd.Start())
-	began := time.Now()
-	count := map[string]int{}
-	lines := bufio.NewScanner(out)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		_, _ = fmt.Fprintln(log, lines.Text())
-		verdict, test, ok := strings.Cut(strings.TrimSpace(lines.Text()), ": TestConformance/")
-		verdict, is := strings.CutPrefix(verdict, "--- ")
-		if !ok || !is || strings.Contains(test, "/") {
-			continue
-		}
-		count[verdict]++
-		c.Logf("%s %s", verdict, test)
-	}
-	err = cmd.Wait()
-	c.Logf("%d passed, %d failed, %d skipped, in %s", count["PASS"], count["FAIL"], count["SKIP"], time.Since(began).Round(time.Second))
-	if err != nil || count["PASS"] == 0 {
-		text, _ := os.ReadFile(log.Name())
-		c.Errorf("the conformance tests: %v, %d passed; the end of their output:\n%s", err, count["PASS"], text[max(0, len(text)-8000):])
-	}
 }

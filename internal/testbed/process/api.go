@@ -24,9 +24,13 @@ func API(t testing.TB) *rest.Config {
 }
 
 // StartAPI runs an API server with an etcd and without controllers until the test ends, and waits until it is ready. Its
-// data is not synced to disk. Tests that need the server's options or code use apiservertest.
+// data is not synced to disk. Where $FAIRLEAD_KUBERNETES is set, it is the real kube-apiserver, with the controllers of a cluster but
+// those that RunWorkloads and 'fairlead controllers' run. Tests that need the server's options or code use apiservertest.
 func StartAPI(t testing.TB) *Server {
 	t.Helper()
+	if Kubernetes() {
+		return startKubernetes(t, os.Getenv(kubernetesEnv))
+	}
 	dir := t.TempDir()
 	program := Program("apiserver")
 	if _, err := os.Stat(program); err != nil {
@@ -41,11 +45,16 @@ func StartAPI(t testing.TB) *Server {
 		return exec.Command(program, "--data-dir", data, "--secure-port", strconv.Itoa(FreePort(t)))
 	}
 	s.Start(t)
+	s.awaitAPI(t)
+	return s
+}
+
+func (s *Server) awaitAPI(t testing.TB) {
+	t.Helper()
 	testbed.Until(t, "the API server to be ready", func() error {
 		if s.Ended() {
 			t.Fatalf("the API server ended:\n%s", s.Log())
 		}
 		return s.Ready(t.Context())
 	})
-	return s
 }

@@ -34,6 +34,7 @@ type Server struct {
 	Config *rest.Config
 
 	command func() *exec.Cmd
+	plane   *controlPlane // of a real kube-apiserver
 	dial    func(ctx context.Context, network, address string) (net.Conn, error)
 }
 

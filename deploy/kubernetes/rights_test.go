@@ -1,0 +1,208 @@
+package kubernetes
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/endpoints/request"
+)
+
+// right is what a request needs and a role gives. An empty name or namespace of a role stands for all.
+type right struct{ verb, resource, name, namespace string }
+
+func (r right) String() string {
+	out := r.verb + " " + r.resource
+	if r.name != "" {
+		out += " " + r.name
+	}
+	return out
+}
+
+// covers reports whether a role that gives the right allows what a request needs.
+func (r right) covers(need right) bool {
+	return r.verb == need.verb && r.resource == need.resource && (r.name == "" || r.name == need.name) &&
+		(r.namespace == "" || r.namespace == need.namespace)
+}
+
+// requests are what the service accounts of kube-system have asked the API server for, by account.
+type requests struct {
+	mu   sync.Mutex
+	made map[string]map[right]bool
+}
+
+// note remembers what a request needs, and whose token it has.
+func (r *requests) note(req *http.Request) {
+	info, err := (&request.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}).
+		NewRequestInfo(req)
+	if err != nil || !info.IsResourceRequest {
+		return // discovery, which everybody may ask for
+	}
+	var claims struct{ Sub string }
+	_, payload, _ := strings.Cut(strings.TrimPrefix(req.Header.Get("Authorization"), "Bearer "), ".")
+	payload, _, _ = strings.Cut(payload, ".")
+	if text, err := base64.RawURLEncoding.DecodeString(payload); err != nil || json.Unmarshal(text, &claims) != nil {
+		return
+	}
+	account, ok := strings.CutPrefix(claims.Sub, "system:serviceaccount:kube-system:")
+	if !ok {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.made == nil {
+		r.made = map[string]map[right]bool{}
+	}
+	if r.made[account] == nil {
+		r.made[account] = map[right]bool{}
+	}
+	resource := qualified(info.APIGroup, strings.Trim(info.Resource+"/"+info.Subresource, "/"))
+	r.made[account][right{info.Verb, resource, info.Name, info.Namespace}] = true
+}
+
+// qualified is a resource with its group.
+func qualified(group, resource string) string { return strings.Trim(resource+"."+group, ".") }
+
+// checkUnused fails the test for each right of an account that none of its requests needs, but for those of unasked, which it must have.
+func (r *rig) checkUnused(account string) {
+	r.Helper()
+	r.requests.mu.Lock()
+	made := slices.Collect(maps.Keys(r.requests.made[account]))
+	r.requests.mu.Unlock()
+	has := r.rights(account)
+	if len(has) == 0 {
+		r.Errorf("%s has no rights", account)
+	}
+	may, unused := map[string]bool{}, map[string]bool{}
+	for _, one := range has {
+		may[one.String()] = true
+		if !slices.ContainsFunc(made, one.covers) {
+			unused[one.String()] = true
+		}
+	}
+	but := slices.Concat(slices.Collect(maps.Values(unasked[account]))...)
+	for _, one := range slices.Sorted(maps.Keys(unused)) {
+		if !slices.Contains(but, one) {
+			r.Errorf("%s may, and does not need to: %s", account, one)
+		}
+	}
+	for _, one := range but {
+		if !may[one] {
+			r.Errorf("%s lacks a right that it does not need here: %s", account, one)
+		}
+	}
+}
+
+// rights are all that the roles of an account of kube-system give.
+func (r *rig) rights(account string) (out []right) {
+	r.Helper()
+	ctx, rbac := context.WithoutCancel(r.Context()), r.client.RbacV1()
+	whole, err1 := rbac.ClusterRoleBindings().List(ctx, metav1.ListOptions{})
+	within, err2 := rbac.RoleBindings("").List(ctx, metav1.ListOptions{})
+	if err1 != nil || err2 != nil {
+		r.Fatal(err1, err2)
+	}
+	has := func(s rbacv1.Subject) bool { return s.Name == account && s.Namespace == "kube-system" }
+	for _, b := range whole.Items {
+		if slices.ContainsFunc(b.Subjects, has) {
+			role, err := rbac.ClusterRoles().Get(ctx, b.RoleRef.Name, metav1.GetOptions{})
+			if err != nil {
+				r.Fatal(err)
+			}
+			out = append(out, expand(role.Rules, "")...)
+		}
+	}
+	for _, b := range within.Items {
+		if slices.ContainsFunc(b.Subjects, has) {
+			role, err := rbac.Roles(b.Namespace).Get(ctx, b.RoleRef.Name, metav1.GetOptions{})
+			if err != nil {
+				r.Fatal(err)
+			}
+			out = append(out, expand(role.Rules, b.Namespace)...)
+		}
+	}
+	return out
+}
+
+// expand returns the single rights of rules.
+func expand(rules []rbacv1.PolicyRule, namespace string) (out []right) {
+	for _, rule := range rules {
+		names := rule.ResourceNames
+		if len(names) == 0 {
+			names = []string{""}
+		}
+		for _, verb := range rule.Verbs {
+			for _, group := range rule.APIGroups {
+				for _, resource := range rule.Resources {
+					for _, name := range names {
+						out = append(out, right{verb, qualified(group, resource), name, namespace})
+					}
+				}
+			}
+		}
+	}
+	return out
+}
+
+// unasked are rights that these tests do not need, by account and by what needs them.
+var unasked = map[string]map[string][]string{
+	"fairlead-controllers": {
+		"a server without streaming lists": {
+			"list endpoints", "list endpointslices.discovery.k8s.io", "list nodes", "list pods", "list services",
+		},
+		"another writer, after a conflict":   {"get endpoints", "get endpointslices.discovery.k8s.io"},
+		"a selector that selects nothing":    {"create events", "patch events"},
+		"clusters that check owners' rights": {"update endpoints/finalizers", "update services/finalizers"},
+	},
+	"fairlead-dns":            {"a Corefile with 'pods verified'": {"list pods", "watch pods"}},
+	"fairlead-node-local-dns": {"--pod-records verified": {"list pods", "watch pods"}},
+	"fairlead-drain": {
+		"a server without streaming lists": {
+			"list endpointslices.discovery.k8s.io", "list leases.coordination.k8s.io", "list nodes", "list pods", "list services",
+		},
+	},
+	"fairlead-hubble-relay": {"flows whose node does not know the Pod": {"get pods"}},
+	// internal/cli/kubeproxy has a test of these.
+	"fairlead-proxy": {
+		"a machine that is not called as its Node": {"get nodes"},
+		"what the proxy cannot do":                 {"create events", "patch events"},
+	},
+	"fairlead-lb": {
+		"--lb-pool": {
+			"create ipaddresspools.fairlead.dev", "update ipaddresspools.fairlead.dev", "delete ipaddresspools.fairlead.dev",
+		},
+		"nodes that come and go": {
+			"delete speakers.fairlead.dev", "update configmaps fairlead-lb-voters", "get nodes",
+			"list leases.coordination.k8s.io fairlead-lb-witness",
+			"watch leases.coordination.k8s.io fairlead-lb-witness", "get leases.coordination.k8s.io fairlead-lb-witness",
+			"update leases.coordination.k8s.io fairlead-lb-witness",
+		},
+		"an address that changes hands": {"get ipaddresses.networking.k8s.io", "update ipaddresses.networking.k8s.io"},
+		"passwords of BGP":              {"list secrets fairlead-lb", "watch secrets fairlead-lb"},
+		"an Event that comes again":     {"patch events"},
+		"clusters that check owners' rights": {
+			"update backendtlspolicies/finalizers.gateway.networking.k8s.io", "update gateways/finalizers.gateway.networking.k8s.io",
+			"update listenersets/finalizers.gateway.networking.k8s.io", "update referencegrants/finalizers.gateway.networking.k8s.io",
+		},
+		"definitions of an older version": olderDefinitions(),
+	},
+}
+
+// olderDefinitions are rights to replace the definitions of the Gateway API.
+func olderDefinitions() (out []string) {
+	for _, kind := range []string{
+		"backendtlspolicies", "gatewayclasses", "gateways", "grpcroutes", "httproutes", "listenersets", "referencegrants", "tcproutes",
+		"tlsroutes", "udproutes",
+	} {
+		out = append(out, "update customresourcedefinitions.apiextensions.k8s.io "+kind+".gateway.networking.k8s.io")
+	}
+	return out
+}
