@@ -88,6 +88,7 @@ type controller struct {
 	due               map[kinds.Route]bool
 	unservedBefore    string
 	problems, ignored recorded
+	announcer         announcer
 	failed            string // as it was logged last
 	// counted is when the routes of an object were counted again, within countPeriod, and postponed is true if such a write waits,
 	// or a Gateway for nodes.
@@ -101,7 +102,7 @@ func Run(ctx context.Context, o Options) error {
 	c := &controller{
 		o: o, wake: loop.NewSignal(), fronts: map[svc.Name]*corev1.Service{}, settled: map[kinds.Route]settled{},
 		due: map[kinds.Route]bool{}, counted: map[types.UID]time.Time{}, problems: recorded{}, ignored: recorded{},
-		awaited: map[svc.Name]*awaited{},
+		awaited: map[svc.Name]*awaited{}, announcer: announcer{to: o.Events},
 	}
 	var err, err2 error
 	c.client, err = kubernetes.NewForConfig(apiclient.Protobuf(o.Config))

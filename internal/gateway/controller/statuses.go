@@ -98,6 +98,9 @@ func (c *controller) writeGateway(ctx context.Context, g *gwv1.Gateway, want gwv
 	next := g.DeepCopy()
 	next.Status = want
 	_, err := c.api.Gateways(g.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+	if err == nil {
+		c.announcer.gateway(g, &want)
+	}
 	return err
 }
 
@@ -234,7 +237,13 @@ func (c *controller) writeRoute(s *watch.State, attempt func(func(context.Contex
 		c.settled[r.key] = now
 		return true
 	}
-	return attempt(func(ctx context.Context) error { return r.write(ctx, want) })
+	return attempt(func(ctx context.Context) error {
+		err := r.write(ctx, want)
+		if err == nil {
+			c.announcer.route(r, want)
+		}
+		return err
+	})
 }
 
 // parentsOf returns the statuses that a route should have for its parents, and whether they differ from its present ones. all are

@@ -7,6 +7,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/proxied/authz"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
+	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
 )
 
 // Router chooses where each request of a listener goes. Many goroutines call it at a time.
@@ -47,6 +48,8 @@ type Route struct {
 	// Edit, if there is one, changes the head of a Pod's answer, and Refusal every answer of the load balancer's own, also Reply.
 	Edit    func(*http1.Response)
 	Refusal func(*Reply)
+	// Count, if there is one, counts the request for its route.
+	Count *traffic.Route
 }
 
 // Reply is an answer of the load balancer's own.

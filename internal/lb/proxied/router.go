@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/proxied/authz"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
+	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
 )
 
 // router is the Router of a port of a front. It does not change.
@@ -29,6 +30,12 @@ type router struct {
 	usage   *usage
 	// sessions are those of the rules that have had requests: *pods.Sessions by *gateway.Rule.
 	sessions sync.Map
+	counts   traffic.Routes
+}
+
+// routeName names the route of a rule in metrics.
+func routeName(rule *gateway.Rule) traffic.RouteName {
+	return traffic.RouteName{Kind: rule.Route.Kind, Name: rule.Route.Name}
 }
 
 // RetryLater is a refusal with a status, which asks the client to try again in a second.
@@ -70,6 +77,9 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 			query = "?" + query
 		}
 		out = o.lead(rule, r, path, canonical, query, prefix, origin, from)
+	}
+	if rule.Route.Kind != "" { // else it stands for paths that no rule looks at
+		out.Count = o.counts.Of(rule, routeName(rule))
 	}
 	if rule.CORS != nil {
 		out.Refusal = func(answer *Reply) {

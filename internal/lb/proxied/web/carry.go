@@ -41,7 +41,7 @@ func (x *exchange) carry() bool {
 		return true
 	}
 	route := x.config.Route(x.req, x.conn.origin())
-	if x.refusal = route.Refusal; route.Reply != nil {
+	if x.refusal, x.counts = route.Refusal, route.Count; route.Reply != nil {
 		x.reply(route.Reply)
 		return true
 	}
