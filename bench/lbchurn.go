@@ -26,7 +26,7 @@ const (
 	churnFirstConns  = 20   // of HTTP/1.1
 	churnSecondConns = 4    // of HTTP/2
 	churnSecondBoth  = 16   // requests of each at a time
-	churnRate        = 2000 // a second, half by each
+	churnRequests    = 2000 // a second, half by each
 	churnHost        = "rolls.example.com"
 	churnChanges     = 20 // of each kind
 )
@@ -136,7 +136,7 @@ func (l *churnLoad) first(ctx context.Context, every time.Duration) {
 			continue
 		}
 		_ = steadily(ctx, every, func() error {
-			err := answered(conn, request, b)
+			err := getOn(conn, request, b)
 			l.note("HTTP/1.1", err)
 			return err
 		})
@@ -144,8 +144,8 @@ func (l *churnLoad) first(ctx context.Context, every time.Duration) {
 	}
 }
 
-// answered sends a request on a connection, and wants the status 200.
-func answered(conn net.Conn, request, b []byte) error {
+// getOn sends a request on a connection, and wants the status 200.
+func getOn(conn net.Conn, request, b []byte) error {
 	if err := conn.SetDeadline(time.Now().Add(rollingAnswer)); err != nil {
 		return err
 	}
@@ -259,7 +259,7 @@ func (c *churnRig) changeGateways(ctx context.Context, n int) (silent int, why s
 		}
 		conn, err := c.dialFront(ctx, at)
 		if err == nil {
-			err = answered(conn, requestFor(name+".example.com", "/"), make([]byte, 4<<10))
+			err = getOn(conn, requestFor(name+".example.com", "/"), make([]byte, 4<<10))
 			_ = conn.Close()
 		}
 		if err != nil {
@@ -306,7 +306,7 @@ func (b *bench) runGatewayChurn(ctx context.Context) (figures []figure, err erro
 			return err
 		}
 		defer conn.Close()
-		return answered(conn, requestFor(churnHost, "/"), make([]byte, 4<<10))
+		return getOn(conn, requestFor(churnHost, "/"), make([]byte, 4<<10))
 	}); err != nil {
 		return nil, err
 	}
@@ -315,7 +315,7 @@ func (b *bench) runGatewayChurn(ctx context.Context) (figures []figure, err erro
 
 func (c *churnRig) measure(ctx context.Context) ([]figure, error) {
 	each := c.bench.few(churnChanges, 2)
-	rate := c.bench.few(churnRate, 200)
+	rate := c.bench.few(churnRequests, 200)
 	load := &churnLoad{rig: c, failed: map[string]int{}, because: map[string]int{}}
 	under, end := context.WithCancel(ctx)
 	defer end()
