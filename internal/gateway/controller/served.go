@@ -57,6 +57,11 @@ func (a *announcer) record(o metav1.Object, kind gwv1.Kind, eventType, reason, t
 	}, eventType, reason, text)
 }
 
+// badOfRoutes are the conditions of a route that should not be True.
+//
+//nolint:gochecknoglobals // constant
+var badOfRoutes = []string{ConditionUnserved, names.ConditionLoop, string(gwv1.RouteConditionPartiallyInvalid)}
+
 // problemsOfRoute returns what is wrong with a route at its parents, "" if all is well. Parents of other controllers do not count.
 func problemsOfRoute(r *routed, all []gwv1.RouteParentStatus) string {
 	var out []string
@@ -65,7 +70,7 @@ func problemsOfRoute(r *routed, all []gwv1.RouteParentStatus) string {
 		if p.ControllerName != names.ControllerName {
 			continue
 		}
-		if wrong := problemOfConditions(p.Conditions, ConditionUnserved, string(gwv1.RouteConditionPartiallyInvalid)); wrong != "" {
+		if wrong := problemOfConditions(p.Conditions, badOfRoutes...); wrong != "" {
 			out = append(out, parentOf(r.key.Namespace, &p.ParentRef)+": "+wrong)
 		}
 	}

@@ -89,6 +89,20 @@ func TestEventsOfRoutes(t *testing.T) {
 	o.Services[to] = &services.Service{Ports: []services.Port{{Number: 80}}}
 	want("the Service", sync(true), "Normal HTTPRoute shop/r: RouteServed: ")
 	want("no change", sync(true))
+	same := gwv1.HTTPRouteFilter{Type: gwv1.HTTPRouteFilterRequestRedirect, RequestRedirect: &gwv1.HTTPRequestRedirectFilter{}}
+	for _, filters := range [][]gwv1.HTTPRouteFilter{{same}, nil} {
+		next := r.DeepCopy()
+		next.Generation++
+		next.Spec.Rules[0].Filters = filters
+		r, o.Routes[key.Name] = next, next
+		if filters != nil {
+			const loop = "Warning HTTPRoute shop/r: RouteNotServed: Gateway shop/front: fairlead.dev/RedirectLoop is True"
+			want("a redirect to itself", sync(true), loop)
+			want("no change", sync(true))
+		} else {
+			want("no redirect", sync(true), "Normal HTTPRoute shop/r: RouteServed: ")
+		}
+	}
 	o.Gateways = nil
 	want("no Gateway", sync(true), "Warning HTTPRoute shop/r: RouteNotServed: Gateway shop/front: it is no longer there")
 	want("no change", sync(true))

@@ -59,7 +59,7 @@ type lbRoute struct {
 	Kind      string `json:"kind"`
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
-	// Listeners are those that it attaches to, none for an Ingress.
+	// Listeners are where it attaches, none for an Ingress.
 	Listeners []string `json:"listeners,omitempty"`
 	Hosts     []string `json:"hosts,omitempty"`
 	Leads     []lbLead `json:"leads"`
@@ -201,7 +201,7 @@ func listed[L any](list *L, err error) *L {
 	return list
 }
 
-// gateway fills in what a Gateway leads to, as its status and those of its routes have it.
+// gateway fills in the listeners and routes of a Gateway, by its status and the statuses of its routes.
 func (o *frontObjects) gateway(f *lbFront, n svc.Name) {
 	g := o.gateways[n]
 	if g == nil {
@@ -343,11 +343,12 @@ func sameRef(a, b *gwv1.ParentReference) bool {
 
 func same[T comparable](a, b *T) bool { return a == b || a != nil && b != nil && *a == *b }
 
-// wrongOf returns the first condition that is not as it should be, "" if all are. bad are the types that should not be True.
+// wrongOf returns the first condition that is not as it should be, "" if all are. bad are the types that should not be True, beside
+// fairlead's.
 func wrongOf(all []metav1.Condition, bad ...string) string {
 	for _, k := range all {
 		wrong := k.Status != metav1.ConditionTrue
-		if slices.Contains(bad, k.Type) {
+		if slices.Contains(bad, k.Type) || strings.HasPrefix(k.Type, svc.Domain+"/") {
 			wrong = k.Status == metav1.ConditionTrue
 		}
 		if wrong && k.Type != string(gwv1.GatewayConditionInsecureFrontendValidationMode) {

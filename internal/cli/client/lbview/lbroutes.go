@@ -185,7 +185,7 @@ func backendText(namespace string, b *gwv1.BackendRef, several bool) string {
 // maxRows is how many routes of a front the report about all Services has.
 const maxRows = 50
 
-// print writes the listeners and at most so many routes: those that are not served first. rules adds where each match leads.
+// print writes the listeners and at most so many routes, first the ones with a problem. rules adds where each match leads.
 func (f *lbFront) print(out io.Writer, service string, most int, rules bool) error {
 	if f == nil {
 		return nil
@@ -241,7 +241,7 @@ func (f *lbFront) routes() []lbRoute {
 	return f.Routes
 }
 
-// first returns at most so many routes, those with a problem before the others.
+// first returns at most so many routes, the ones with a problem before the others.
 func (f *lbFront) first(most int) (out []lbRoute) {
 	for _, wrong := range []bool{true, false} {
 		for _, r := range f.Routes {
