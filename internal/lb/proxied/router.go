@@ -15,6 +15,8 @@ import (
 	"github.com/fairlead/fairlead/internal/gateway/basic"
 	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
+	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/lb/proxied/authz"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
@@ -118,7 +120,12 @@ func (o *router) lead(rule *gateway.Rule, r *http1.Request, path, canonical, que
 	for _, m := range []*filter.Modifier{&rule.Filters.Request, &w.Filters.Request} {
 		r.Fields = modify(r.Fields, m)
 	}
-	out.Compress = rule.Compress
+	if out.Compress = rule.Compress; rule.Route.Kind == string(kinds.GRPCRoute) {
+		text, _ := (&head{r: r}).Header("grpc-timeout")
+		if d := policy.Deadline(text); d > 0 {
+			out.Deadline = time.Now().Add(d)
+		}
+	}
 	out.To, out.Mirrors, out.Retry, out.Session, out.Body = to, o.mirrors(rule, w), rule.Retry, session, rule.Body
 	if !rule.Filters.Response.Empty() || !w.Filters.Response.Empty() || rule.CORS != nil {
 		out.Edit = func(answer *http1.Response) {

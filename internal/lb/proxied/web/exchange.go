@@ -94,6 +94,7 @@ type exchange struct {
 	most     int64           // bytes that the body may have, 0 without a bound
 	bodyLong atomic.Bool     // the body is longer than it may be
 	counted  *proxied.Config // by Host.AdmitRequest, nil if it was not
+	deadline time.Time       // zero without one
 
 	hasInterim bool // 100 was sent to the client
 	answering  bool // the answer has begun
@@ -125,7 +126,7 @@ type exchange struct {
 func (x *exchange) begin(c *proxied.Config) {
 	x.config, x.to, x.edit, x.refusal, x.counts, x.codings, x.copied, x.again, x.held = c, c, nil, nil, nil, nil, nil, nil, nil
 	x.key, x.upgrades, x.began, x.asked, x.answered = "", x.req.Upgrades, time.Now(), time.Time{}, time.Time{}
-	x.pod, x.podStatus, x.status = netip.AddrPort{}, 0, 0
+	x.pod, x.podStatus, x.status, x.deadline = netip.AddrPort{}, 0, 0, time.Time{}
 	x.hasInterim, x.answering, x.unread, x.reusable, x.upload, x.over = false, false, false, false, nil, false
 	x.isHead, x.accepts, x.question = string(x.req.Method) == http.MethodHead, 0, nil
 	x.drained.Store(false)
@@ -197,7 +198,16 @@ func (x *exchange) patience() time.Duration {
 }
 
 // poll is how long something is waited for before a look at the rest.
-func (x *exchange) poll() time.Duration { return min(pollInterval, x.patience()/4, x.limit()/4) }
+func (x *exchange) poll() time.Duration {
+	d := min(pollInterval, x.patience()/4, x.limit()/4)
+	if !x.deadline.IsZero() {
+		d = max(min(d, time.Until(x.deadline)), time.Millisecond)
+	}
+	return d
+}
+
+// over reports whether there is a deadline that has passed.
+func over(deadline time.Time) bool { return !deadline.IsZero() && !time.Now().Before(deadline) }
 
 // drain ends the request: its Pod has left, and the time to drain is over.
 func (x *exchange) drain() {
