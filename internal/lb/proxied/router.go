@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -107,6 +108,10 @@ func (o *router) lead(rule *gateway.Rule, r *http1.Request, path, canonical, que
 	if to == nil {
 		return reply(http.StatusServiceUnavailable) // its endpoints have not been read yet
 	}
+	if spare := o.spare(rule, to); spare != nil {
+		to, session = spare, nil
+		r.Fields = modify(r.Fields, whySpare(rule, w, path+query))
+	}
 	changed := rule.Filters.Rewrite.Path.Apply(canonical, prefix)
 	if changed == "" {
 		return reply(http.StatusBadRequest)
@@ -143,6 +148,23 @@ func (o *router) lead(rule *gateway.Rule, r *http1.Request, path, canonical, que
 		}
 	}
 	return out
+}
+
+// spare returns what answers in place of a target without endpoints, nil if the target has some, or nothing answers for it.
+func (o *router) spare(rule *gateway.Rule, to *Config) *Config {
+	if rule.Spare == nil || !to.Pool.Empty() {
+		return nil
+	}
+	return o.targets[*rule.Spare]
+}
+
+// whySpare are the fields by which ingress-nginx tells a default backend what it answers for.
+func whySpare(rule *gateway.Rule, w *gateway.Weighted, uri string) *filter.Modifier {
+	return &filter.Modifier{Set: []filter.Field{
+		{Name: "X-Code", Value: strconv.Itoa(http.StatusServiceUnavailable)}, {Name: "X-Original-URI", Value: uri},
+		{Name: "X-Namespace", Value: rule.Route.Namespace}, {Name: "X-Ingress-Name", Value: rule.Route.Name.Name},
+		{Name: "X-Service-Name", Value: w.Backend.Name.Name}, {Name: "X-Service-Port", Value: strconv.Itoa(int(w.Backend.Port))},
+	}}
 }
 
 // protect begins a route with what a rule protects its backends by: a reply for who has no right name and password, and a question about
