@@ -121,6 +121,7 @@ var rooms = map[string]int{
 	"controller/garbage":      3,
 	"controller/sched":        3,
 	"controller/selection":    3,
+	"gateway/loops":           3,
 	"gateway/watch":           3,
 	"dataplane/iptables":      3,
 	"dataplane/ipvs":          3,

@@ -41,7 +41,8 @@ type rollingRig struct {
 	running []*process
 }
 
-func (b *bench) startRolling(ctx context.Context) (r *rollingRig, err error) {
+// startRolling makes a rollingRig, with a kube-proxy if that is wanted and there is one.
+func (b *bench) startRolling(ctx context.Context, peer bool) (r *rollingRig, err error) {
 	r = &rollingRig{}
 	if r.api, err = b.startAPIWith(ctx, "--lb-pool", rollingPool); err != nil {
 		return nil, err
@@ -86,7 +87,7 @@ func (b *bench) startRolling(ctx context.Context) (r *rollingRig, err error) {
 			return r, err
 		}
 	}
-	if b.peer("kube-proxy") != "" {
+	if peer && b.peer("kube-proxy") != "" {
 		err = r.startPeer(ctx, b, ranges)
 	}
 	return r, err
@@ -140,8 +141,8 @@ func (r *rollingRig) end(ctx context.Context) error {
 }
 
 // deploy makes the Service and a Deployment whose program ends at once at SIGTERM, without a
-// preStop hook, and returns the Service when it has an address outside.
-func (r *rollingRig) deploy(ctx context.Context, b *bench) (*corev1.Service, error) {
+// preStop hook, and returns the Service when it has an address outside. command is of this program, and it listens at target.
+func (r *rollingRig) deploy(ctx context.Context, b *bench, target int, command ...string) (*corev1.Service, error) {
 	// The program may lie where Pods that are held to baseline have their own directory.
 	privileged := []byte(`{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":"privileged"}}}`)
 	_, err := r.client.CoreV1().Namespaces().Patch(ctx, benchNamespace, types.MergePatchType, privileged, metav1.PatchOptions{})
@@ -154,9 +155,9 @@ func (r *rollingRig) deploy(ctx context.Context, b *bench) (*corev1.Service, err
 		Spec: appsv1.DeploymentSpec{
 			Replicas: new(int32(rollingPods)), Selector: &metav1.LabelSelector{MatchLabels: app},
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: app}, Spec: corev1.PodSpec{Containers: []corev1.Container{{
-				Name: "main", Image: "host", Command: []string{b.self, backendCommand},
+				Name: "main", Image: "host", Command: append([]string{b.self}, command...),
 				ReadinessProbe: &corev1.Probe{PeriodSeconds: 1, ProbeHandler: corev1.ProbeHandler{
-					TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(backendPort)},
+					TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt(target)},
 				}},
 			}}}},
 		},
@@ -165,7 +166,7 @@ func (r *rollingRig) deploy(ctx context.Context, b *bench) (*corev1.Service, err
 		return nil, err
 	}
 	port := func(name string, p corev1.Protocol) corev1.ServicePort {
-		return corev1.ServicePort{Name: name, Protocol: p, Port: servicePort, TargetPort: intstr.FromInt32(backendPort)}
+		return corev1.ServicePort{Name: name, Protocol: p, Port: servicePort, TargetPort: intstr.FromInt(target)}
 	}
 	s, err := r.client.CoreV1().Services(benchNamespace).Create(ctx, &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: rollingName},
@@ -299,12 +300,12 @@ func (r *rollingRig) roll(ctx context.Context, revision int) ([]*removal, error)
 // runRolling replaces the Pods of a Deployment again and again, while connections are opened
 // from nodes and from outside.
 func (b *bench) runRolling(ctx context.Context) (figures []figure, err error) {
-	r, err := b.startRolling(ctx)
+	r, err := b.startRolling(ctx, true)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, r.end(ctx)) }()
-	s, err := r.deploy(ctx, b)
+	s, err := r.deploy(ctx, b, backendPort, backendCommand)
 	if err != nil {
 		return nil, err
 	}

@@ -71,6 +71,7 @@ func runs() []run {
 		{"lbtls", "the same with TLS", (*bench).runLBTLS, nil, nil},
 		{"lbh2", "HTTP/2 and gRPC through it", (*bench).runLBH2, []string{h2loadProgram}, nil},
 		{"gateway", "a Gateway with 1,000 hosts and 5,000 paths, against HAProxy and nginx", (*bench).runGateway, nil, nil},
+		{"gatewaychurn", "requests failed while routes, Gateways and backends change", (*bench).runGatewayChurn, nil, nil},
 		{"rolling", "connections lost by rolling updates, beside a kube-proxy", (*bench).runRolling, nil, kubeProxy},
 		{"wireguard", "encryption by the kernel's WireGuard, between two nodes on Debian's kernel", (*bench).runWireGuard,
 			[]string{guestMachine + "/initrd", guestMachine + "/agents"}, nil},

@@ -41,10 +41,6 @@ func (c *cachedRoute) or(o *Objects, r requests, admitted, inside bool) *cachedR
 	return next
 }
 
-func grantFrom(kind gwv1.Kind, namespace string) gwv1.ReferenceGrantFrom {
-	return gwv1.ReferenceGrantFrom{Group: gwv1.GroupName, Kind: kind, Namespace: gwv1.Namespace(namespace)}
-}
-
 // current reports whether the references of a route lead where they did.
 func (c *cachedRoute) current(o *Objects) bool {
 	for _, ref := range c.refs {
@@ -161,7 +157,7 @@ func disputed(before *Front, changes []change) bool {
 		var hosts []string
 		kind := c.now.kind()
 		if c.now != (requests{}) {
-			hosts = hostsOf(c.now.hostnames())
+			hosts = hostpath.All(c.now.hostnames())
 		}
 		if c.was != nil {
 			kind, hosts = c.was.key.Kind, append(hosts, c.was.hosts...)
@@ -172,7 +168,7 @@ func disputed(before *Front, changes []change) bool {
 			}
 		}
 		for _, other := range changes[:i] {
-			if other.now != (requests{}) && other.now.kind() != kind && meets(hosts, hostsOf(other.now.hostnames())) {
+			if other.now != (requests{}) && other.now.kind() != kind && meets(hosts, hostpath.All(other.now.hostnames())) {
 				return true
 			}
 		}
@@ -182,7 +178,7 @@ func disputed(before *Front, changes []change) bool {
 
 // takeOver takes the routes of an earlier front over, whose listeners are the same.
 func (f *Front) takeOver(before *Front) {
-	f.routes, f.targets, f.refers = maps.Clone(before.routes), before.targets.Clone(), before.refers.Clone()
+	f.routes, f.targets, f.Users = maps.Clone(before.routes), before.targets.Clone(), before.Users.Clone()
 	for i, l := range f.listeners {
 		l.rules, l.attached, l.changed = maps.Clone(before.listeners[i].rules), before.listeners[i].attached, map[string]bool{}
 	}
@@ -230,12 +226,10 @@ func (f *Front) attach(o *Objects, route requests, was *attached) *attached {
 func (f *Front) add(o *Objects, a *attached) {
 	f.routes[a.key] = a
 	for _, r := range a.refs {
-		f.refers.Add(r.to)
+		f.Users.Add(r.to, a.key)
 	}
 	if !a.skipped {
-		for _, t := range a.targets {
-			f.targets.Add(t)
-		}
+		f.targets.Add(a.targets...)
 	}
 	for i, hosts := range a.at {
 		l := f.listeners[i]
@@ -257,12 +251,10 @@ func (f *Front) add(o *Objects, a *attached) {
 func (f *Front) remove(a *attached) {
 	delete(f.routes, a.key)
 	for _, r := range a.refs {
-		f.refers.Remove(r.to)
+		f.Users.Remove(r.to, a.key)
 	}
 	if !a.skipped {
-		for _, t := range a.targets {
-			f.targets.Remove(t)
-		}
+		f.targets.Remove(a.targets...)
 	}
 	of := a.from.age()
 	for i, hosts := range a.at {

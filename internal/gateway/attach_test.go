@@ -85,6 +85,9 @@ func (r *randomFronts) change() kinds.Route {
 	to := gwv1.BackendRef{BackendObjectReference: gwv1.BackendObjectReference{
 		Name: gwv1.ObjectName([]string{"s", "t", "missing"}[r.IntN(3)]), Port: new(int32(80)),
 	}}
+	if r.IntN(3) == 0 {
+		to.Namespace = new(gwv1.Namespace("a"))
+	}
 	if key.Kind == kinds.GRPCRoute {
 		rule := gwv1.GRPCRouteRule{BackendRefs: []gwv1.GRPCBackendRef{{BackendRef: to}}}
 		r.o.Calls[key.Name] = &gwv1.GRPCRoute{ObjectMeta: meta, Spec: gwv1.GRPCRouteSpec{
@@ -98,6 +101,38 @@ func (r *randomFronts) change() kinds.Route {
 		CommonRouteSpec: common, Hostnames: hosts, Rules: []gwv1.HTTPRouteRule{rule},
 	}}
 	return key
+}
+
+// changeBeside changes something else that the front depends on, and returns the routes that name it.
+func (r *randomFronts) changeBeside(f *Front) (out []kinds.Route) {
+	switch r.IntN(3) {
+	case 0:
+		n := svc.Name{Namespace: []string{"default", "a", "b"}[r.IntN(3)], Name: []string{"s", "t"}[r.IntN(2)]}
+		if have := r.o.Services[n]; have != nil {
+			delete(r.o.Services, n)
+		} else {
+			r.o.Services[n] = &services.Service{Ports: []services.Port{{Number: 80}}}
+		}
+		return f.Users.Of(n)
+	case 1:
+		n := svc.Name{Namespace: "a", Name: "g"}
+		if r.o.Grants[n] != nil {
+			delete(r.o.Grants, n)
+		} else {
+			r.o.Grants[n] = &gwv1.ReferenceGrant{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "g"}, Spec: gwv1.ReferenceGrantSpec{
+				From: []gwv1.ReferenceGrantFrom{kinds.From(kinds.HTTPRoute, "default"), kinds.From(kinds.GRPCRoute, "b")},
+				To:   []gwv1.ReferenceGrantTo{{Kind: "Service"}},
+			}}
+		}
+		for service, routes := range f.Users.All() {
+			if service.Namespace == "a" {
+				out = append(out, routes...)
+			}
+		}
+	case 2:
+		r.o.Namespaces["b"] = map[string]string{"team": []string{"a", "b"}[r.IntN(2)]}
+	}
+	return out
 }
 
 // Fronts that are changed step by step are as fronts that are built at once, also the ones before, which nothing changes afterwards.
@@ -117,6 +152,11 @@ func TestChangeIsAsBuild(t *testing.T) {
 			keys := map[kinds.Route]bool{}
 			for range 1 + r.IntN(3) {
 				keys[r.change()] = true
+			}
+			if r.IntN(2) == 0 {
+				for _, k := range r.changeBeside(before) {
+					keys[k] = true
+				}
 			}
 			f = ChangeGateway(r.o, name, before, keys)
 			if f.listeners[0].changed != nil {

@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -81,7 +82,7 @@ func (f *frontTLS) readClientCertificate(o *Objects, g *gwv1.Gateway, secrets *t
 		return
 	}
 	const at = "tls.backend.clientCertificateRef"
-	ref, from := g.Spec.TLS.Backend.ClientCertificateRef, grantFrom(kindGateway, g.Namespace)
+	ref, from := g.Spec.TLS.Backend.ClientCertificateRef, kinds.From(kindGateway, g.Namespace)
 	n := svc.Name{Namespace: string(valueOf(ref.Namespace, gwv1.Namespace(g.Namespace))), Name: string(ref.Name)}
 	f.uncertified = true
 	switch {
@@ -103,7 +104,7 @@ func (f *frontTLS) readClientCertificate(o *Objects, g *gwv1.Gateway, secrets *t
 // grant notes that nodes may read an object of another namespace, which the Gateway names, by the Service of a ReferenceGrant.
 func (f *frontTLS) grant(o *Objects, r trust.Ref) {
 	if r.Namespace != f.gateway.Namespace {
-		grant := o.Grants.For(grantFrom(kindGateway, f.gateway.Namespace), gwv1.Kind(r.Kind), r.Name)
+		grant := o.Grants.For(kinds.From(kindGateway, f.gateway.Namespace), gwv1.Kind(r.Kind), r.Name)
 		f.granted = append(f.granted, grantedObject{grant, r})
 	}
 }
@@ -164,7 +165,7 @@ func (f *frontTLS) readValidation(
 		switch {
 		case !ok:
 			out.miss(gwv1.ListenerReasonInvalidCACertificateKind, trust.WrongKind, at, r.Kind)
-		case !o.Grants.Permit(grantFrom(kindGateway, f.gateway.Namespace), r.Kind, n):
+		case !o.Grants.Permit(kinds.From(kindGateway, f.gateway.Namespace), r.Kind, n):
 			out.miss(gwv1.ListenerReasonRefNotPermitted, "%s: no ReferenceGrant of namespace %s permits it", at, n.Namespace)
 		default:
 			if wrong := authorities.Add(ref); wrong != "" {

@@ -40,7 +40,7 @@ type compiled struct {
 // compileRoute reads the rules of a route. admitted reports whether a listener takes it, and inside whether its clients are
 // within the cluster.
 func compileRoute(o *Objects, r requests, admitted, inside bool) *compiled {
-	c := &compiled{from: r, reason: gwv1.RouteReasonResolvedRefs, skipped: !admitted, inside: inside, hosts: hostsOf(r.hostnames())}
+	c := &compiled{from: r, reason: gwv1.RouteReasonResolvedRefs, skipped: !admitted, inside: inside, hosts: hostpath.All(r.hostnames())}
 	valid, rules := 0, r.rules()
 	for i := range rules {
 		b := &ruleCompiler{objects: o, route: c, at: fmt.Sprintf("rules[%d]", i), spec: &rules[i]}
@@ -57,17 +57,6 @@ func (c *compiled) leadsTo(t Target) {
 	if !slices.Contains(c.targets, t) {
 		c.targets = append(c.targets, t)
 	}
-}
-
-// hostsOf returns the patterns of a route, "" for all.
-func hostsOf(names []gwv1.Hostname) (out []string) {
-	for _, h := range names {
-		out = append(out, strings.ToLower(string(h)))
-	}
-	if len(out) == 0 {
-		out = append(out, "")
-	}
-	return out
 }
 
 // maxRoutePrograms is the size of the programs of all regular expressions of a route, in instructions.
@@ -301,7 +290,7 @@ func (o *Objects) resolve(kind gwv1.Kind, namespace string, ref *gwv1.BackendObj
 	if group, kind := valueOf(ref.Group, ""), valueOf(ref.Kind, "Service"); group != "" || kind != "Service" {
 		return miss(gwv1.RouteReasonInvalidKind, "objects of kind %s are no backends; want a Service", kind)
 	}
-	if !o.Grants.Permit(grantFrom(kind, namespace), "Service", name) {
+	if !o.Grants.Permit(kinds.From(kind, namespace), "Service", name) {
 		return miss(gwv1.RouteReasonRefNotPermitted, "no ReferenceGrant of namespace %s permits it", name.Namespace)
 	}
 	service := o.Services[name]
@@ -315,10 +304,7 @@ func (o *Objects) resolve(kind gwv1.Kind, namespace string, ref *gwv1.BackendObj
 	}
 	port := service.Find(*ref.Port, protocol == UDP)
 	if port == nil {
-		transport := "TCP"
-		if protocol == UDP {
-			transport = "UDP"
-		}
+		transport := map[bool]string{true: "UDP", false: "TCP"}[protocol == UDP]
 		return miss(gwv1.RouteReasonBackendNotFound, "Service %s has no port %d of %s", name, *ref.Port, transport)
 	}
 	var policy svc.Name

@@ -9,6 +9,7 @@ import (
 
 	networkingv1 "k8s.io/api/networking/v1"
 
+	"github.com/fairlead/fairlead/internal/dialect/nginx"
 	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/gateway/kinds"
@@ -239,7 +240,21 @@ func (b *ingressBuilder) rule(a *annotatedIngress, index int, backend *networkin
 	w.Backend, w.Valid = b.resolve(a, backend, at)
 	b.target(r, &w)
 	r.Backends, r.total = []Weighted{w}, 1
+	spare(b, a, r)
 	return r
+}
+
+// spare gives a rule the first port of the Service that answers while its own one has no endpoint.
+func spare(b *ingressBuilder, a *annotatedIngress, r *Rule) {
+	if a.DefaultBackend == "" || r.Closed {
+		return
+	}
+	name := svc.Name{Namespace: a.Namespace, Name: a.DefaultBackend}
+	port := networkingv1.ServiceBackendPort{Number: b.objects.Services[name].First()}
+	if to, ok := b.service(a.Ingress, name, port, "annotation "+nginx.Prefix+"default-backend", a.protocol); ok {
+		r.Spare = &Target{Backend: to, Timeout: r.Timeout}
+		b.follow(*r.Spare)
+	}
 }
 
 // target has nodes follow the endpoints of a backend.

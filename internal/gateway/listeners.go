@@ -183,7 +183,7 @@ func (l *listener) readCertificates(o *Objects, gateway string, secrets *trust.S
 		l.miss(gwv1.ListenerReasonInvalidCertificateRef, "tls.certificateRefs: %s has to have a certificate", l.spec.Protocol)
 		return
 	}
-	from := grantFrom(kindGateway, l.in)
+	from := kinds.From(kindGateway, l.in)
 	if l.set != nil {
 		from.Kind = kindListenerSet
 	}

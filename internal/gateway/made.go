@@ -104,6 +104,7 @@ func makeIngress(b *ingressBuilder, a *annotatedIngress, hosts map[string]bool) 
 		rule(made.last, d, "defaultBackend")
 	}
 	made.refs = slices.Compact(made.refs)
-	made.kept = a.Auth == nil && a.Basic == nil && !a.expressions() && !a.meetsExpressions(b) && b.front.Problems[svc.NameOf(in)] == ""
+	made.kept = a.Auth == nil && a.Basic == nil && a.DefaultBackend == "" &&
+		!a.expressions() && !a.meetsExpressions(b) && b.front.Problems[svc.NameOf(in)] == ""
 	return made
 }

@@ -77,7 +77,7 @@ func (r requests) sameSpec(o requests) bool {
 	return r.http != nil && reflect.DeepEqual(&r.http.Spec, &o.http.Spec) || r.grpc != nil && reflect.DeepEqual(&r.grpc.Spec, &o.grpc.Spec)
 }
 
-func (r requests) grant() gwv1.ReferenceGrantFrom { return grantFrom(r.kind(), r.name().Namespace) }
+func (r requests) grant() gwv1.ReferenceGrantFrom { return kinds.From(r.kind(), r.name().Namespace) }
 
 // services returns the Services that the rules name.
 func (r requests) services() (out []svc.Name) {

@@ -31,6 +31,8 @@ type Front struct {
 	asked static.Addresses
 	// Changed are the routes whose Parents may not be as in the front before, nil for all.
 	Changed map[kinds.Route]bool
+	// Users are the HTTPRoutes and GRPCRoutes by the Services that they name.
+	Users counted.Index[svc.Name, kinds.Route]
 	// Policies are the BackendTLSPolicies of Targets.
 	Policies map[svc.Name]*trust.Policy
 	frontTLS
@@ -44,8 +46,7 @@ type Front struct {
 	// routes that do, one for each reference.
 	routes  map[kinds.Route]*attached
 	streams map[kinds.Route][]gwv1.RouteParentStatus
-	targets counted.Set[Target]   // of routes
-	refers  counted.Set[svc.Name] // Services that routes name
+	targets counted.Set[Target] // of routes
 	// connected are the Services that the other routes name.
 	connected map[svc.Name]bool
 }
@@ -131,7 +132,7 @@ func (f *Front) Unusable(have []string) string {
 }
 
 // Refers reports whether a route of the front names a Service.
-func (f *Front) Refers(service svc.Name) bool { return f.refers.Has(service) || f.connected[service] }
+func (f *Front) Refers(service svc.Name) bool { return f.Users.Has(service) || f.connected[service] }
 
 // Parents returns the statuses of a route of any kind for the references that name the Gateway or one of its ListenerSets. A front
 // that ChangeGateway returns has the same slice while nothing of the route has changed.

@@ -46,6 +46,7 @@ type Rule struct {
 	Compress []string
 	// Retry, if not nil, is when a request goes to a backend again.
 	Retry *policy.Retry
+	Spare *Target // answers while the chosen backend has no endpoint, unless it is nil
 	// Session, if not nil, keeps the requests of a client at one endpoint.
 	Session *policy.Session
 }

@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -26,7 +27,7 @@ func (f *Front) addStreams(o *Objects) {
 		for i := range s.Parents {
 			p := &s.Parents[i]
 			if f.selects(p, key.Namespace) {
-				reason, message := f.attachBy(o, p, subject{key.Kind, key.Namespace, hostsOf(s.Hostnames)}, attached)
+				reason, message := f.attachBy(o, p, subject{key.Kind, key.Namespace, hostpath.All(s.Hostnames)}, attached)
 				f.streams[key] = append(f.streams[key], c.status(p, reason, message))
 			}
 		}

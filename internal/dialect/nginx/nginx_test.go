@@ -32,6 +32,7 @@ func TestDocumentedExamples(t *testing.T) {
 		"":                                     {},
 		"rewrite-target: /$2\nuse-regex: true": {RewriteTarget: "/$2", UseRegex: true},
 		"app-root: /app1":                      {AppRoot: "/app1"},
+		"default-backend: sorry-page":          {DefaultBackend: "sorry-page"},
 		"ssl-redirect: true\nforce-ssl-redirect: 1":                           {SSLRedirect: &yes, ForceSSL: true},
 		"permanent-redirect: https://www.google.com":                          {Redirect: &Redirect{"https://www.google.com", 301}},
 		"temporal-redirect: https://www.google.com":                           {Redirect: &Redirect{"https://www.google.com", 302}},

@@ -28,6 +28,8 @@ type Options struct {
 	// UseRegex makes paths regular expressions, and so does a RewriteTarget.
 	UseRegex                                             bool
 	RewriteTarget, AppRoot, ForwardedPrefix, BackendHost string
+	// DefaultBackend is a Service of the namespace that answers while the one of a path has no endpoint, "" for none.
+	DefaultBackend string
 	// SSLRedirect is nil without the annotation.
 	SSLRedirect *bool
 	ForceSSL    bool

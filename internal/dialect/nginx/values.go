@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
 	"time"
 
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
@@ -135,6 +137,15 @@ func readForwardedPrefix(r *reader, v string) error {
 		r.ForwardedPrefix = v
 	}
 	return err
+}
+
+// readDefaultBackend reads the name of a Service.
+func readDefaultBackend(r *reader, v string) error {
+	if problems := validation.IsDNS1035Label(v); len(problems) > 0 {
+		return fmt.Errorf("%q is no name of a Service", shorten(v))
+	}
+	r.DefaultBackend = v
+	return nil
 }
 
 func readBackendHost(r *reader, v string) error {

@@ -88,6 +88,8 @@ type controller struct {
 	due               map[kinds.Route]bool
 	unservedBefore    string
 	problems, ignored recorded
+	announcer         announcer
+	loops             ingressLoops
 	failed            string // as it was logged last
 	// counted is when the routes of an object were counted again, within countPeriod, and postponed is true if such a write waits,
 	// or a Gateway for nodes.
@@ -101,7 +103,7 @@ func Run(ctx context.Context, o Options) error {
 	c := &controller{
 		o: o, wake: loop.NewSignal(), fronts: map[svc.Name]*corev1.Service{}, settled: map[kinds.Route]settled{},
 		due: map[kinds.Route]bool{}, counted: map[types.UID]time.Time{}, problems: recorded{}, ignored: recorded{},
-		awaited: map[svc.Name]*awaited{},
+		awaited: map[svc.Name]*awaited{}, announcer: announcer{to: o.Events}, loops: ingressLoops{recorded: recorded{}},
 	}
 	var err, err2 error
 	c.client, err = kubernetes.NewForConfig(apiclient.Protobuf(o.Config))
@@ -273,6 +275,7 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 	maps.DeleteFunc(c.awaited, func(n svc.Name, _ *awaited) bool { return s.Gateways[n] == nil })
 	c.problems.keep(s.Ingresses)
 	c.ignored.keep(s.Ingresses)
+	c.loops.recorded.keep(s.Ingresses)
 	if slices.ContainsFunc(slices.Collect(maps.Values(s.Meshes)), (*gateway.Mesh).Serves) {
 		wanted[names.MeshService()] = true
 		c.unserved.follow(ctx, running)

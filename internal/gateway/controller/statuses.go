@@ -98,6 +98,9 @@ func (c *controller) writeGateway(ctx context.Context, g *gwv1.Gateway, want gwv
 	next := g.DeepCopy()
 	next.Status = want
 	_, err := c.api.Gateways(g.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+	if err == nil {
+		c.announcer.gateway(g, &want)
+	}
 	return err
 }
 
@@ -207,13 +210,14 @@ func (c *controller) routed(s *watch.State, key kinds.Route) *routed {
 // compared again before the route, or what a front has of it, changes.
 func (c *controller) writeRoute(s *watch.State, attempt func(func(context.Context) error) (done bool), r *routed) (done bool) {
 	var all []gwv1.RouteParentStatus
+	var parts []part
 	now := settled{object: r.object}
 	seen := map[svc.Name]bool{}
 	for _, g := range parents.Gateways(s.Sets, r.key.Namespace, r.refs) {
 		if f := s.Fronts[g]; f != nil && !seen[g] {
 			seen[g] = true
 			if of := f.Parents(r.key); len(of) > 0 {
-				all, now.parents = append(all, of...), append(now.parents, &of[0])
+				all, now.parents, parts = append(all, of...), append(now.parents, &of[0]), append(parts, part{f, len(of)})
 			}
 		}
 	}
@@ -224,6 +228,7 @@ func (c *controller) writeRoute(s *watch.State, attempt func(func(context.Contex
 	if was, known := c.settled[r.key]; known && len(services) == 0 && was.object == now.object && slices.Equal(was.parents, now.parents) {
 		return true
 	}
+	withLoops(all, r.object, parts)
 	for _, n := range services {
 		if m := s.Meshes[n]; m != nil {
 			all = append(all, m.Parents(r.key)...)
@@ -234,7 +239,13 @@ func (c *controller) writeRoute(s *watch.State, attempt func(func(context.Contex
 		c.settled[r.key] = now
 		return true
 	}
-	return attempt(func(ctx context.Context) error { return r.write(ctx, want) })
+	return attempt(func(ctx context.Context) error {
+		err := r.write(ctx, want)
+		if err == nil {
+			c.announcer.route(r, want)
+		}
+		return err
+	})
 }
 
 // parentsOf returns the statuses that a route should have for its parents, and whether they differ from its present ones. all are
@@ -286,6 +297,7 @@ func (c *controller) syncIngresses(ctx context.Context, s *watch.State, have *co
 	}
 	slices.Sort(numbers)
 	status := names.IngressStatus(addressesOf(have), numbers)
+	c.loops.update(s.Ingress.Table, s.Ingresses)
 	for n, in := range s.Ingresses {
 		if !slices.EqualFunc(in.Status.LoadBalancer.Ingress, status, sameAddress) {
 			next := in.DeepCopy()
@@ -295,6 +307,7 @@ func (c *controller) syncIngresses(ctx context.Context, s *watch.State, have *co
 		}
 		c.problems.record(c.o.Events, in, "IngressNotServed", s.Ingress.Problems[n])
 		c.ignored.record(c.o.Events, in, "IngressAnnotationIgnored", s.Ingress.Ignored[n])
+		c.loops.recorded.record(c.o.Events, in, "IngressRedirectLoop", c.loops.why[n])
 	}
 	return err
 }

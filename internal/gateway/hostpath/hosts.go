@@ -15,6 +15,17 @@ func Host(host string) string {
 	return strings.ToLower(strings.TrimSuffix(host, "."))
 }
 
+// All returns the patterns that hostnames are, "" for all hosts if there are none.
+func All[T ~string](names []T) (out []string) {
+	for _, h := range names {
+		out = append(out, strings.ToLower(string(h)))
+	}
+	if len(out) == 0 {
+		out = append(out, "")
+	}
+	return out
+}
+
 // Wide returns the pattern of all hosts with one label in place of the first one of a host, "" if it has only one.
 func Wide(host string) string {
 	if i := strings.IndexByte(host, '.'); i > 0 {

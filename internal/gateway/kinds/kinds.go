@@ -109,3 +109,8 @@ func httpFilters(from []gwv1.GRPCRouteFilter) (out []gwv1.HTTPRouteFilter) {
 	}
 	return out
 }
+
+// From returns who a ReferenceGrant permits something: the objects of a kind and a namespace.
+func From(kind gwv1.Kind, namespace string) gwv1.ReferenceGrantFrom {
+	return gwv1.ReferenceGrantFrom{Group: gwv1.GroupName, Kind: kind, Namespace: gwv1.Namespace(namespace)}
+}

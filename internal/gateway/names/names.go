@@ -23,6 +23,8 @@ const (
 	IngressController = svc.Domain + "/ingress"
 	// NginxController is for classes of Ingresses that were written for ingress-nginx: a host with TLS has only that.
 	NginxController = svc.Domain + "/ingress-nginx"
+	// ConditionLoop is of a route whose redirects send clients back to where they came from. There is none in good times.
+	ConditionLoop = svc.Domain + "/RedirectLoop"
 	// ClassName is the name of the GatewayClass and of the IngressClass that are made.
 	ClassName = "fairlead"
 )

@@ -39,6 +39,19 @@ func (s *Service) Find(number int32, udp bool) *Port {
 	return nil
 }
 
+// First returns the number of the first port of TCP, 0 without one. It may be called for nil.
+func (s *Service) First() int32 {
+	if s == nil {
+		return 0
+	}
+	for _, p := range s.Ports {
+		if !p.UDP {
+			return int32(p.Number)
+		}
+	}
+	return 0
+}
+
 // Of returns what routes ask of a Service.
 func Of(s *corev1.Service) *Service {
 	out := &Service{

@@ -71,17 +71,8 @@ func (w *Watch) followMore(ctx context.Context, running *sync.WaitGroup) {
 	}
 	if len(w.objects.Gateways) > 0 {
 		w.followStreams(ctx, running)
-		start(ctx, w, running, "namespaces", reflector.From(w.o.Client.CoreV1().Namespaces(), all), func(n svc.Name, o *corev1.Namespace) bool {
-			have, known := w.objects.Namespaces[n.Name]
-			if o == nil {
-				delete(w.objects.Namespaces, n.Name)
-			} else {
-				w.objects.Namespaces[n.Name] = o.Labels
-			}
-			changed := o == nil || !known || !maps.Equal(have, o.Labels)
-			w.dirtyAll = w.dirtyAll || changed
-			return changed
-		})
+		start(ctx, w, running, "namespaces", reflector.From(w.o.Client.CoreV1().Namespaces(), all),
+			func(n svc.Name, o *corev1.Namespace) bool { return setNamespace(w, n, o) })
 	}
 	if len(w.objects.Gateways)+len(w.objects.Ingresses)+len(w.objects.Meshed) > 0 {
 		start(ctx, w, running, "services", reflector.From(w.o.Client.CoreV1().Services(""), all), w.setService)
@@ -92,12 +83,42 @@ func (w *Watch) followMore(ctx context.Context, running *sync.WaitGroup) {
 // holds mu.
 func (w *Watch) followGrants(ctx context.Context, running *sync.WaitGroup, optional bool) {
 	from := reflector.From(w.o.Gateway.Grants(), metav1.ListOptions{}).Defined()
-	follow(ctx, w, running, "referencegrants", from, optional, func(n svc.Name, g *gwv1.ReferenceGrant) bool {
-		set(w.objects.Grants, n, g)
-		w.dirtyAll, w.dirtyMeshes = true, true
-		w.dirtyIngress = w.dirtyIngress || w.ingress != nil && w.ingress.Granted()
-		return true
-	})
+	follow(ctx, w, running, "referencegrants", from, optional,
+		func(n svc.Name, g *gwv1.ReferenceGrant) bool { return setGrant(w, n, g) })
+}
+
+// setNamespace takes the labels of a Namespace over, nil if it has gone. If a listener takes routes of other namespaces than before, its
+// front has all of them looked at. The caller holds mu.
+func setNamespace(w *Watch, n svc.Name, o *corev1.Namespace) bool {
+	have, known := w.objects.Namespaces[n.Name]
+	if o == nil {
+		delete(w.objects.Namespaces, n.Name)
+	} else {
+		w.objects.Namespaces[n.Name] = o.Labels
+	}
+	if o != nil && known && maps.Equal(have, o.Labels) {
+		return false
+	}
+	for g := range w.fronts {
+		changeBeside(w, g)
+	}
+	return true
+}
+
+// setGrant takes a ReferenceGrant over, nil if it has gone: it is for objects of its namespace. The caller holds mu.
+func setGrant(w *Watch, n svc.Name, grant *gwv1.ReferenceGrant) bool {
+	set(w.objects.Grants, n, grant)
+	for g, f := range w.fronts {
+		changeBeside(w, g)
+		for service, routes := range f.Users.All() {
+			if service.Namespace == n.Namespace {
+				change(w, g, routes...)
+			}
+		}
+	}
+	w.dirtyMeshes = true
+	w.dirtyIngress = w.dirtyIngress || w.ingress != nil && w.ingress.Granted()
+	return true
 }
 
 // set takes an object over, nil if it has gone. It reports true.

@@ -384,6 +384,6 @@ func TestMeshesBuiltAgain(t *testing.T) {
 	check("a Service", func() { w.setService(shop("one"), service("one", "10.96.0.9")) }, "one")
 	check("another Service", func() { w.setService(shop("three"), service("three", "10.96.0.3")) })
 	check("a policy", func() { w.setPolicy(shop("two"), policy) }, "two")
-	check("a Namespace", func() { w.dirtyAll = true })
-	check("a ReferenceGrant", func() { w.dirtyMeshes = true }, "one", "two")
+	check("a Namespace", func() { setNamespace(w, svc.Name{Name: "shop"}, &corev1.Namespace{}) })
+	check("a ReferenceGrant", func() { setGrant(w, shop("g"), &gwv1.ReferenceGrant{}) }, "one", "two")
 }

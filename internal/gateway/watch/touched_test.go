@@ -91,11 +91,27 @@ func TestTouched(t *testing.T) {
 		call.Spec.Hostnames, call.Spec.ParentRefs = []gwv1.Hostname{"call.example.com"}, []gwv1.ParentReference{atGateway}
 		check("a GRPCRoute", func() { w.setCall(shop("call"), call) }, "call")
 		check("its status", func() { w.setCall(shop("call"), call.DeepCopy()) }, "call")
+		to := func(name string, namespace *gwv1.Namespace) *gwv1.HTTPRoute {
+			r := route(name, name+".example.com", atGateway)
+			backend := gwv1.BackendObjectReference{Name: "cart", Namespace: namespace, Port: new(gwv1.PortNumber(80))}
+			r.Spec.Rules[0].BackendRefs = []gwv1.HTTPBackendRef{{BackendRef: gwv1.BackendRef{BackendObjectReference: backend}}}
+			return r
+		}
+		check("a route with a backend", func() { w.setRoute(shop("near"), to("near", nil)) }, "near")
+		check("one with a backend elsewhere", func() { w.setRoute(shop("far"), to("far", new(gwv1.Namespace("team")))) }, "far")
+		check("a Service that no route names", func() { w.setService(shop("other"), service("10.96.0.8")) }, "")
+		check("a Service that a route names", func() { w.setService(shop("cart"), service("10.96.0.9")) }, "near")
+		check("a ReferenceGrant", func() {
+			setGrant(w, svc.Name{Namespace: "team", Name: "g"}, &gwv1.ReferenceGrant{})
+		}, "far")
+		check("a ReferenceGrant of another namespace", func() { setGrant(w, shop("g"), &gwv1.ReferenceGrant{}) }, "near")
+		check("a Namespace", func() { setNamespace(w, svc.Name{Name: "team"}, &corev1.Namespace{}) }, "")
 		stream := &gwv1.TCPRoute{ObjectMeta: metav1.ObjectMeta{Name: "stream", Namespace: "shop", UID: "r"}}
 		stream.Spec.ParentRefs = []gwv1.ParentReference{atGateway}
 		key := kinds.Route{Kind: kinds.TCPRoute, Name: shop("stream")}
 		check("a TCPRoute", func() { setStream(w, key, stream, kinds.StreamOfTCP) }, "all")
 		check("its status", func() { setStream(w, key, stream.DeepCopy(), kinds.StreamOfTCP) }, "stream")
+		check("a Namespace, with it", func() { setNamespace(w, svc.Name{Name: "team"}, nil) }, "stream")
 		check("a Gateway", func() { w.gateways[shop("front")] = gateway(81) }, "all")
 		check("a route at a Service", func() { w.setRoute(shop("mesh"), route("mesh", "mesh.example.com", atService)) }, "mesh")
 		check("the Service", func() { w.setService(shop("web"), service("10.96.0.7")) }, "mesh")

@@ -63,7 +63,6 @@ type Watch struct {
 	ingress      *gateway.IngressFront
 	dirty        map[svc.Name]bool
 	changed      map[svc.Name]map[kinds.Route]bool // HTTPRoutes and GRPCRoutes, by their Gateways
-	dirtyAll     bool                              // all Gateways
 	dirtyIngress bool
 	// meshed is true if routes with Services as parents are looked for, and meshes, dirtyMesh and dirtyMeshes are for these Services.
 	meshed      bool
@@ -259,9 +258,9 @@ func (w *Watch) build() {
 	for n := range w.objects.Gateways {
 		before := w.fronts[n]
 		switch {
-		case w.dirtyAll || w.dirty[n] || before == nil:
+		case w.dirty[n] || before == nil:
 			w.fronts[n] = gateway.BuildGateway(&w.objects, n, before)
-		case len(w.changed[n]) > 0:
+		case w.changed[n] != nil:
 			w.fronts[n] = gateway.ChangeGateway(&w.objects, n, before, w.changed[n])
 		default:
 			continue
@@ -279,7 +278,24 @@ func (w *Watch) build() {
 	w.buildMeshes()
 	clear(w.dirty)
 	clear(w.changed)
-	w.dirtyAll, w.dirtyMeshes, w.dirtyIngress = false, false, false
+	w.dirtyMeshes, w.dirtyIngress = false, false
+}
+
+// change has a front built again of whose HTTPRoutes and GRPCRoutes no others have changed, nor what these are made from. What it has
+// beside them is built again in any case. The caller holds mu.
+func change(w *Watch, g svc.Name, routes ...kinds.Route) {
+	if w.changed[g] == nil {
+		w.changed[g] = map[kinds.Route]bool{}
+	}
+	for _, r := range routes {
+		w.changed[g][r] = true
+	}
+}
+
+// changeBeside is change if routes of connections may have another status, too.
+func changeBeside(w *Watch, g svc.Name, routes ...kinds.Route) {
+	change(w, g, routes...)
+	w.touch(slices.Collect(maps.Keys(w.objects.Streams))...)
 }
 
 // setRoute takes an HTTPRoute over, nil if it has gone.
@@ -321,10 +337,7 @@ func replace[T, S any, P interface {
 			}
 			refs := common(spec(o)).ParentRefs
 			for _, g := range parents.Gateways(w.objects.Sets, key.Namespace, refs) {
-				if w.changed[g] == nil {
-					w.changed[g] = map[kinds.Route]bool{}
-				}
-				w.changed[g][key] = true
+				change(w, g, key)
 			}
 			for _, s := range parents.Services(key.Namespace, refs) {
 				w.setMeshed(s, key, o == r)
@@ -371,7 +384,9 @@ func (w *Watch) setService(n svc.Name, s *corev1.Service) bool {
 		w.objects.Services[n] = next
 	}
 	for g, f := range w.fronts {
-		w.dirty[g] = w.dirty[g] || f.Refers(n)
+		if f.Refers(n) {
+			changeBeside(w, g, f.Users.Of(n)...)
+		}
 	}
 	for s, m := range w.meshes {
 		if m.Refers(n) {

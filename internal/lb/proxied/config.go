@@ -91,6 +91,13 @@ func isNoCertificate(err error) bool {
 // Traffic counts what the Service carries.
 func (c *Config) Traffic() *traffic.Service { return c.usage.traffic }
 
+// Carried counts a request that has ended, and the bytes of its bodies. route may be nil.
+func (c *Config) Carried(route *traffic.Route, status int, took time.Duration, received, sent int64) {
+	route.Request(status, took)
+	c.usage.traffic.Request(status, took)
+	c.usage.traffic.Carried(received, sent)
+}
+
 // Logs reports whether the access log is asked for.
 func (c *Config) Logs() bool { return c.logs != nil }
 

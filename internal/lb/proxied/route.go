@@ -1,12 +1,15 @@
 package proxied
 
 import (
+	"net/http"
 	"net/netip"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/lb/proxied/authz"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
+	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
 )
 
 // Router chooses where each request of a listener goes. Many goroutines call it at a time.
@@ -47,6 +50,10 @@ type Route struct {
 	// Edit, if there is one, changes the head of a Pod's answer, and Refusal every answer of the load balancer's own, also Reply.
 	Edit    func(*http1.Response)
 	Refusal func(*Reply)
+	// Deadline is when the exchange must be over, zero without a bound. Then Late is the answer.
+	Deadline time.Time
+	// Count, if there is one, counts the request for its route.
+	Count *traffic.Route
 }
 
 // Reply is an answer of the load balancer's own.
@@ -58,6 +65,16 @@ type Reply struct {
 	Body []byte
 	// asked is true for the answer to the question whether a page may send a request.
 	asked bool
+}
+
+// Late returns the answer to a call of gRPC that has taken longer than its Deadline: DEADLINE_EXCEEDED, in the form of an answer without
+// messages.
+func Late() *Reply {
+	field := func(name, value string) http1.Field { return http1.Field{Name: []byte(name), Value: []byte(value)} }
+	return &Reply{Status: http.StatusOK, Body: []byte{}, Fields: []http1.Field{
+		field("Content-Type", "application/grpc"), field("Grpc-Status", "4"),
+		field("Grpc-Message", "the call has taken longer than its grpc-timeout"),
+	}}
 }
 
 // Route returns where a request goes. It is the one place where that is decided.

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -15,9 +16,12 @@ import (
 	"github.com/fairlead/fairlead/internal/gateway/basic"
 	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
+	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/lb/proxied/authz"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
+	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
 )
 
 // router is the Router of a port of a front. It does not change.
@@ -29,6 +33,12 @@ type router struct {
 	usage   *usage
 	// sessions are those of the rules that have had requests: *pods.Sessions by *gateway.Rule.
 	sessions sync.Map
+	counts   traffic.Routes
+}
+
+// routeName names the route of a rule in metrics.
+func routeName(rule *gateway.Rule) traffic.RouteName {
+	return traffic.RouteName{Kind: rule.Route.Kind, Name: rule.Route.Name}
 }
 
 // RetryLater is a refusal with a status, which asks the client to try again in a second.
@@ -71,6 +81,9 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 		}
 		out = o.lead(rule, r, path, canonical, query, prefix, origin, from)
 	}
+	if rule.Route.Kind != "" { // else it stands for paths that no rule looks at
+		out.Count = o.counts.Of(rule, routeName(rule))
+	}
 	if rule.CORS != nil {
 		out.Refusal = func(answer *Reply) {
 			if m := rule.CORS.Answer(origin); !answer.asked {
@@ -95,6 +108,10 @@ func (o *router) lead(rule *gateway.Rule, r *http1.Request, path, canonical, que
 	if to == nil {
 		return reply(http.StatusServiceUnavailable) // its endpoints have not been read yet
 	}
+	if spare := o.spare(rule, to); spare != nil {
+		to, session = spare, nil
+		r.Fields = modify(r.Fields, whySpare(rule, w, path+query))
+	}
 	changed := rule.Filters.Rewrite.Path.Apply(canonical, prefix)
 	if changed == "" {
 		return reply(http.StatusBadRequest)
@@ -108,7 +125,12 @@ func (o *router) lead(rule *gateway.Rule, r *http1.Request, path, canonical, que
 	for _, m := range []*filter.Modifier{&rule.Filters.Request, &w.Filters.Request} {
 		r.Fields = modify(r.Fields, m)
 	}
-	out.Compress = rule.Compress
+	if out.Compress = rule.Compress; rule.Route.Kind == string(kinds.GRPCRoute) {
+		text, _ := (&head{r: r}).Header("grpc-timeout")
+		if d := policy.Deadline(text); d > 0 {
+			out.Deadline = time.Now().Add(d)
+		}
+	}
 	out.To, out.Mirrors, out.Retry, out.Session, out.Body = to, o.mirrors(rule, w), rule.Retry, session, rule.Body
 	if !rule.Filters.Response.Empty() || !w.Filters.Response.Empty() || rule.CORS != nil {
 		out.Edit = func(answer *http1.Response) {
@@ -126,6 +148,23 @@ func (o *router) lead(rule *gateway.Rule, r *http1.Request, path, canonical, que
 		}
 	}
 	return out
+}
+
+// spare returns what answers in place of a target without endpoints, nil if the target has some, or nothing answers for it.
+func (o *router) spare(rule *gateway.Rule, to *Config) *Config {
+	if rule.Spare == nil || !to.Pool.Empty() {
+		return nil
+	}
+	return o.targets[*rule.Spare]
+}
+
+// whySpare are the fields by which ingress-nginx tells a default backend what it answers for.
+func whySpare(rule *gateway.Rule, w *gateway.Weighted, uri string) *filter.Modifier {
+	return &filter.Modifier{Set: []filter.Field{
+		{Name: "X-Code", Value: strconv.Itoa(http.StatusServiceUnavailable)}, {Name: "X-Original-URI", Value: uri},
+		{Name: "X-Namespace", Value: rule.Route.Namespace}, {Name: "X-Ingress-Name", Value: rule.Route.Name.Name},
+		{Name: "X-Service-Name", Value: w.Backend.Name.Name}, {Name: "X-Service-Port", Value: strconv.Itoa(int(w.Backend.Port))},
+	}}
 }
 
 // protect begins a route with what a rule protects its backends by: a reply for who has no right name and password, and a question about

@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
+	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -67,7 +68,10 @@ func newRouter(t testing.TB) (*router, *Config) {
 		t.Fatalf("targets %v", f.Targets)
 	}
 	to := &Config{}
-	return &router{port: f.Table.Ports[80], targets: map[gateway.Target]*Config{f.Targets[0]: to}}, to
+	return &router{
+		port: f.Table.Ports[80], targets: map[gateway.Target]*Config{f.Targets[0]: to},
+		counts: traffic.Routes{Service: traffic.NewBook().Service(web)},
+	}, to
 }
 
 func request(t testing.TB, text string) *http1.Request {

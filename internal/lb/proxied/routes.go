@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/lb/logship"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
+	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -100,10 +101,12 @@ func carries(table *gateway.Port, p dialect.Protocol) bool {
 func (t *Routes) give(c *Config, l dialect.Listener, key string, targets map[gateway.Target]*Config) {
 	table := t.port(l)
 	if c.Protocol.IsHTTP() {
-		c.Router = &router{port: table, targets: targets, users: t.Users, key: key, usage: c.usage}
+		c.Router = &router{
+			port: table, targets: targets, users: t.Users, key: key, usage: c.usage, counts: traffic.Routes{Service: c.usage.traffic},
+		}
 	}
 	if table.Streams {
-		c.streams = &streams{port: table, targets: targets}
+		c.streams = &streams{port: table, targets: targets, counts: traffic.Routes{Service: c.usage.traffic}}
 		if c.TLS != nil {
 			c.streams.tls = c.TLS.Clone() // with the keys of session tickets
 			c.streams.tls.NextProtos = nil

@@ -13,6 +13,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/proxied/accesslog"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/lb/proxied/stream"
+	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
 )
 
 // streams chooses where each connection of a port of a front goes as a whole, or the datagrams of a client. It does not change.
@@ -20,6 +21,7 @@ type streams struct {
 	port    *gateway.Port
 	targets map[gateway.Target]*Config
 	tls     *tls.Config // of listeners that end TLS
+	counts  traffic.Routes
 }
 
 // pick chooses a backend of a rule by the weights. It returns nil if there is none: then the connection is rejected.
@@ -31,7 +33,11 @@ func (o *streams) pick(rule *gateway.Rule) *Config {
 	if w == nil || !w.Valid {
 		return nil
 	}
-	return o.targets[rule.Target(w)]
+	to := o.targets[rule.Target(w)]
+	if to != nil {
+		o.counts.Of(rule, routeName(rule)).Opened()
+	}
+	return to
 }
 
 // whole chooses a backend for a connection, or a client of UDP, that sends no name first.

@@ -21,6 +21,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/gateway/api"
 	"github.com/fairlead/fairlead/internal/lb/claim"
 )
 
@@ -30,6 +31,8 @@ type lbExplanation struct {
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name"`
 	*dialect.Reading
+	// Front is what the Service of a Gateway, or of Ingresses, leads to; nil without a cluster.
+	Front *lbFront `json:"front,omitempty"`
 }
 
 // maxManifest is the largest file that is read.
@@ -45,7 +48,9 @@ func NewExplain(g *base.Global) *cobra.Command {
 		Long: `Show what a Service asks of its load balancer: the settings that follow from its
 annotations, where each comes from, and which have no meaning on your own machines
 or are not supported by this version. With -f the Services of a file are explained
-("-" is the standard input), and no cluster is needed. Secrets are never read.`,
+("-" is the standard input), and no cluster is needed. Secrets are never read.
+For the Service of a Gateway, or of all Ingresses, also its listeners and routes,
+where each of their matches leads, and why one is not served.`,
 		Example: `  fairlead lb explain web -n shop
   fairlead lb explain -f service.yaml -o json`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -58,17 +63,20 @@ or are not supported by this version. With -f the Services of a file are explain
 			if output != "table" && output != "json" {
 				return base.Usagef("--output is %q; want table or json", output)
 			}
-			var services []corev1.Service
-			var err error
 			if file != "" {
-				services, err = readServices(g.In, file)
-			} else {
-				services, err = getService(cmd.Context(), &f, args[0])
+				services, err := readServices(g.In, file)
+				if err != nil {
+					return err
+				}
+				return explain(g.Out, services, nil, output)
 			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), base.RequestTimeout)
+			defer cancel()
+			service, front, err := getService(ctx, &f, args[0])
 			if err != nil {
 				return err
 			}
-			return explain(g.Out, services, output)
+			return explain(g.Out, []corev1.Service{*service}, front, output)
 		},
 	}
 	f.Add(cmd)
@@ -78,26 +86,28 @@ or are not supported by this version. With -f the Services of a file are explain
 	return cmd
 }
 
-// getService reads one Service of the cluster, given as NAME or NAMESPACE/NAME.
-func getService(ctx context.Context, f *base.ClientFlags, name string) ([]corev1.Service, error) {
+// getService reads one Service of the cluster, given as NAME or NAMESPACE/NAME, and what it leads to if it is a front.
+func getService(ctx context.Context, f *base.ClientFlags, name string) (*corev1.Service, *lbFront, error) {
 	config, namespace, err := f.Load()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	gateways, err := api.NewClient(config)
+	if err != nil {
+		return nil, nil, err
 	}
 	if ns, rest, ok := strings.Cut(name, "/"); ok {
 		namespace, name = ns, rest
 	}
-	ctx, cancel := context.WithTimeout(ctx, base.RequestTimeout)
-	defer cancel()
 	s, err := client.CoreV1().Services(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return []corev1.Service{*s}, nil
+	return s, (&frontObjects{client: client, api: gateways}).frontOf(ctx, s), nil
 }
 
 // readServices returns the Services of type LoadBalancer of a file, or if there are none
@@ -145,14 +155,15 @@ func readServices(in io.Reader, file string) ([]corev1.Service, error) {
 	return out, nil
 }
 
-func explain(w io.Writer, services []corev1.Service, output string) error {
+// explain explains Services. front is what the only one leads to, nil if it is no front.
+func explain(w io.Writer, services []corev1.Service, front *lbFront, output string) error {
 	var list []lbExplanation
 	for i := range services {
 		s := &services[i]
 		if s.Spec.Type != corev1.ServiceTypeLoadBalancer {
 			return fmt.Errorf("%s is of type %s, not LoadBalancer", s.Name, cmp.Or(s.Spec.Type, corev1.ServiceTypeClusterIP))
 		}
-		list = append(list, lbExplanation{s.Namespace, s.Name, claim.Read(s)})
+		list = append(list, lbExplanation{s.Namespace, s.Name, claim.Read(s), front})
 	}
 	if output == "json" {
 		enc := json.NewEncoder(w)
@@ -219,7 +230,7 @@ func (e *lbExplanation) print(w io.Writer) error {
 			}
 		}
 	}
-	return nil
+	return e.Front.print(w, name, len(e.Front.routes()), true)
 }
 
 func prefixed(key string) string {

@@ -23,6 +23,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/gateway/api"
 	"github.com/fairlead/fairlead/internal/lb/claim"
 	lbcontroller "github.com/fairlead/fairlead/internal/lb/controller"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
@@ -35,6 +36,8 @@ type Report struct {
 	Services []lbService `json:"services"`
 	// NotAnnouncing are the nodes that announce no address, whatever happens to the others.
 	NotAnnouncing []lbIdleNode `json:"notAnnouncing,omitempty"`
+
+	one bool // it is about one Service
 }
 
 // lbIdleNode is a node that announces no address, and why.
@@ -58,6 +61,8 @@ type lbService struct {
 	Reason  string `json:"reason,omitempty"`
 	// Absent are the endpoints that get no new clients, by what health checks and connections of the nodes found.
 	Absent []lbAbsent `json:"absent,omitempty"`
+	// Front is what the Service of a Gateway, or of Ingresses, leads to.
+	Front *lbFront `json:"front,omitempty"`
 }
 
 // lbAbsent is an endpoint that gets no new clients from a node.
@@ -108,6 +113,9 @@ func NewStatus(g *base.Global) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status [SERVICE]",
 		Short: "Show the addresses of load balancers, their ways and pools, and which nodes announce them, since when and why",
+		Long: `Show the addresses of load balancers, their ways and pools, and which nodes announce
+them, since when and why. For the Service of a Gateway, or of all Ingresses, also its
+listeners and routes, where these lead, and why one is not served.`,
 		Example: `  fairlead lb status
   fairlead lb status web -n shop -o json`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -143,7 +151,11 @@ func NewStatus(g *base.Global) *cobra.Command {
 			} else if f.Namespace == "" {
 				namespace = ""
 			}
-			r, err := collectLB(ctx, client, own, namespace, name)
+			gateways, err := api.NewClient(config)
+			if err != nil {
+				return err
+			}
+			r, err := collectLB(ctx, client, own, gateways, namespace, name)
 			if err != nil {
 				return err
 			}
@@ -157,7 +169,9 @@ func NewStatus(g *base.Global) *cobra.Command {
 }
 
 // collectLB reports on the load balancers of a namespace, all with "", or on one of them.
-func collectLB(ctx context.Context, client kubernetes.Interface, own *v1.Client, namespace, name string) (*Report, error) {
+func collectLB(
+	ctx context.Context, client kubernetes.Interface, own *v1.Client, gateways *api.Client, namespace, name string,
+) (*Report, error) {
 	var services []corev1.Service
 	if name != "" {
 		s, err := client.CoreV1().Services(namespace).Get(ctx, name, metav1.GetOptions{})
@@ -221,6 +235,8 @@ func collectLB(ctx context.Context, client kubernetes.Interface, own *v1.Client,
 		}
 		r.Services = append(r.Services, out)
 	}
+	r.one = name != ""
+	r.fronts(ctx, client, gateways, services)
 	return r, nil
 }
 
@@ -399,6 +415,15 @@ func (r *Report) print(out io.Writer) error {
 	for _, s := range r.Services {
 		for _, k := range slices.Sorted(maps.Keys(s.Tags)) {
 			fmt.Fprintf(out, "tag of %s/%s: %s\n", s.Namespace, s.Name, base.PlainLine(k+"="+s.Tags[k]))
+		}
+	}
+	for _, s := range r.Services {
+		most := maxRows
+		if r.one {
+			most = len(s.Front.routes())
+		}
+		if err := s.Front.print(out, s.Namespace+"/"+s.Name, most, false); err != nil {
+			return err
 		}
 	}
 	for _, n := range r.NotAnnouncing {

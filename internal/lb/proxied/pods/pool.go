@@ -259,5 +259,12 @@ func (p *Pool) Count() (healthy, unhealthy, ejected int) {
 	return healthy, unhealthy, ejected
 }
 
+// Empty reports whether no client gets a Pod.
+func (p *Pool) Empty() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !slices.ContainsFunc(p.members, func(m *Member) bool { return !m.bad || !p.o.Checks.FailClosed })
+}
+
 // Close ends health checks and drains all members.
 func (p *Pool) Close(drain time.Duration) { p.Set(p.o, nil, drain) }

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/lb/proxied/panics"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -144,4 +145,20 @@ func CloseNow(c net.Conn) {
 		c = t.NetConn()
 	}
 	_ = c.Close()
+}
+
+// HasEnded reports whether the other end of a connection has closed it.
+func HasEnded(conn net.Conn) bool {
+	for {
+		switch t := conn.(type) {
+		case *net.TCPConn:
+			return socket.Ended(t)
+		case *Limited:
+			return socket.Ended(t.TCPConn)
+		case interface{ Unwrap() Conn }: // what was read of it says nothing about its end
+			conn = t.Unwrap()
+		default:
+			return false
+		}
+	}
 }

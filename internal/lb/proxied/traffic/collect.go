@@ -66,7 +66,7 @@ type Collector struct {
 func (c Collector) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{requests, duration, bytes, opened, connections, retries, denied,
 		rejected, mirrored, authorized, endpoints, certificate,
-		answers, waited, inUse, failed, ejects, carried} {
+		answers, waited, inUse, failed, ejects, carried, routeRequests, routeSeconds, routeOpened} {
 		to <- d
 	}
 }
@@ -74,11 +74,14 @@ func (c Collector) Describe(to chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c Collector) Collect(to chan<- prometheus.Metric) {
 	out := sink(to)
-	services, pods := c.Book.all()
+	services, pods, routes := c.Book.all()
 	known := make(map[svc.Name]bool, len(services))
 	for _, s := range services {
 		known[s.name] = true
 		out.service(s)
+	}
+	for _, r := range routes {
+		out.route(r)
 	}
 	for _, e := range pods {
 		out.endpoint(e)
@@ -101,11 +104,12 @@ func (c Collector) Collect(to chan<- prometheus.Metric) {
 func (s *Service) used() bool { return s.name != svc.Name{} || s.opened.Load() > 0 || s.http.Load() }
 
 // all returns what has series.
-func (b *Book) all() (services []*Service, pods []*Endpoint) {
+func (b *Book) all() (services []*Service, pods []*Endpoint, routes []*Route) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, s := range b.services {
 		services = append(services, s)
+		routes = append(routes, s.routesOf()...)
 		for _, e := range s.endpoints {
 			pods = append(pods, e)
 		}
@@ -114,9 +118,9 @@ func (b *Book) all() (services []*Service, pods []*Endpoint) {
 		}
 	}
 	if b.other.used() {
-		services = append(services, b.other)
+		services, routes = append(services, b.other), append(routes, b.other.routesOf()...)
 	}
-	return services, pods
+	return services, pods, routes
 }
 
 // sink is where metrics go.

@@ -22,7 +22,7 @@ const (
 const Other = "other"
 
 // limits are the bounds, unless a test wants others.
-type limits struct{ services, endpoints, ofService int }
+type limits struct{ services, endpoints, ofService, routes int }
 
 // Book has the counters of all Services.
 type Book struct {
@@ -30,12 +30,14 @@ type Book struct {
 
 	mu        sync.Mutex
 	services  map[svc.Name]*Service
-	other     *Service // of Services beyond the bound
-	endpoints int      // that have series
+	other     *Service  // of Services beyond the bound
+	endpoints int       // that have series
+	routes    int       // likewise
+	rested    time.Time // when routes were looked for that give their series away
 }
 
 // NewBook returns a Book without Services.
-func NewBook() *Book { return newBook(limits{maxServices, maxEndpoints, maxOfService}) }
+func NewBook() *Book { return newBook(limits{maxServices, maxEndpoints, maxOfService, maxRoutes}) }
 
 func newBook(most limits) *Book {
 	b := &Book{most: most, services: map[svc.Name]*Service{}}
@@ -45,7 +47,7 @@ func newBook(most limits) *Book {
 
 func (b *Book) newService(n svc.Name) *Service {
 	s := &Service{book: b, name: n, endpoints: map[netip.AddrPort]*Endpoint{}}
-	s.rest = &Endpoint{service: s}
+	s.rest, s.restRoute.service = &Endpoint{service: s}, n
 	return s
 }
 
@@ -70,6 +72,7 @@ func (b *Book) Drop(n svc.Name) {
 	defer b.mu.Unlock()
 	if s := b.services[n]; s != nil {
 		b.endpoints -= len(s.endpoints)
+		b.routes -= len(s.routes)
 		s.dropped = true
 		delete(b.services, n)
 	}
@@ -159,6 +162,8 @@ type Service struct {
 
 	endpoints map[netip.AddrPort]*Endpoint
 	rest      *Endpoint // of endpoints beyond the bounds
+	routes    map[RouteName]*Route
+	restRoute Route // of routes beyond the bound
 	dropped   bool
 }
 

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
@@ -82,7 +83,7 @@ func TestMetrics(t *testing.T) {
 
 // However many Services and endpoints there are, the series are bounded, and nothing is lost; a place that gets free is used.
 func TestSeriesAreBounded(t *testing.T) {
-	b := newBook(limits{services: 3, endpoints: 5, ofService: 4})
+	b := newBook(limits{services: 3, endpoints: 5, ofService: 4, routes: 2})
 	var all []*Endpoint
 	for i := range 50 {
 		s := b.Service(name(string(rune('a' + i))))
@@ -107,6 +108,19 @@ func TestSeriesAreBounded(t *testing.T) {
 		}
 		return series, total
 	}
+	for i := range 50 { // as rules do, two of a route
+		routes, n := Routes{Service: b.Service(name("a"))}, RouteName{Kind: "HTTPRoute", Name: name(strconv.Itoa(i / 2))}
+		for range 2 {
+			routes.Of(i, n).Request(200, time.Second)
+			routes.Of(i, n).Opened()
+		}
+	}
+	text = shown(t, b)
+	for _, family := range []string{"fairlead_lb_route_requests_total", "fairlead_lb_route_connections_total"} {
+		if series, total := sum(family); series != 3 || total != 100 {
+			t.Errorf("%d series of %s with %d, want 2 and one of others, with 100", series, family, total)
+		}
+	}
 	if series, total := sum("fairlead_lb_connections_total"); series != 4 || total != 50 {
 		t.Errorf("%d series of Services with %d connections, want 4 with 50", series, total)
 	}
@@ -119,12 +133,43 @@ func TestSeriesAreBounded(t *testing.T) {
 	for i := range 50 {
 		b.Drop(name(string(rune('a' + i))))
 	}
-	if b.endpoints != 0 || len(b.services) != 0 {
-		t.Errorf("%d endpoints and %d Services are left", b.endpoints, len(b.services))
+	if b.endpoints != 0 || len(b.services) != 0 || b.routes != 0 {
+		t.Errorf("%d endpoints, %d Services and %d routes are left", b.endpoints, len(b.services), b.routes)
 	}
 	if e := b.Service(name("z")).Endpoint(netip.MustParseAddrPort("10.0.0.9:1")); !e.at.IsValid() {
 		t.Error("a free place is not used")
 	}
+}
+
+// A route that has been silent for long gives its series to another one, and gets them back when it is used again.
+func TestSilentRoutesGiveWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBook(limits{services: 1, endpoints: 1, ofService: 1, routes: 2})
+		routes := Routes{Service: b.Service(name("web"))}
+		use := func(of string) string {
+			routes.Of(of, RouteName{"Ingress", name(of)}).Request(204, time.Second)
+			return shown(t, b)
+		}
+		has := func(text, route string) bool {
+			return strings.Contains(text, `fairlead_lb_route_requests_total{class="2xx",kind="Ingress",namespace="default",route="`+route+`"`)
+		}
+		use("old")
+		time.Sleep(routeRest - time.Second)
+		if text := use("new"); !has(text, "default/old") || !has(text, "default/new") {
+			t.Fatalf("not both have series: %s", text)
+		}
+		if text := use("third"); has(text, "default/third") || !strings.Contains(text, `kind="",namespace="default",route="other"`) {
+			t.Errorf("one too many: %s", text)
+		}
+		time.Sleep(time.Second)
+		if text := use("third"); has(text, "default/old") || !has(text, "default/third") {
+			t.Errorf("a silent one has kept its series: %s", text)
+		}
+		time.Sleep(routeRest)
+		if text := use("old"); !has(text, "default/old") {
+			t.Errorf("one that is used again has none: %s", text)
+		}
+	})
 }
 
 func BenchmarkCount(b *testing.B) {

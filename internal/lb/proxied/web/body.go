@@ -239,6 +239,7 @@ type pump struct {
 	of       pumping
 	copied   *mirrored   // gets what is carried; nil if nothing does
 	kept     *retrying   // so does this
+	until    time.Time   // the pump ends with an error then, unless it is zero
 	came     atomic.Bool // all of the body has come
 	ended    atomic.Bool // and was read
 	// abandoned is set before the source is woken, which ends the pump.
@@ -257,6 +258,9 @@ func (p *pump) run(poll time.Duration) error {
 	for !p.from.done() {
 		if p.abandoned.Load() {
 			return errAbandoned
+		}
+		if over(p.until) {
+			return errSilent
 		}
 		data, last, err := p.from.next()
 		if err != nil {

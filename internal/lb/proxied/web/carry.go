@@ -3,7 +3,6 @@ package web
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"slices"
@@ -11,7 +10,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/compress"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
@@ -41,7 +39,7 @@ func (x *exchange) carry() bool {
 		return true
 	}
 	route := x.config.Route(x.req, x.conn.origin())
-	if x.refusal = route.Refusal; route.Reply != nil {
+	if x.refusal, x.counts = route.Refusal, route.Count; route.Reply != nil {
 		x.reply(route.Reply)
 		return true
 	}
@@ -56,7 +54,7 @@ func (x *exchange) carry() bool {
 		x.reply(&proxied.Reply{Status: http.StatusRequestEntityTooLarge})
 		return true
 	}
-	x.to, x.edit, x.held, x.question = route.To, route.Edit, route.Session, route.Ask
+	x.to, x.edit, x.held, x.question, x.deadline = route.To, route.Edit, route.Session, route.Ask, route.Deadline
 	if x.codings = x.config.Spec.Compress; route.Compress != nil {
 		x.codings = route.Compress
 	}
@@ -188,7 +186,7 @@ func judge(x *exchange, m *pods.Member, err error) {
 		x.to.Pool.Answered(m, x.podStatus, nil, x.answered.Sub(x.asked))
 		return
 	}
-	if err == nil || x.drained.Load() || errors.Is(err, errLeft) || x.conn.malformed.Load() {
+	if err == nil || x.drained.Load() || errors.Is(err, errLeft) || x.conn.malformed.Load() || over(x.deadline) {
 		return
 	}
 	if up := x.upload; up != nil && up.err != nil && !errors.Is(up.err, errSink) { // it has ended: see endUpload
@@ -290,7 +288,7 @@ func (x *exchange) readAnswer(b pod, first, waits bool) error {
 			if waits {
 				return errContinue
 			}
-			if x.silentFor() >= x.patience() || x.again.late() {
+			if x.silentFor() >= x.patience() || x.again.late() || over(x.deadline) {
 				return errSilent
 			}
 			if x.client.left() {
@@ -308,30 +306,13 @@ func (x *exchange) readAnswer(b pod, first, waits bool) error {
 
 // waited decides whether to go on waiting for a Pod whose answer has begun.
 func (x *exchange) waited() error {
-	if x.silentFor() >= x.limit() {
+	if x.silentFor() >= x.limit() || over(x.deadline) {
 		return errSilent
 	}
 	if x.client.left() {
 		return errLeft
 	}
 	return nil
-}
-
-// hasLeft reports whether the client has closed the connection.
-func (c *clientConn) hasLeft() bool {
-	conn := c.Conn
-	for {
-		switch t := conn.(type) {
-		case *net.TCPConn:
-			return socket.Ended(t)
-		case *stream.Limited:
-			return socket.Ended(t.TCPConn)
-		case interface{ Unwrap() stream.Conn }: // what was read of it says nothing about its end
-			conn = t.Unwrap()
-		default:
-			return false
-		}
-	}
 }
 
 // answer passes the answer on. waits reports whether the client still waits to be asked for its body.
@@ -350,6 +331,7 @@ func (x *exchange) answer(b pod, m *pods.Member, waits bool) error {
 	x.answering, x.status = true, x.res.Status
 	to := x.client.answer(body, cookie)
 	x.down = pump{to: to, from: body, trailers: true, timeout: x.limit() + x.grace(), bytes: &x.sent, of: x}
+	x.down.until = x.deadline
 	return x.down.run(x.poll())
 }
 
@@ -400,7 +382,11 @@ func (x *exchange) failed(err error) bool {
 		x.status = statusLeft
 		return false
 	}
-	x.reply(&proxied.Reply{Status: status})
+	answer := &proxied.Reply{Status: status}
+	if over(x.deadline) {
+		answer = proxied.Late()
+	}
+	x.reply(answer)
 	return true
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/mark"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
+	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
 )
 
 // client is the end of an exchange at its client: a connection of HTTP/1.1, or a stream of HTTP/2.
@@ -69,6 +70,7 @@ type exchange struct {
 	edit   func(*http1.Response)
 	// refusal changes answers of the load balancer's own, unless it is nil.
 	refusal func(*proxied.Reply)
+	counts  *traffic.Route // nil unless a route has it
 	// codings are what the answer may be compressed by, and accepts what the client accepts.
 	codings  []string
 	accepts  compress.Accepts
@@ -92,6 +94,7 @@ type exchange struct {
 	most     int64           // bytes that the body may have, 0 without a bound
 	bodyLong atomic.Bool     // the body is longer than it may be
 	counted  *proxied.Config // by Host.AdmitRequest, nil if it was not
+	deadline time.Time       // zero without one
 
 	hasInterim bool // 100 was sent to the client
 	answering  bool // the answer has begun
@@ -121,9 +124,9 @@ type exchange struct {
 
 // begin prepares for a request by a configuration.
 func (x *exchange) begin(c *proxied.Config) {
-	x.config, x.to, x.edit, x.refusal, x.codings, x.copied, x.again, x.held = c, c, nil, nil, nil, nil, nil, nil
+	x.config, x.to, x.edit, x.refusal, x.counts, x.codings, x.copied, x.again, x.held = c, c, nil, nil, nil, nil, nil, nil, nil
 	x.key, x.upgrades, x.began, x.asked, x.answered = "", x.req.Upgrades, time.Now(), time.Time{}, time.Time{}
-	x.pod, x.podStatus, x.status = netip.AddrPort{}, 0, 0
+	x.pod, x.podStatus, x.status, x.deadline = netip.AddrPort{}, 0, 0, time.Time{}
 	x.hasInterim, x.answering, x.unread, x.reusable, x.upload, x.over = false, false, false, false, nil, false
 	x.isHead, x.accepts, x.question = string(x.req.Method) == http.MethodHead, 0, nil
 	x.drained.Store(false)
@@ -140,7 +143,7 @@ func (x *exchange) begin(c *proxied.Config) {
 // forget keeps nothing of the last request.
 func (x *exchange) forget() {
 	x.engine, x.conn, x.config, x.to, x.edit, x.refusal, x.client, x.req, x.link = nil, nil, nil, nil, nil, nil, nil, nil, nil
-	x.copied, x.again, x.held, x.codings, x.question, x.search = nil, nil, nil, nil, nil, reaching{}
+	x.copied, x.again, x.held, x.codings, x.question, x.counts, x.search = nil, nil, nil, nil, nil, nil, reaching{}
 	x.line, x.cookies, x.upload, x.back = heads.Line{}, nil, nil, nil
 	x.down.to, x.down.from = nil, nil
 }
@@ -170,9 +173,7 @@ func count(x *exchange) {
 	if x.status == http.StatusSwitchingProtocols || x.key != "" {
 		took = -1
 	}
-	t := x.config.Traffic()
-	t.Request(x.status, took)
-	t.Carried(x.received.Load(), x.sent.Load())
+	x.config.Carried(x.counts, x.status, took, x.received.Load(), x.sent.Load())
 }
 
 // touch notes that something was carried.
@@ -197,7 +198,16 @@ func (x *exchange) patience() time.Duration {
 }
 
 // poll is how long something is waited for before a look at the rest.
-func (x *exchange) poll() time.Duration { return min(pollInterval, x.patience()/4, x.limit()/4) }
+func (x *exchange) poll() time.Duration {
+	d := min(pollInterval, x.patience()/4, x.limit()/4)
+	if !x.deadline.IsZero() {
+		d = max(min(d, time.Until(x.deadline)), time.Millisecond)
+	}
+	return d
+}
+
+// over reports whether there is a deadline that has passed.
+func over(deadline time.Time) bool { return !deadline.IsZero() && !time.Now().Before(deadline) }
 
 // drain ends the request: its Pod has left, and the time to drain is over.
 func (x *exchange) drain() {

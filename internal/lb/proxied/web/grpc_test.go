@@ -1,7 +1,11 @@
 package web
 
 import (
+	"bytes"
 	"context"
+	"fmt"
+	"io"
+	"net/http"
 	"net/netip"
 	"os"
 	"strings"
@@ -70,14 +74,18 @@ func (p *healthPod) Check(ctx context.Context, q *grpc_health_v1.HealthCheckRequ
 	in, _ := metadata.FromIncomingContext(ctx)
 	_ = grpc.SetHeader(ctx, metadata.Pairs("pod", p.name, "saw", strings.Join(in.Get("x-set"), ",")))
 	_ = grpc.SetTrailer(ctx, metadata.Pairs("end", "of "+p.name))
+	if q.Service == "slow" {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	if q.Service == "missing" {
 		return nil, status.Error(codes.NotFound, "no such service")
 	}
 	return &grpc_health_v1.HealthCheckResponse{Status: grpc_health_v1.HealthCheckResponse_SERVING}, nil
 }
 
-func (p *healthPod) Watch(_ *grpc_health_v1.HealthCheckRequest, s grpc.ServerStreamingServer[grpc_health_v1.HealthCheckResponse]) error {
-	for range 3 {
+func (p *healthPod) Watch(q *grpc_health_v1.HealthCheckRequest, s grpc.ServerStreamingServer[grpc_health_v1.HealthCheckResponse]) error {
+	for n := 0; n < 3 || q.Service == "endless"; n++ {
 		if err := s.Send(&grpc_health_v1.HealthCheckResponse{}); err != nil {
 			return err
 		}
@@ -224,5 +232,46 @@ metadata: {name: r, namespace: default}
 spec: {parentRefs: [{name: shop}], rules: [{backendRefs: [{name: a, port: 80}]}]}`)
 	if got := check(""); got != "Unavailable|||" {
 		t.Errorf("without a Pod: %s", got)
+	}
+}
+
+// A call of a GRPCRoute ends when its grpc-timeout is over, also for a client that does not look at the clock itself: it is told
+// DEADLINE_EXCEEDED, or its stream ends. That is not the Pod's fault. A timeout of the Gateway that is shorter counts before.
+func TestDeadlinesOfCalls(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http", "fairlead.dev/lb-eject": "errors=1", "fairlead.dev/lb-request-timeout": "2"})
+	r.front(map[string]netip.AddrPort{"a": r.grpcPod("a")}, `
+kind: GRPCRoute
+metadata: {name: r, namespace: default}
+spec: {parentRefs: [{name: shop}], rules: [{backendRefs: [{name: a, port: 80}]}]}`)
+	client := r.clientOf(2)
+	for _, c := range []struct{ method, service, timeout, want string }{
+		{"Check", "slow", "100m", "200 4 in time"},
+		{"Check", "slow", "50m", "200 4 in time"},
+		{"Check", "", "30S", "200 0 in time"}, // the Pod is not ejected
+		{"Check", "", "x", "400 13 in time"},  // by the Pod
+		{"Watch", "endless", "100m", "200  in time, cut off"},
+		{"Check", "slow", "30S", "504  late"},
+	} {
+		message := append([]byte{0x0a, byte(len(c.service))}, c.service...)
+		body := append([]byte{0, 0, 0, 0, byte(len(message))}, message...)
+		q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+r.At.String()+"/grpc.health.v1.Health/"+c.method,
+			bytes.NewReader(body))
+		r.Must(err)
+		q.Header = http.Header{"Content-Type": {"application/grpc"}, "Te": {"trailers"}, "Grpc-Timeout": {c.timeout}}
+		began := time.Now()
+		answer, err := client.Do(q)
+		r.Must(err)
+		_, cut := io.Copy(io.Discard, answer.Body)
+		r.Must(answer.Body.Close())
+		got := fmt.Sprint(answer.StatusCode, " ", answer.Header.Get("Grpc-Status")+answer.Trailer.Get("Grpc-Status"), " in time")
+		if time.Since(began) >= 2*time.Second {
+			got = strings.Replace(got, "in time", "late", 1)
+		}
+		if cut != nil {
+			got += ", cut off"
+		}
+		if got != c.want {
+			t.Errorf("%s of %q within %s: %s, want %s", c.method, c.service, c.timeout, got, c.want)
+		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -171,4 +172,49 @@ func TestConcurrentRequestsOfAClient(t *testing.T) {
 	send(1, "/two")
 	release <- true
 	testbed.Receive(t, "an answer", done)
+}
+
+// A path whose Service has no endpoint is answered by the default backend, which is told why; with an endpoint again it is not asked.
+func TestDefaultBackends(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http"})
+	r.auth = r.Web(func(w http.ResponseWriter, q *http.Request) {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		_, _ = fmt.Fprint(w, "we are back soon ", q.RequestURI, " ", q.Header.Get("X-Code"), " ", q.Header.Values("X-Original-Uri"), " ",
+			q.Header.Get("X-Namespace"), "/", q.Header.Get("X-Ingress-Name"), " ", q.Header.Get("X-Service-Name"))
+	})
+	pod := r.Web(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "web") })
+	ask := func(path string) string {
+		t.Helper()
+		q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+r.At.String()+path, nil)
+		r.Must(err)
+		q.Header.Set("X-Original-Uri", "of the client")
+		answer, err := r.Client().Do(q)
+		r.Must(err)
+		defer func() { _ = answer.Body.Close() }()
+		text, err := io.ReadAll(answer.Body)
+		r.Must(err)
+		return fmt.Sprint(answer.StatusCode, " ", string(text))
+	}
+	all := map[string]string{"shop": "default-backend: auth", "plain": ""}
+	for range 2 {
+		r.ingress(all, pod)
+		if got := ask("/shop/a"); got != "200 web" {
+			t.Errorf("with a Pod: %s", got)
+		}
+		without := *r.service.Routes
+		without.Targets = maps.Clone(without.Targets)
+		for target := range without.Targets {
+			if target.Name.Name == "web" {
+				without.Targets[target] = nil
+			}
+		}
+		r.service.Routes = &without
+		r.set()
+		if got := ask("/shop/a?b"); got != "503 we are back soon /shop/a?b 503 [/shop/a?b] default/shop web" {
+			t.Errorf("without a Pod: %s", got)
+		}
+		if got := ask("/plain"); got != "503 503 Service Unavailable\n" {
+			t.Errorf("without a default backend: %s", got)
+		}
+	}
 }

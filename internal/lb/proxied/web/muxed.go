@@ -170,8 +170,8 @@ func (m *muxed) begun() bool { return m.answering }
 // reply answers for a Pod.
 func (m *muxed) reply(r *proxied.Reply) {
 	m.w.Own(1, r, false)
-	if m.put(m.isHead) == nil && !m.isHead {
-		_ = m.s.Write(heads.BodyOf(r), true, m.limit()+m.grace())
+	if body := heads.BodyOf(r); m.put(m.isHead || len(body) == 0) == nil && !m.isHead && len(body) > 0 {
+		_ = m.s.Write(body, true, m.limit()+m.grace())
 	}
 }
 

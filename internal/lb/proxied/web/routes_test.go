@@ -92,6 +92,10 @@ func TestRequestsAreRouted(t *testing.T) {
 			t.Errorf("%s: %q, want %q", q.path, got, q.want)
 		}
 	}
+	// Each request that a route took is counted for it, with what it became, also one that no Pod got. The last one was for none.
+	const of = `kind="HTTPRoute",namespace="default",route="default/r",service="web"} `
+	r.shows(`fairlead_lb_route_requests_total{class="2xx",`+of+"4", `fairlead_lb_route_requests_total{class="3xx",`+of+"1",
+		"fairlead_lb_route_request_seconds_total{"+of[:len(of)-1]+" some")
 	c = r.Dial()
 	_ = asks(t, c, "/a")
 	pods["a"], pods["b"] = pods["b"], pods["a"]

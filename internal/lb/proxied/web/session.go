@@ -442,7 +442,7 @@ func (s *session) sending() bool {
 
 // left reports whether the client has closed the connection; while a body is on its way the read of it finds the end.
 func (s *session) left() bool {
-	return !s.sending() && len(s.front.buffered()) == 0 && s.web.hasLeft()
+	return !s.sending() && len(s.front.buffered()) == 0 && stream.HasEnded(s.web.Conn)
 }
 
 // tunnel carries bytes both ways.

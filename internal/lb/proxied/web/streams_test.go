@@ -227,6 +227,8 @@ func TestStreamsEndWithTheirGrant(t *testing.T) {
 			if got, err := lbtest.Say(conn, "x"); got != "db x\n" {
 				t.Fatalf("%q, %v", got, err)
 			}
+			r.shows(`fairlead_lb_route_connections_total{kind="` + c.kind + `Route",namespace="default",route="` + f.streams[0].Route().String() +
+				`",service="web"} 1`)
 			f.grants = nil
 			r.serve(f)
 			testbed.Receive(t, "the end of the connection at the Pod", ended)
@@ -263,6 +265,8 @@ func TestDatagramsEndWithTheirGrant(t *testing.T) {
 	r.Must(err)
 	defer c.Close()
 	r.Asks(c, "with the grant")
+	r.shows(`fairlead_lb_route_connections_total{kind="UDPRoute",namespace="default",route="` + f.streams[0].Route().String() +
+		`",service="web"} 1`)
 	f.grants = nil
 	r.serve(f)
 	testbed.Until(t, "a datagram to be dropped", func() error {

@@ -1,0 +1,448 @@
+package lbview
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/kubernetes"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/api"
+	"github.com/fairlead/fairlead/internal/gateway/hostpath"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
+	"github.com/fairlead/fairlead/internal/gateway/names"
+	"github.com/fairlead/fairlead/internal/gateway/parents"
+	"github.com/fairlead/fairlead/internal/gateway/services"
+	"github.com/fairlead/fairlead/internal/gateway/trust"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// lbFront is what a Service that is a front leads to. Its JSON form is a part of the one of Report.
+type lbFront struct {
+	// Kind is Gateway or Ingress, and Name that of the Gateway.
+	Kind string `json:"kind"`
+	Name string `json:"name,omitempty"`
+	// Problem is why it is not served, or why it is not known what it leads to.
+	Problem   string       `json:"problem,omitempty"`
+	Listeners []lbListener `json:"listeners"`
+	Routes    []lbRoute    `json:"routes"`
+}
+
+// lbListener is a listener of a Gateway, or of a ListenerSet.
+type lbListener struct {
+	Set      string `json:"listenerSet,omitempty"`
+	Name     string `json:"name"`
+	Port     int32  `json:"port"`
+	Protocol string `json:"protocol"`
+	Host     string `json:"host,omitempty"`
+	Routes   int32  `json:"routes"`
+	Problem  string `json:"problem,omitempty"`
+
+	kinds   []string // of routes
+	allowed func(namespace string) bool
+	in      string // namespace
+}
+
+// lbRoute is a route, or an Ingress, of a front.
+type lbRoute struct {
+	Kind      string `json:"kind"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	// Listeners are where it attaches, none for an Ingress.
+	Listeners []string `json:"listeners,omitempty"`
+	Hosts     []string `json:"hosts,omitempty"`
+	Leads     []lbLead `json:"leads"`
+	// Problem is why it is not served, or not wholly.
+	Problem string `json:"problem,omitempty"`
+}
+
+// lbLead is where the requests go that a match of a route takes.
+type lbLead struct {
+	Match string `json:"match,omitempty"`
+	To    string `json:"to"`
+}
+
+// frontObjects are the objects of the Gateway API and Ingresses, read once for all fronts.
+type frontObjects struct {
+	client     kubernetes.Interface
+	api        *api.Client
+	gateways   map[svc.Name]*gwv1.Gateway
+	sets       map[svc.Name]*gwv1.ListenerSet
+	routes     []lbRouteObject
+	namespaces map[string]labels.Set
+}
+
+// lbRouteObject is a route of any kind.
+type lbRouteObject struct {
+	shown   lbRoute
+	parents []gwv1.ParentReference
+	status  []gwv1.RouteParentStatus
+}
+
+// fronts adds what the Services of a report that are fronts lead to.
+func (r *Report) fronts(ctx context.Context, client kubernetes.Interface, gateways *api.Client, all []corev1.Service) {
+	o := &frontObjects{client: client, api: gateways}
+	for i := range r.Services {
+		r.Services[i].Front = o.frontOf(ctx, &all[i])
+	}
+}
+
+// frontOf returns what a Service leads to, nil if it is no front with an address.
+func (o *frontObjects) frontOf(ctx context.Context, s *corev1.Service) *lbFront {
+	owner := metav1.GetControllerOf(s)
+	switch {
+	case svc.NameOf(s) == names.IngressService() && s.Labels[names.FrontLabel] == names.FrontIngress:
+		f := &lbFront{Kind: "Ingress", Listeners: []lbListener{}, Routes: []lbRoute{}}
+		if err := o.ingresses(ctx, f); err != nil {
+			f.Problem = "its Ingresses are not known: " + base.PlainLine(err.Error())
+		}
+		return f
+	case s.Labels[names.FrontLabel] == names.FrontGateway && owner != nil && owner.Kind == "Gateway":
+		f := &lbFront{Kind: owner.Kind, Name: owner.Name, Listeners: []lbListener{}, Routes: []lbRoute{}}
+		if err := o.read(ctx); err != nil {
+			f.Problem = "its routes are not known: " + base.PlainLine(err.Error())
+			return f
+		}
+		o.gateway(f, svc.Name{Namespace: s.Namespace, Name: owner.Name})
+		return f
+	}
+	return nil
+}
+
+// read reads the objects of the Gateway API. Kinds that are not defined have none.
+func (o *frontObjects) read(ctx context.Context) error {
+	if o.gateways != nil {
+		return nil
+	}
+	all := metav1.ListOptions{}
+	gateways, sets := map[svc.Name]*gwv1.Gateway{}, map[svc.Name]*gwv1.ListenerSet{}
+	var routes []lbRouteObject
+	for _, read := range []func() error{
+		func() error {
+			list, err := o.api.Gateways("").List(ctx, all)
+			for i := range listed(list, err).Items {
+				gateways[svc.NameOf(&list.Items[i])] = &list.Items[i]
+			}
+			return err
+		},
+		func() error {
+			list, err := o.api.Sets("").List(ctx, all)
+			for i := range listed(list, err).Items {
+				sets[svc.NameOf(&list.Items[i])] = &list.Items[i]
+			}
+			return err
+		},
+		func() error {
+			list, err := o.api.Routes("").List(ctx, all)
+			for i := range listed(list, err).Items {
+				routes = append(routes, requestsOf(&list.Items[i]))
+			}
+			return err
+		},
+		func() error {
+			list, err := o.api.Calls("").List(ctx, all)
+			for i := range listed(list, err).Items {
+				routes = append(routes, callsOf(&list.Items[i]))
+			}
+			return err
+		},
+		func() error {
+			list, err := o.api.TLSRoutes("").List(ctx, all)
+			for i := range listed(list, err).Items {
+				routes = append(routes, streamOf(kinds.StreamOfTLS(&list.Items[i])))
+			}
+			return err
+		},
+		func() error {
+			list, err := o.api.TCPRoutes("").List(ctx, all)
+			for i := range listed(list, err).Items {
+				routes = append(routes, streamOf(kinds.StreamOfTCP(&list.Items[i])))
+			}
+			return err
+		},
+		func() error {
+			list, err := o.api.UDPRoutes("").List(ctx, all)
+			for i := range listed(list, err).Items {
+				routes = append(routes, streamOf(kinds.StreamOfUDP(&list.Items[i])))
+			}
+			return err
+		},
+	} {
+		if err := read(); err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	namespaces := map[string]labels.Set{}
+	if list, err := o.client.CoreV1().Namespaces().List(ctx, all); err == nil { // only selectors need them
+		for i := range list.Items {
+			namespaces[list.Items[i].Name] = list.Items[i].Labels
+		}
+	}
+	o.gateways, o.sets, o.routes, o.namespaces = gateways, sets, routes, namespaces
+	return nil
+}
+
+// listed returns a list, an empty one after an error.
+func listed[L any](list *L, err error) *L {
+	if err != nil || list == nil {
+		return new(L)
+	}
+	return list
+}
+
+// gateway fills in the listeners and routes of a Gateway, by its status and the statuses of its routes.
+func (o *frontObjects) gateway(f *lbFront, n svc.Name) {
+	g := o.gateways[n]
+	if g == nil {
+		f.Problem = "the Gateway does not exist"
+		return
+	}
+	f.Problem = wrongOf(g.Status.Conditions)
+	for i := range g.Spec.Listeners {
+		f.Listeners = append(f.Listeners, o.listener(n.Namespace, "", &g.Spec.Listeners[i], g.Status.Listeners))
+	}
+	for _, at := range slices.SortedFunc(maps.Keys(o.sets), svc.Name.Compare) {
+		set := o.sets[at]
+		if parents.OfSet(set) != n {
+			continue
+		}
+		var have []gwv1.ListenerStatus
+		for _, l := range set.Status.Listeners {
+			have = append(have, gwv1.ListenerStatus(l))
+		}
+		for _, l := range set.Spec.Listeners {
+			shown := o.listener(at.Namespace, at.String(), new(gwv1.Listener(l)), have)
+			shown.Problem = cmp.Or(shown.Problem, wrongOf(set.Status.Conditions))
+			f.Listeners = append(f.Listeners, shown)
+		}
+	}
+	for i := range o.routes {
+		if r, is := o.attached(&o.routes[i], n, f.Listeners); is {
+			f.Routes = append(f.Routes, r)
+		}
+	}
+	f.sort()
+}
+
+func (f *lbFront) sort() {
+	slices.SortFunc(f.Routes, func(a, b lbRoute) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Kind, b.Kind))
+	})
+}
+
+// listener returns a listener with its status.
+func (o *frontObjects) listener(namespace, set string, l *gwv1.Listener, have []gwv1.ListenerStatus) lbListener {
+	out := lbListener{Set: set, Name: string(l.Name), Port: l.Port, Protocol: string(l.Protocol), in: namespace}
+	if l.Hostname != nil {
+		out.Host = strings.ToLower(string(*l.Hostname))
+	}
+	out.allowed = o.allowed(namespace, l.AllowedRoutes)
+	at := slices.IndexFunc(have, func(h gwv1.ListenerStatus) bool { return h.Name == l.Name })
+	if at < 0 {
+		out.Problem = "it has no status yet"
+		return out
+	}
+	out.Routes = have[at].AttachedRoutes
+	for _, k := range have[at].SupportedKinds {
+		out.kinds = append(out.kinds, string(k.Kind))
+	}
+	out.Problem = wrongOf(have[at].Conditions, string(gwv1.ListenerConditionConflicted))
+	return out
+}
+
+// allowed returns which namespaces may attach routes to a listener.
+func (o *frontObjects) allowed(namespace string, a *gwv1.AllowedRoutes) func(string) bool {
+	from, selector := gwv1.NamespacesFromSame, labels.Nothing()
+	if a != nil && a.Namespaces != nil && a.Namespaces.From != nil {
+		from = *a.Namespaces.From
+		if s, err := metav1.LabelSelectorAsSelector(a.Namespaces.Selector); err == nil {
+			selector = s
+		}
+	}
+	return func(of string) bool {
+		switch from {
+		case gwv1.NamespacesFromAll:
+			return true
+		case gwv1.NamespacesFromSelector:
+			return selector.Matches(o.namespaces[of])
+		default:
+			return of == namespace
+		}
+	}
+}
+
+// attached returns a route as a Gateway has it, and whether the route names the Gateway or one of its ListenerSets.
+func (o *frontObjects) attached(r *lbRouteObject, g svc.Name, listeners []lbListener) (out lbRoute, is bool) {
+	out = r.shown
+	var problems []string
+	for i := range r.parents {
+		p := &r.parents[i]
+		set := parents.Set(out.Namespace, p)
+		ofSet := o.sets[set] != nil && parents.OfSet(o.sets[set]) == g
+		if parents.Gateway(out.Namespace, p) != g && !ofSet {
+			continue
+		}
+		is = true
+		wrong, accepted := "its controller has not looked at it yet", false
+		for _, s := range r.status {
+			if s.ControllerName == names.ControllerName && sameRef(&s.ParentRef, p) {
+				wrong = wrongOf(s.Conditions, string(gwv1.RouteConditionPartiallyInvalid))
+				accepted = !strings.HasPrefix(wrong, string(gwv1.RouteConditionAccepted))
+			}
+		}
+		if wrong != "" && !slices.Contains(problems, wrong) {
+			problems = append(problems, wrong)
+		}
+		for k := range listeners {
+			if l := &listeners[k]; accepted && (l.Set == "") != ofSet && (!ofSet || l.Set == set.String()) && l.takes(&out, p) {
+				out.Listeners = append(out.Listeners, l.name())
+			}
+		}
+	}
+	slices.Sort(out.Listeners)
+	out.Listeners, out.Problem = slices.Compact(out.Listeners), strings.Join(problems, "; ")
+	return out, is
+}
+
+func (l *lbListener) name() string {
+	if l.Set != "" {
+		return l.Set + "/" + l.Name
+	}
+	return l.Name
+}
+
+// takes reports whether a route that is accepted by a reference attaches to the listener.
+func (l *lbListener) takes(r *lbRoute, p *gwv1.ParentReference) bool {
+	if p.SectionName != nil && string(*p.SectionName) != l.Name || p.Port != nil && *p.Port != l.Port {
+		return false
+	}
+	if !slices.Contains(l.kinds, r.Kind) || !l.allowed(r.Namespace) {
+		return false
+	}
+	return len(r.Hosts) == 0 || slices.ContainsFunc(r.Hosts, func(h string) bool {
+		_, ok := hostpath.Intersect(l.Host, strings.ToLower(h))
+		return ok
+	})
+}
+
+func sameRef(a, b *gwv1.ParentReference) bool {
+	return a.Name == b.Name && same(a.Namespace, b.Namespace) && same(a.SectionName, b.SectionName) && same(a.Port, b.Port) &&
+		same(a.Kind, b.Kind)
+}
+
+func same[T comparable](a, b *T) bool { return a == b || a != nil && b != nil && *a == *b }
+
+// wrongOf returns the first condition that is not as it should be, "" if all are. bad are the types that should not be True, beside
+// fairlead's.
+func wrongOf(all []metav1.Condition, bad ...string) string {
+	for _, k := range all {
+		wrong := k.Status != metav1.ConditionTrue
+		if slices.Contains(bad, k.Type) || strings.HasPrefix(k.Type, svc.Domain+"/") {
+			wrong = k.Status == metav1.ConditionTrue
+		}
+		if wrong && k.Type != string(gwv1.GatewayConditionInsecureFrontendValidationMode) {
+			return base.PlainLine(fmt.Sprintf("%s is %s, %s: %s", k.Type, k.Status, k.Reason, k.Message))
+		}
+	}
+	return ""
+}
+
+// ingresses fills in what the Ingresses of this controller lead to. What is wrong with each is found as nodes find it, but for what is
+// in Secrets, which are not read: an Event tells about these for an hour.
+func (o *frontObjects) ingresses(ctx context.Context, f *lbFront) error {
+	all := metav1.ListOptions{}
+	classes, err := o.client.NetworkingV1().IngressClasses().List(ctx, all)
+	if err != nil {
+		return err
+	}
+	list, err := o.client.NetworkingV1().Ingresses("").List(ctx, all)
+	if err != nil {
+		return err
+	}
+	ours := ingressesOf(classes.Items, list.Items)
+	have, err := o.client.CoreV1().Services("").List(ctx, all)
+	if err != nil {
+		return err
+	}
+	for i := range have.Items {
+		ours.Services[svc.NameOf(&have.Items[i])] = services.Of(&have.Items[i])
+	}
+	if grants, err := o.api.Grants().List(ctx, all); err == nil {
+		for i := range grants.Items {
+			ours.Grants[svc.NameOf(&grants.Items[i])] = &grants.Items[i]
+		}
+	}
+	front := gateway.BuildIngress(ours, nil)
+	for _, n := range front.Named {
+		ours.Secrets[n] = gateway.Secret{}
+	}
+	front = gateway.BuildIngress(ours, nil)
+	events := ingressEvents(ctx, o.client)
+	for _, n := range slices.SortedFunc(maps.Keys(ours.Ingresses), svc.Name.Compare) {
+		r := ingressOf(ours.Ingresses[n])
+		r.Problem = base.PlainLine(cmp.Or(front.Problems[n], events[string(ours.Ingresses[n].UID)]))
+		f.Routes = append(f.Routes, r)
+	}
+	for _, l := range []lbListener{
+		{Name: "http", Port: gateway.IngressHTTP, Protocol: "HTTP"}, {Name: "https", Port: gateway.IngressHTTPS, Protocol: "HTTPS"},
+	} {
+		if front.Table.Ports[uint16(l.Port)] != nil { //nolint:gosec // a port
+			l.Routes = int32(len(f.Routes)) //nolint:gosec // objects of the API
+			f.Listeners = append(f.Listeners, l)
+		}
+	}
+	return nil
+}
+
+// ingressEvents returns why Ingresses were not served, by their UIDs, as far as Events may be read.
+func ingressEvents(ctx context.Context, client kubernetes.Interface) map[string]string {
+	out, last := map[string]string{}, map[string]metav1.Time{}
+	list, err := client.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=Ingress,reason=IngressNotServed"})
+	if err != nil {
+		return out
+	}
+	for _, e := range list.Items {
+		if uid := string(e.InvolvedObject.UID); !e.LastTimestamp.Before(new(last[uid])) {
+			out[uid], last[uid] = e.Message, e.LastTimestamp
+		}
+	}
+	return out
+}
+
+// ingressesOf returns the Ingresses that are of a class of this controller.
+func ingressesOf(classes []networkingv1.IngressClass, all []networkingv1.Ingress) *gateway.Objects {
+	o := &gateway.Objects{
+		Grants: trust.Grants{}, Services: map[svc.Name]*services.Service{}, Secrets: map[svc.Name]gateway.Secret{},
+		Ingresses: map[svc.Name]*networkingv1.Ingress{}, Secured: map[svc.Name]bool{}, Policies: trust.NewPolicies(),
+	}
+	known := map[string]*networkingv1.IngressClass{}
+	for i := range classes {
+		known[classes[i].Name] = &classes[i]
+	}
+	byDefault := names.DefaultClass(maps.Values(known))
+	for i := range all {
+		in := &all[i]
+		c := known[names.ClassOf(in, byDefault)]
+		if c == nil {
+			continue
+		}
+		if ours, nginx := names.OurIngressClass(c); ours {
+			o.Ingresses[svc.NameOf(in)] = in
+			if nginx {
+				o.Secured[svc.NameOf(in)] = true
+			}
+		}
+	}
+	return o
+}

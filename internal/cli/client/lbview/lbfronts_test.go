@@ -1,0 +1,170 @@
+package lbview
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+
+	"github.com/fairlead/fairlead/internal/gateway/api"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
+)
+
+// frontLists are the lists of an API server, as YAML by their paths; others are not found.
+var frontLists = map[string]string{
+	"/api/v1/services": `
+- metadata: {name: door-fairlead, namespace: shop, labels: {fairlead.dev/front: gateway}, ownerReferences: [
+    {apiVersion: gateway.networking.k8s.io/v1, kind: Gateway, name: door, uid: g, controller: true}]}
+  spec: {type: LoadBalancer, ports: [{port: 80}]}
+  status: {loadBalancer: {ingress: [{ip: 192.0.2.1}]}}
+- metadata: {name: fairlead-ingress, namespace: kube-system, labels: {fairlead.dev/front: ingress}}
+  spec: {type: LoadBalancer, ports: [{port: 80}]}
+- metadata: {name: web, namespace: shop}
+  spec: {type: ClusterIP, ports: [{port: 80}]}`,
+	"/api/v1/namespaces": `
+- metadata: {name: shop}
+- metadata: {name: team, labels: {routes: "yes"}}
+- metadata: {name: other}`,
+	"/api/v1/nodes": "[]",
+	"/api/v1/events": `
+- {metadata: {name: e}, involvedObject: {uid: i2}, message: "tls[0]: Secret team/c: it does not exist"}`,
+	"/apis/networking.k8s.io/v1/ipaddresses":    "[]",
+	"/apis/networking.k8s.io/v1/ingressclasses": `[{metadata: {name: fairlead}, spec: {controller: fairlead.dev/ingress}}]`,
+	"/apis/networking.k8s.io/v1/ingresses": `
+- metadata: {name: books, namespace: shop, uid: i1}
+  spec: {ingressClassName: fairlead, rules: [{host: books.example, http: {paths: [
+    {path: /, pathType: Prefix, backend: {service: {name: web, port: {number: 80}}}},
+    {path: /x, pathType: Exact, backend: {service: {name: none, port: {name: http}}}}]}}]}
+- metadata: {name: tea, namespace: team, uid: i2}
+  spec: {ingressClassName: fairlead, tls: [{hosts: [tea.example], secretName: c}]}
+- metadata: {name: foreign, namespace: team}
+  spec: {ingressClassName: other}`,
+	"/apis/gateway.networking.k8s.io/v1/gateways": `
+- metadata: {name: door, namespace: shop}
+  spec:
+    gatewayClassName: fairlead
+    listeners:
+    - {name: http, port: 80, protocol: HTTP, allowedRoutes: {namespaces: {from: Selector, selector: {matchLabels: {routes: "yes"}}}}}
+    - {name: https, port: 443, protocol: HTTPS, hostname: shop.example}
+    - {name: tcp, port: 5432, protocol: TCP}
+  status:
+    conditions: [{type: Accepted, status: "True"},
+      {type: Programmed, status: "False", reason: Pending, message: "waiting for nodes to serve it: n1"}]
+    listeners:
+    - {name: http, attachedRoutes: 1, supportedKinds: [{kind: HTTPRoute}, {kind: GRPCRoute}],
+       conditions: [{type: Accepted, status: "True"}]}
+    - {name: https, attachedRoutes: 1, supportedKinds: [{kind: HTTPRoute}], conditions: [{type: Conflicted, status: "False"},
+        {type: ResolvedRefs, status: "False", reason: InvalidCertificateRef, message: Secret shop/c does not exist}]}
+    - {name: tcp, attachedRoutes: 1, supportedKinds: [{kind: TCPRoute}], conditions: []}`,
+	"/apis/gateway.networking.k8s.io/v1/httproutes": `
+- metadata: {name: cart, namespace: shop}
+  spec:
+    parentRefs: [{name: door}]
+    hostnames: [shop.example]
+    rules:
+    - {matches: [{path: {type: Exact, value: /cart}, method: GET}, {headers: [{name: a, value: b}]}], backendRefs: [{name: web, port: 80}]}
+    - {backendRefs: [{name: web, port: 80, weight: 9}, {name: next, port: 80}]}
+    - {filters: [{type: RequestRedirect, requestRedirect: {statusCode: 301}}]}
+  status: {parents: [{controllerName: fairlead.dev/gateway, parentRef: {name: door}, conditions: [{type: Accepted, status: "True"},
+    {type: ResolvedRefs, status: "False", reason: BackendNotFound, message: there is no Service shop/next}]}]}
+- metadata: {name: tea, namespace: team}
+  spec: {parentRefs: [{name: door, namespace: shop}], rules: [{backendRefs: [{name: tea, port: 80}]}]}
+  status: {parents: [{controllerName: fairlead.dev/gateway, parentRef: {name: door, namespace: shop},
+    conditions: [{type: Accepted, status: "True"}]}]}
+- metadata: {name: spy, namespace: other}
+  spec: {parentRefs: [{name: door, namespace: shop}], rules: [{backendRefs: [{name: spy, port: 80}]}]}
+  status: {parents: [{controllerName: fairlead.dev/gateway, parentRef: {name: door, namespace: shop}, conditions: [
+    {type: Accepted, status: "False", reason: NotAllowedByListeners, message: no listener lets it attach}]}]}
+- metadata: {name: elsewhere, namespace: shop}
+  spec: {parentRefs: [{name: back}]}`,
+	"/apis/gateway.networking.k8s.io/v1/tcproutes": `
+- metadata: {name: db, namespace: shop}
+  spec: {parentRefs: [{name: door, sectionName: tcp}], rules: [{backendRefs: [{name: db, port: 5432}]}]}`,
+	"/apis/lb.fairlead.dev/v1/speakers": "[]",
+}
+
+// 'fairlead lb status' and 'explain' name the listeners and routes of fronts, where these lead, and why one is not served.
+func TestRoutesOfFronts(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		text, ok := frontLists[r.URL.Path]
+		if !ok {
+			w.WriteHeader(http.StatusNotFound)
+			_, _ = w.Write([]byte(`{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}`))
+			return
+		}
+		items, err := yaml.YAMLToJSON([]byte(text))
+		if err != nil {
+			t.Errorf("%s: %v", r.URL.Path, err)
+		}
+		_ = json.NewEncoder(w).Encode(map[string]json.RawMessage{"metadata": json.RawMessage(`{"resourceVersion": "1"}`), "items": items})
+	}))
+	t.Cleanup(server.Close)
+	config := &rest.Config{Host: server.URL}
+	client, own, gateways := kubernetes.NewForConfigOrDie(config), must(v1.NewClient(config)), must(api.NewClient(config))
+	r, err := collectLB(t.Context(), client, own, gateways, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	if err := r.print(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"shop/door-fairlead is the front of Gateway door",
+		"not served as it asks: Programmed is False, Pending: waiting for nodes to serve it: n1",
+		"http 80 HTTP * 1 -", "https 443 HTTPS shop.example 1 ResolvedRefs is False, InvalidCertificateRef: Secret shop/c does not exist",
+		"HTTPRoute shop/cart https shop.example shop/web:80, shop/web:80 (weight 9), shop/next:80 (weight 1), redirect 301 " +
+			"ResolvedRefs is False, BackendNotFound: there is no Service shop/next",
+		"HTTPRoute team/tea http * team/tea:80 -",
+		"HTTPRoute other/spy - * other/spy:80 Accepted is False, NotAllowedByListeners: no listener lets it attach",
+		"TCPRoute shop/db - * shop/db:5432 its controller has not looked at it yet",
+		"kube-system/fairlead-ingress is the front of all Ingresses", "http 80 HTTP * 2 -", "https 443 HTTPS * 2 -",
+		"Ingress shop/books - books.example shop/web:80, shop/none:http rules[0].http.paths[1].backend: there is no Service shop/none",
+		"Ingress team/tea - * - tls[0]: Secret team/c: it does not exist",
+	} {
+		if !strings.Contains(strings.Join(strings.Fields(out.String()), " "), want) {
+			t.Errorf("no %q", want)
+		}
+	}
+	if t.Failed() || strings.Contains(out.String(), "elsewhere") || strings.Contains(out.String(), "foreign") {
+		t.Errorf("%s", out.String())
+	}
+	front := r.Services[0].Front
+	out.Reset()
+	if err := front.print(&out, "shop/door-fairlead", len(front.routes()), true); err != nil {
+		t.Fatal(err)
+	}
+	const rule = "GET = /cart or / with 1 header fields shop/web:80 everything shop/web:80 (weight 9), shop/next:80 (weight 1)"
+	if got := strings.Join(strings.Fields(out.String()), " "); !strings.Contains(got, rule) {
+		t.Errorf("no %q in %s", rule, out.String())
+	}
+	// However many routes there are, the report about all Services names some: first the ones that are not served.
+	good := front.Routes[0]
+	for i := range maxRows {
+		good.Name, good.Problem = fmt.Sprint("more", i), ""
+		front.Routes = append([]lbRoute{good}, front.Routes...)
+	}
+	out.Reset()
+	if err := r.print(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"and 4 more routes: fairlead lb status shop/door-fairlead\n", "other/spy"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in %s", want, out.String())
+		}
+	}
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}

@@ -1,0 +1,171 @@
+package controller
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fairlead/fairlead/internal/gateway/names"
+)
+
+// The reasons of Events on Gateways and routes.
+const (
+	gatewayNotServed = "GatewayNotServed"
+	gatewayServed    = "GatewayServed"
+	routeNotServed   = "RouteNotServed"
+	routeServed      = "RouteServed"
+)
+
+// Bounds of these Events: a Gateway that is deleted may have thousands of routes. The conditions tell about all.
+const (
+	maxAnnounced   = 100
+	announcePeriod = 10 * time.Second
+)
+
+// announcer records what becomes of Gateways and routes, when a status that differs was written. The status before tells what has been
+// recorded: also by another process, and after each resync.
+type announcer struct {
+	to    Recorder // nil for none
+	since time.Time
+	n     int // since then
+}
+
+// allows reports whether there may be one more.
+func (a *announcer) allows(now time.Time) bool {
+	if now.Sub(a.since) >= announcePeriod {
+		a.since, a.n = now, 0
+	}
+	a.n++
+	return a.n <= maxAnnounced
+}
+
+// record records an Event.
+func (a *announcer) record(o metav1.Object, kind gwv1.Kind, eventType, reason, text string) {
+	if a.to == nil || !a.allows(time.Now()) {
+		return
+	}
+	a.to.Event(&corev1.ObjectReference{
+		APIVersion: gwv1.GroupVersion.String(), Kind: string(kind), Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID(),
+		ResourceVersion: o.GetResourceVersion(),
+	}, eventType, reason, text)
+}
+
+// badOfRoutes are the conditions of a route that should not be True.
+//
+//nolint:gochecknoglobals // constant
+var badOfRoutes = []string{ConditionUnserved, names.ConditionLoop, string(gwv1.RouteConditionPartiallyInvalid)}
+
+// problemsOfRoute returns what is wrong with a route at its parents, "" if all is well. Parents of other controllers do not count.
+func problemsOfRoute(r *routed, all []gwv1.RouteParentStatus) string {
+	var out []string
+	for i := range all {
+		p := &all[i]
+		if p.ControllerName != names.ControllerName {
+			continue
+		}
+		if wrong := problemOfConditions(p.Conditions, badOfRoutes...); wrong != "" {
+			out = append(out, parentOf(r.key.Namespace, &p.ParentRef)+": "+wrong)
+		}
+	}
+	return strings.Join(out, "; ")
+}
+
+// lostParents returns the parents that took a route, that it still names, and that are not among its next ones.
+func lostParents(r *routed, next []gwv1.RouteParentStatus) string {
+	var out []string
+	for i := range r.have {
+		p := &r.have[i]
+		same := func(o *gwv1.ParentReference) bool { return equality.Semantic.DeepEqual(o, &p.ParentRef) }
+		named := slices.ContainsFunc(r.refs, func(o gwv1.ParentReference) bool { return same(&o) })
+		stays := slices.ContainsFunc(next, func(o gwv1.RouteParentStatus) bool {
+			return o.ControllerName == names.ControllerName && same(&o.ParentRef)
+		})
+		accepted := meta.IsStatusConditionTrue(p.Conditions, string(gwv1.RouteConditionAccepted))
+		if p.ControllerName == names.ControllerName && named && !stays && accepted {
+			out = append(out, parentOf(r.key.Namespace, &p.ParentRef)+": it is no longer there, or no longer of a class of this controller")
+		}
+	}
+	return strings.Join(out, "; ")
+}
+
+// parentOf names a parent of a route, with what of it the route names.
+func parentOf(namespace string, p *gwv1.ParentReference) string {
+	out := "Gateway "
+	if p.Kind != nil {
+		out = string(*p.Kind) + " "
+	}
+	if p.Namespace != nil {
+		namespace = string(*p.Namespace)
+	}
+	if out += namespace + "/" + string(p.Name); p.SectionName != nil {
+		out += ", " + string(*p.SectionName)
+	}
+	return out
+}
+
+// problemOfConditions returns the first condition that is not as it should be, "" if all are: bad are the types that should not be True.
+// One that is Unknown is not decided yet.
+func problemOfConditions(all []metav1.Condition, bad ...string) string {
+	for i := range all {
+		k, wrong := &all[i], metav1.ConditionFalse
+		if slices.Contains(bad, k.Type) {
+			wrong = metav1.ConditionTrue
+		}
+		if k.Status == wrong {
+			return k.Type + " is " + string(k.Status) + ", " + k.Reason + ": " + k.Message
+		}
+	}
+	return ""
+}
+
+// problemOfGateway returns what is wrong with a Gateway, "" if nothing is. That nodes have not taken a change over yet is not wrong, nor
+// that the Gateway has no address yet: lost is true if it had one.
+func problemOfGateway(s *gwv1.GatewayStatus, lost bool) string {
+	conditions := slices.DeleteFunc(slices.Clone(s.Conditions), func(k metav1.Condition) bool {
+		return k.Type == programmed && (k.Reason == string(gwv1.GatewayReasonPending) ||
+			k.Reason == string(gwv1.GatewayReasonAddressNotAssigned) && !lost)
+	})
+	out := problemOfConditions(conditions)
+	for i := range s.Listeners {
+		l := &s.Listeners[i]
+		listener := slices.DeleteFunc(slices.Clone(l.Conditions), func(k metav1.Condition) bool { return k.Type == programmed })
+		if wrong := problemOfConditions(listener, string(gwv1.ListenerConditionConflicted)); wrong != "" {
+			out = cmp.Or(out, "listener "+string(l.Name)+": "+wrong)
+		}
+	}
+	return out
+}
+
+// gateway records what has become of a Gateway.
+func (a *announcer) gateway(g *gwv1.Gateway, next *gwv1.GatewayStatus) {
+	was, is := meta.IsStatusConditionTrue(g.Status.Conditions, programmed), meta.IsStatusConditionTrue(next.Conditions, programmed)
+	before, now := problemOfGateway(&g.Status, false), problemOfGateway(next, was)
+	if now == "" && (before != "" || !was) && is {
+		a.record(g, "Gateway", corev1.EventTypeNormal, gatewayServed, "nodes serve it, and all of its listeners")
+	} else if now != "" && now != before {
+		a.record(g, "Gateway", corev1.EventTypeWarning, gatewayNotServed, now)
+	}
+}
+
+// route records what has become of a route.
+func (a *announcer) route(r *routed, next []gwv1.RouteParentStatus) {
+	now := problemsOfRoute(r, next)
+	if lost := lostParents(r, next); lost != "" {
+		now = strings.TrimSuffix(lost+"; "+now, "; ")
+	}
+	ours := slices.ContainsFunc(next, func(p gwv1.RouteParentStatus) bool { return p.ControllerName == names.ControllerName })
+	switch before := problemsOfRoute(r, r.have); {
+	case now == before:
+	case now != "":
+		a.record(r.object, r.key.Kind, corev1.EventTypeWarning, routeNotServed, now)
+	case ours: // else it names no parent of ours any more
+		a.record(r.object, r.key.Kind, corev1.EventTypeNormal, routeServed, "all of its parents serve it")
+	}
+}
