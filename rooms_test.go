@@ -155,6 +155,7 @@ var rooms = map[string]int{
 	"apiserver/usage":         4,
 	"migrate/nodecheck":       4,
 	"migrate/drain":           4,
+	"cli/client/asking":       4,
 	"cli/client/asnode":       4,
 	"cli/client/lbview":       4,
 	"controller/endpoints":    4,

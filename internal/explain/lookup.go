@@ -1,6 +1,13 @@
 package explain
 
-import "github.com/fairlead/fairlead/internal/svc"
+import (
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
 
 // Resolve returns the Service that a question leads to by its name, not set if it leads to none or asks for an
 // address. What it finds out is in no Verdict.
@@ -16,4 +23,23 @@ func Resolve(q *Question, o *Objects) svc.Name {
 		return svc.Name{}
 	}
 	return e.target
+}
+
+// MayHave reports whether a Service has an address, whatever its ports, or has a node port with the number: a question about the address
+// needs no other Services.
+func MayHave(s *corev1.Service, at netip.AddrPort) bool {
+	text := at.Addr().String()
+	return s.Spec.ClusterIP == text || slices.Contains(s.Spec.ClusterIPs, text) || slices.Contains(s.Spec.ExternalIPs, text) ||
+		slices.ContainsFunc(s.Status.LoadBalancer.Ingress, func(i corev1.LoadBalancerIngress) bool { return i.IP == text }) ||
+		slices.ContainsFunc(s.Spec.Ports, func(p corev1.ServicePort) bool { return p.NodePort == int32(at.Port()) })
+}
+
+// Meant are the Services that a DNS name of a client may mean, whether or not there are such.
+func Meant(name string, domains []string) (out []svc.Name) {
+	for _, full := range candidates(name, domains) {
+		if n, is := serviceOf(full, domains); is && !slices.Contains(out, n) {
+			out = append(out, n)
+		}
+	}
+	return out
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 )
 
 // Port is what a node has counted for one port of a Service, since it began to count. Its JSON form is meant for programs:
@@ -25,19 +26,28 @@ type Port struct {
 	Dropped uint64 `json:"droppedPackets"`
 	// Endpoints have had connections within a day, and are sorted by address. Connections also counts the ones of other endpoints.
 	Endpoints []Endpoint `json:"endpoints"`
+	// Open are the connections that are tracked now, nil if the node does not tell.
+	Open *Open `json:"open,omitempty"`
+	// Clients have the most of Open, at most MaxClients, the first with the most connections; nil if they were not asked for.
+	Clients []Client `json:"clients,omitempty"`
 }
 
 // Endpoint is an endpoint of a Port.
 type Endpoint struct {
 	Address     string `json:"address"`
 	Connections uint64 `json:"connections"`
+	Open        *Open  `json:"open,omitempty"`
 }
 
 // Report is what a node answers when it is asked for its counts.
 type Report struct {
 	// CountsConnections is false in modes that count only what they refuse and drop.
-	CountsConnections bool   `json:"countsConnections"`
-	Ports             []Port `json:"ports"`
+	CountsConnections bool `json:"countsConnections"`
+	// CountsBytes reports that the traffic of Open is counted.
+	CountsBytes bool `json:"countsBytes,omitempty"`
+	// Problem is why Open is not known.
+	Problem string `json:"problem,omitempty"`
+	Ports   []Port `json:"ports"`
 }
 
 // Compare orders Ports by namespace, Service, port and protocol.
@@ -50,6 +60,8 @@ type Reader struct {
 	served dataplane.ServedCounter // nil: the mode does not count connections
 	lost   dataplane.Counter       // nil: nor what it drops
 	owners *dataplane.OwnerIndex
+	usage  func(context.Context, func(*conntrack.Usage)) error // conntrack.EachUsage, unless a test wants another
+	counts func() bool                                         // conntrack.Accounting, likewise
 
 	mu     sync.Mutex // held while connections are read, so that reads are added in order
 	totals totals
@@ -57,7 +69,7 @@ type Reader struct {
 
 // NewReader returns a Reader of what a has, for the Service ports that owners has.
 func NewReader(a dataplane.Applier, owners *dataplane.OwnerIndex) *Reader {
-	r := &Reader{owners: owners}
+	r := &Reader{owners: owners, usage: conntrack.EachUsage, counts: conntrack.Accounting}
 	r.served, _ = a.(dataplane.ServedCounter)
 	r.lost, _ = a.(dataplane.Counter)
 	return r
@@ -99,13 +111,22 @@ func (r *Reader) read(ctx context.Context, lost []dataplane.DropCount) ([]Port, 
 	return ports(&r.totals, owners, lost), nil
 }
 
-// Report returns the counts as an answer.
-func (r *Reader) Report(ctx context.Context) (*Report, error) {
+// Report returns the counts as an answer, with the connections that are open, and with clients who has them.
+func (r *Reader) Report(ctx context.Context, clients bool) (*Report, error) {
 	ports, err := r.Ports(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return &Report{CountsConnections: r.CountsConnections(), Ports: ports}, nil
+	out := &Report{CountsConnections: r.CountsConnections(), Ports: ports}
+	if err := r.open(ctx, out, clients); err != nil {
+		out.Problem = err.Error()
+	}
+	return out, nil
+}
+
+func newPort(k portKey) *Port {
+	return &Port{Namespace: k.id.Namespace, Service: k.id.Name.Name, Port: k.id.Port, Protocol: k.protocol.String(),
+		Endpoints: []Endpoint{}}
 }
 
 // ports joins the connections with what was lost by destination.
@@ -113,8 +134,7 @@ func ports(t *totals, owners *dataplane.Owners, lost []dataplane.DropCount) []Po
 	all := map[portKey]*Port{}
 	at := func(k portKey) *Port {
 		if all[k] == nil {
-			all[k] = &Port{Namespace: k.id.Namespace, Service: k.id.Name.Name, Port: k.id.Port, Protocol: k.protocol.String(),
-				Endpoints: []Endpoint{}}
+			all[k] = newPort(k)
 		}
 		return all[k]
 	}
@@ -122,7 +142,7 @@ func ports(t *totals, owners *dataplane.Owners, lost []dataplane.DropCount) []Po
 		p := at(k)
 		p.Connections = n
 		for a, n := range t.endpoints[k] {
-			p.Endpoints = append(p.Endpoints, Endpoint{a.String(), n})
+			p.Endpoints = append(p.Endpoints, Endpoint{Address: a.String(), Connections: n})
 		}
 		slices.SortFunc(p.Endpoints, func(a, b Endpoint) int { return strings.Compare(a.Address, b.Address) })
 	}

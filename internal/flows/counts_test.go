@@ -79,9 +79,9 @@ func TestPortsAddUpTheirFrontends(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `{shop dns  TCP 0 6 0 []}
-{shop dns  UDP 0 5 0 []}
-{shop web http TCP 117 1 2 [{10.0.0.1:8080 3} {10.0.0.2:8080 14} {[fd00::2]:8080 100}]}`
+	want := `{shop dns  TCP 0 6 0 [] <nil> []}
+{shop dns  UDP 0 5 0 [] <nil> []}
+{shop web http TCP 117 1 2 [{10.0.0.1:8080 3 <nil>} {10.0.0.2:8080 14 <nil>} {[fd00::2]:8080 100 <nil>}] <nil> []}`
 	var lines []string
 	for _, p := range got {
 		lines = append(lines, fmt.Sprint(p))

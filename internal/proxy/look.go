@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"reflect"
+	"slices"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -20,6 +22,8 @@ type View struct {
 	Problems  []table.Problem
 	// Unreached are the nodes that this one does not reach, as Options have it.
 	Unreached []string
+
+	wanted *table.Table // has Ports
 }
 
 // ViewedPort is one service port of a View.
@@ -35,89 +39,121 @@ type ViewedPort struct {
 
 // look is a View that is asked for.
 type look struct {
-	ctx     context.Context
-	choose  func(*table.Table) []*table.ServicePort
-	clients []netip.Addr
-	answer  chan<- lookResult
+	choose func(*table.Table) []*table.ServicePort
+	answer chan<- *View // nil as long as nothing is programmed
 }
 
-type lookResult struct {
-	view *View
-	err  error
-}
+var (
+	errNotProgrammed = errors.New("the proxy has not programmed any Service yet")
+	errChanges       = errors.New("the Service changed each time that it was read back; ask again")
+)
 
-var errNotProgrammed = errors.New("the proxy has not programmed any Service yet")
+// maxLooks bounds how often ports are read back that change meanwhile.
+const maxLooks = 4
 
 // Look reads back what the node has for the ports that choose returns. clients are the
-// addresses, one of each family at most, of a client whose affinity is asked for. It waits for the programming that is under way.
+// addresses, one of each family at most, of a client whose affinity is asked for. It waits for the programming that is under way;
+// programming does not wait for it.
 func (p *Proxy) Look(ctx context.Context, choose func(*table.Table) []*table.ServicePort, clients []netip.Addr) (*View, error) {
-	answer := make(chan lookResult, 1)
+	v, err := p.intended(ctx, choose)
+	if err != nil {
+		return nil, err
+	}
+	for range maxLooks {
+		if err := v.read(ctx, p.opts.Dataplane, clients); err != nil {
+			return nil, err
+		}
+		after, err := p.intended(ctx, choose)
+		if err != nil {
+			return nil, err
+		}
+		if slices.EqualFunc(v.Ports, after.Ports, same) {
+			return v, nil
+		}
+		v = after
+	}
+	return nil, errChanges
+}
+
+// same reports whether a port is the same before and after it was read back.
+func same(a, b ViewedPort) bool {
+	return a.Rejected == b.Rejected && (a.Port == b.Port || reflect.DeepEqual(a.Port, b.Port))
+}
+
+// intended asks the loop for a View without what is read back.
+func (p *Proxy) intended(ctx context.Context, choose func(*table.Table) []*table.ServicePort) (*View, error) {
+	answer := make(chan *View, 1)
 	select {
-	case p.looks <- look{ctx, choose, clients, answer}:
+	case p.looks <- look{choose, answer}:
 	case <-ctx.Done():
 		return nil, errors.Join(errNotProgrammed, ctx.Err())
 	}
 	select {
-	case r := <-answer:
-		return r.view, r.err
+	case v := <-answer:
+		if v == nil {
+			return nil, errNotProgrammed
+		}
+		return v, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
 }
 
-// serve answers in the goroutine that uses the Dataplane.
+// serve answers in the goroutine that programs, which has the Tables.
 func (l *look) serve(p *Proxy) {
-	view, err := l.view(p)
-	l.answer <- lookResult{view, err}
-}
-
-func (l *look) view(p *Proxy) (*View, error) {
 	if p.applied == nil || p.wanted == nil {
-		return nil, errNotProgrammed
+		l.answer <- nil
+		return
 	}
-	v := &View{Table: p.applied, Addresses: p.machine}
+	v := &View{Table: p.applied, Addresses: p.machine, wanted: p.wanted}
 	if p.opts.Unreached != nil {
 		v.Unreached = p.opts.Unreached()
 	}
-	chosen := l.choose(p.wanted)
 	services := map[svc.Name]bool{}
-	var asked []dataplane.Asked
-	for _, port := range chosen {
+	for _, port := range l.choose(p.wanted) {
 		v.Ports = append(v.Ports, ViewedPort{Port: port, Rejected: p.rejected[port.Key()]})
 		services[port.ID.Name] = true
-		for i := range port.Frontends {
-			asked = append(asked, dataplane.AskedOf(p.wanted, port, &port.Frontends[i]))
-		}
 	}
 	for n := range services {
 		v.Problems = append(v.Problems, p.status.problemsOf(n)...)
 	}
-	if looker, ok := p.opts.Dataplane.(dataplane.Looker); ok {
-		found, err := l.installed(looker, asked)
+	l.answer <- v
+}
+
+// read adds what the data plane has.
+func (v *View) read(ctx context.Context, plane dataplane.Applier, clients []netip.Addr) error {
+	if looker, ok := plane.(dataplane.Looker); ok {
+		var asked []dataplane.Asked
+		for _, p := range v.Ports {
+			for i := range p.Port.Frontends {
+				asked = append(asked, dataplane.AskedOf(v.wanted, p.Port, &p.Port.Frontends[i]))
+			}
+		}
+		found, err := installed(ctx, looker, asked, clients)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		for i := range v.Ports {
 			n := len(v.Ports[i].Port.Frontends)
 			v.Ports[i].Installed, found = found[:n:n], found[n:]
 		}
 	}
-	if c, ok := p.opts.Dataplane.(dataplane.Counter); ok {
-		counts, err := c.Drops(l.ctx)
+	if c, ok := plane.(dataplane.Counter); ok {
+		counts, err := c.Drops(ctx)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		v.count(counts)
 	}
-	return v, nil
+	return nil
 }
 
 // installed reads the frontends of each family with the client's address of that family.
-func (l *look) installed(looker dataplane.Looker, asked []dataplane.Asked) ([]dataplane.Installed, error) {
+func installed(ctx context.Context, looker dataplane.Looker, asked []dataplane.Asked, clients []netip.Addr) ([]dataplane.Installed, error) {
 	out := make([]dataplane.Installed, len(asked))
 	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
 		var client netip.Addr
-		for _, a := range l.clients {
+		for _, a := range clients {
 			if svc.FamilyOf(a) == f {
 				client = a
 			}
@@ -132,7 +168,7 @@ func (l *look) installed(looker dataplane.Looker, asked []dataplane.Asked) ([]da
 		if len(fronts) == 0 {
 			continue
 		}
-		found, err := looker.Look(l.ctx, fronts, client)
+		found, err := looker.Look(ctx, fronts, client)
 		if err != nil {
 			return nil, err
 		}

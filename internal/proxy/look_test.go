@@ -2,12 +2,15 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
 )
 
 // clients is a dataplane.Looker that answers with the client that it was asked for.
@@ -36,7 +39,7 @@ func TestLookOfBothFamilies(t *testing.T) {
 		asked = append(asked, dataplane.Asked{FrontKey: dataplane.FrontKey{Addr: a}, Family: f})
 	}
 	for _, addrs := range [][]netip.Addr{nil, {of[svc.IPv4]}, {of[svc.IPv4], of[svc.IPv6]}, {of[svc.IPv6], of[svc.IPv4]}} {
-		found, err := (&look{ctx: t.Context(), clients: addrs}).installed(clients{}, asked)
+		found, err := installed(t.Context(), clients{}, asked, addrs)
 		if err != nil || len(found) != len(asked) {
 			t.Fatal(found, err)
 		}
@@ -50,4 +53,76 @@ func TestLookOfBothFamilies(t *testing.T) {
 			}
 		}
 	}
+}
+
+// slowLooker is a Dataplane whose reads take a minute, and call during in the middle.
+type slowLooker struct {
+	*fakeDataplane
+	during func()
+	reads  int
+}
+
+func (s *slowLooker) Look(ctx context.Context, fronts []dataplane.Asked, _ netip.Addr) ([]dataplane.Installed, error) {
+	s.reads++
+	time.Sleep(30 * time.Second) // in the bubble
+	s.during()
+	time.Sleep(30 * time.Second)
+	return make([]dataplane.Installed, len(fronts)), ctx.Err()
+}
+
+func (s *slowLooker) Drops(context.Context) ([]dataplane.DropCount, error) { return nil, nil }
+
+// A read that takes long does not keep changes from being programmed. If what was asked for changes meanwhile, it is read again, and
+// not for ever.
+func TestSlowLookDelaysNothing(t *testing.T) {
+	slow := &slowLooker{}
+	inBubble(t, func(o *Options) {
+		slow.fakeDataplane = o.Dataplane.(*fakeDataplane)
+		o.Dataplane = slow
+	}, func(w *world) {
+		w.setService(service("asked", 1))
+		w.setSlice(slice("asked", 1))
+		w.settle(time.Second)
+		n := 1
+		change := func(name string) func() {
+			return func() {
+				n++
+				calls := len(w.plane.calls)
+				w.setService(service(name, n))
+				w.setSlice(slice(name, n))
+				w.settle(time.Second)
+				if len(w.plane.calls) == calls {
+					t.Errorf("the change of %s was not programmed during the read", name)
+				}
+			}
+		}
+		look := func() (*View, error) {
+			return w.proxy.Look(w.t.Context(), func(tab *table.Table) []*table.ServicePort {
+				for p := range tab.All() {
+					if p.ID.Name.Name == "asked" {
+						return []*table.ServicePort{p}
+					}
+				}
+				return nil
+			}, nil)
+		}
+		slow.during = change("other")
+		if v, err := look(); err != nil || slow.reads != 1 || len(v.Ports) != 1 || len(v.Ports[0].Installed) != 1 {
+			t.Errorf("another Service changed: %+v, %v, %d reads", v, err, slow.reads)
+		}
+		slow.reads = 0
+		once := change("asked")
+		slow.during = func() {
+			if slow.reads == 1 {
+				once()
+			}
+		}
+		if v, err := look(); err != nil || slow.reads != 2 || v.Ports[0].Port.Frontends[0].Endpoints[0].Addr.Addr().String() != "10.244.0.3" {
+			t.Errorf("the Service changed: %+v, %v, %d reads", v, err, slow.reads)
+		}
+		slow.reads, slow.during = 0, change("asked")
+		if _, err := look(); !errors.Is(err, errChanges) || slow.reads != maxLooks {
+			t.Errorf("the Service changes all the time: %v, %d reads", err, slow.reads)
+		}
+	})
 }

@@ -6,7 +6,11 @@ const (
 	HistoryPath  = "/fairlead/history"
 	StatusPath   = "/fairlead/status"
 	ServicesPath = "/fairlead/services"
+	// ConnectionsPath answers what nodes count of connections to Services, and who has them.
+	ConnectionsPath = "/fairlead/connections"
 )
 
 // QuestionPaths are all of them.
-func QuestionPaths() []string { return []string{ExplainPath, HistoryPath, StatusPath, ServicesPath} }
+func QuestionPaths() []string {
+	return []string{ExplainPath, HistoryPath, StatusPath, ServicesPath, ConnectionsPath}
+}

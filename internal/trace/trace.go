@@ -111,9 +111,22 @@ type Report struct {
 	Why      []explain.Line `json:"why,omitempty"`
 	// Elements are what the node has for the destination, as read back.
 	Elements []explain.Line `json:"elements,omitempty"`
+	// Next is the node that the packet went on to, nil if it went to none.
+	Next *Next `json:"next,omitempty"`
 	// Notes are what the trace does not show.
 	Notes []string `json:"notes,omitempty"`
 	Seen  *Seen    `json:"seen"`
+}
+
+// Next is where the way of a packet goes on beyond the node that the trace shows.
+type Next struct {
+	// From is the node that passed the packet on by Device, to Address on Node.
+	From    string         `json:"from"`
+	Device  string         `json:"device,omitempty"`
+	Node    string         `json:"node"`
+	Address netip.AddrPort `json:"address"`
+	// Command shows what that node does with such a packet.
+	Command string `json:"command"`
 }
 
 // Tell returns the Report of a packet. v is what becomes of connections to its destination by the objects and by what the node has;
@@ -129,6 +142,7 @@ func Tell(from, to string, s *Seen, v *explain.Verdict) *Report {
 			}
 		}
 		r.elements(v)
+		r.next(v)
 	}
 	r.decide(v)
 	r.notes()
@@ -144,6 +158,30 @@ func (r *Report) place() {
 	}
 	if r.Endpoint == r.Seen.Destination {
 		r.Endpoint = netip.AddrPort{}
+	}
+}
+
+// next finds the node that has the endpoint, if the packet left its own node.
+func (r *Report) next(v *explain.Verdict) {
+	i := len(r.Seen.Steps) - 1
+	for i >= 0 && !r.Seen.Steps[i].Passed {
+		i--
+	}
+	if i < 0 || r.Seen.Steps[i].Hook != "postrouting" {
+		return
+	}
+	end := &r.Seen.Steps[i]
+	from, ofNode := strings.CutPrefix(end.Space, "node ")
+	for _, e := range v.Endpoints {
+		if !ofNode || e.Address != end.Destination.String() || e.Node == "" || e.Node == from {
+			continue
+		}
+		command := fmt.Sprintf("fairlead trace %s %s", e.Node, end.Destination)
+		if r.Seen.Protocol != "TCP" {
+			command += " --protocol " + r.Seen.Protocol
+		}
+		r.Next = &Next{From: from, Device: end.Out, Node: e.Node, Address: end.Destination, Command: command}
+		return
 	}
 }
 

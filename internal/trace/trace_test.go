@@ -145,3 +145,34 @@ func TestProxyAnswers(t *testing.T) {
 		}
 	}
 }
+
+// A packet that leaves its node for an endpoint of another one names that node, and the command that goes on there.
+func TestNext(t *testing.T) {
+	const tcp = "fairlead trace n2 10.244.1.7:9376"
+	left := passed("postrouting", endpoint)
+	pod := func(hook string) Step { s := passed(hook, endpoint); s.Space = "pod shop/a"; return s }
+	for name, test := range map[string]struct {
+		node     string // of the endpoint
+		protocol string
+		steps    []Step
+		want     string
+	}{
+		"another node":           {"n2", "TCP", []Step{passed("prerouting", frontend), left}, tcp},
+		"UDP":                    {"n2", "UDP", []Step{left}, tcp + " --protocol UDP"},
+		"a rule after":           {"n2", "TCP", []Step{left, rule("ip fairlead", "x", "accept", "", true)}, tcp},
+		"the same node":          {"n1", "TCP", []Step{passed("postrouting", endpoint)}, ""},
+		"no node":                {"", "TCP", []Step{passed("postrouting", endpoint)}, ""},
+		"it arrived":             {"n2", "TCP", []Step{passed("input", endpoint)}, ""},
+		"not yet out of its Pod": {"n2", "TCP", []Step{pod("postrouting")}, ""},
+		"elsewhere":              {"n2", "TCP", []Step{passed("postrouting", netip.MustParseAddrPort("192.0.2.1:80"))}, ""},
+		"untraced":               {"n2", "TCP", nil, ""},
+	} {
+		v := verdict()
+		v.Endpoints[0].Node = test.node
+		r := Tell("a", "b", &Seen{Protocol: test.protocol, Answer: NoAnswer, Source: client, Destination: frontend, Steps: test.steps}, v)
+		n := r.Next
+		if test.want == "" != (n == nil) || n != nil && (n.Command != test.want || n.From != "n1" || n.Device != "eth0") {
+			t.Errorf("%s: %+v, want %q", name, n, test.want)
+		}
+	}
+}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver/members"
 	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/cli/client/asking"
 	"github.com/fairlead/fairlead/internal/cli/client/explaincmd"
 	"github.com/fairlead/fairlead/internal/cli/client/status"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -42,27 +43,30 @@ type As = func(*http.Request) (*rest.Config, error)
 type question struct {
 	params []string
 	// proto is set if all that it reads are typed objects, which are cheaper in Protobuf.
-	proto  bool
-	answer func(context.Context, kubernetes.Interface, url.Values) (any, error)
+	proto bool
+	// keep is for how long an answer counts for a user who asks the same again, in this or another page; 0 asks each time.
+	keep   time.Duration
+	answer func(context.Context, *asking.Nodes, url.Values) (any, error)
 }
 
 func questions() map[string]question {
 	return map[string]question{
-		svc.ExplainPath:  {[]string{"question", "from", "node", "protocol", "namespace", "probe"}, false, explain},
-		svc.HistoryPath:  {[]string{"service", "node", "since"}, false, history},
-		svc.StatusPath:   {[]string{"namespace", "service", "services"}, false, statusOf},
-		svc.ServicesPath: {[]string{"namespace", "service"}, true, services},
+		svc.ExplainPath:     {[]string{"question", "from", "node", "protocol", "namespace", "probe"}, true, 0, explain},
+		svc.HistoryPath:     {[]string{"service", "node", "since"}, true, 0, history},
+		svc.StatusPath:      {[]string{"namespace", "service", "services"}, false, 0, statusOf},
+		svc.ServicesPath:    {[]string{"namespace", "service"}, true, 0, services},
+		svc.ConnectionsPath: {[]string{"namespace"}, true, connectionsKept, connections},
 	}
 }
 
 // Questions returns the handlers of svc.QuestionPaths. Their answers are the JSON of the commands 'fairlead explain', 'history' and
 // 'status'; svc.ServicesPath has the Services that do not answer.
 func Questions(as As) map[string]http.Handler {
-	users := &turns{of: map[string]int{}}
+	users, answers := &turns{of: map[string]int{}}, &kept{of: map[string]*keptAnswer{}}
 	out := map[string]http.Handler{}
 	for path, q := range questions() {
 		out[path] = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			answer, err := ask(w, r, as, users, &q)
+			answer, err := ask(w, r, as, users, answers, &q)
 			w.Header().Set("Cache-Control", "no-store")
 			w.Header().Set("X-Content-Type-Options", "nosniff")
 			if apierrors.IsTooManyRequests(err) {
@@ -80,7 +84,7 @@ func Questions(as As) map[string]http.Handler {
 }
 
 // ask answers one request.
-func ask(w http.ResponseWriter, r *http.Request, as As, users *turns, q *question) (any, error) {
+func ask(w http.ResponseWriter, r *http.Request, as As, users *turns, answers *kept, q *question) (any, error) {
 	if r.Method != http.MethodGet {
 		w.Header().Set("Allow", http.MethodGet)
 		return nil, apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, r.Method, metav1.SchemeGroupVersion.
@@ -99,10 +103,25 @@ func ask(w http.ResponseWriter, r *http.Request, as As, users *turns, q *questio
 	if err != nil {
 		return nil, err
 	}
+	if q.keep > 0 {
+		return answers.get(r.Context(), keyOf(r.URL.Path, &cfg.Impersonate, params), q.keep, func(ctx context.Context) (any, error) {
+			return q.inTurn(ctx, users, cfg, params)
+		})
+	}
+	return q.inTurn(r.Context(), users, cfg, params)
+}
+
+// inTurn answers unless as many questions of the user are being answered.
+func (q *question) inTurn(ctx context.Context, users *turns, cfg *rest.Config, params url.Values) (any, error) {
 	if !users.take(cfg.Impersonate.UserName) {
 		return nil, apierrors.NewTooManyRequests(fmt.Sprintf("%d questions of this user are being answered: ask again", maxAtOnce), 1)
 	}
 	defer users.leave(cfg.Impersonate.UserName)
+	return q.asked(ctx, cfg, params)
+}
+
+// asked answers with the rights of a configuration, which it may change.
+func (q *question) asked(ctx context.Context, cfg *rest.Config, params url.Values) (any, error) {
 	if q.proto {
 		cfg.ContentType, cfg.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
 	}
@@ -110,7 +129,7 @@ func ask(w http.ResponseWriter, r *http.Request, as As, users *turns, q *questio
 	if err != nil {
 		return nil, err
 	}
-	return q.answer(r.Context(), client, params)
+	return q.answer(ctx, asking.For(client, cfg), params)
 }
 
 func readParams(r *http.Request, known []string) (url.Values, error) {
@@ -144,7 +163,7 @@ func withStatus(err error) error {
 	return apierrors.NewBadRequest(base.PlainLine(err.Error()))
 }
 
-func explain(ctx context.Context, client kubernetes.Interface, p url.Values) (any, error) {
+func explain(ctx context.Context, nodes *asking.Nodes, p url.Values) (any, error) {
 	a := &explaincmd.Asked{Question: p.Get("question"), From: p.Get("from"), Node: p.Get("node"), Protocol: p.Get("protocol"),
 		Namespace: p.Get("namespace"), Probe: true}
 	if a.Namespace == "" {
@@ -157,10 +176,10 @@ func explain(ctx context.Context, client kubernetes.Interface, p url.Values) (an
 		}
 		a.Probe = probe
 	}
-	return explaincmd.Ask(ctx, client, a)
+	return explaincmd.Ask(ctx, nodes, a)
 }
 
-func history(ctx context.Context, client kubernetes.Interface, p url.Values) (any, error) {
+func history(ctx context.Context, nodes *asking.Nodes, p url.Values) (any, error) {
 	names, err := namesOf(p)
 	if err != nil {
 		return nil, err
@@ -174,10 +193,10 @@ func history(ctx context.Context, client kubernetes.Interface, p url.Values) (an
 			return nil, fmt.Errorf("since is %q; want a time of at most %s, such as 10m", v, explaincmd.MaxSince)
 		}
 	}
-	return explaincmd.Past(ctx, client, names[0], p.Get("node"), since)
+	return explaincmd.Past(ctx, nodes, names[0], p.Get("node"), since)
 }
 
-func statusOf(ctx context.Context, client kubernetes.Interface, p url.Values) (any, error) {
+func statusOf(ctx context.Context, nodes *asking.Nodes, p url.Values) (any, error) {
 	if p.Get("service") != "" && p.Get("namespace") == "" {
 		return nil, errors.New("service without namespace; want both")
 	}
@@ -188,19 +207,23 @@ func statusOf(ctx context.Context, client kubernetes.Interface, p url.Values) (a
 			return nil, fmt.Errorf("services is %q; want true or false", v)
 		}
 	}
-	r, err := status.ReportOf(ctx, client, p.Get("namespace"), p.Get("service"))
+	r, err := status.ReportOf(ctx, nodes.Client(), p.Get("namespace"), p.Get("service"))
 	if err == nil && !list {
 		r.Services = []status.ServiceReport{}
 	}
 	return r, err
 }
 
-func services(ctx context.Context, client kubernetes.Interface, p url.Values) (any, error) {
+func services(ctx context.Context, nodes *asking.Nodes, p url.Values) (any, error) {
 	names, err := namesOf(p)
 	if err != nil {
 		return nil, err
 	}
-	return explaincmd.Judge(ctx, client, p.Get("namespace"), names...)
+	return explaincmd.Judge(ctx, nodes.Client(), p.Get("namespace"), names...)
+}
+
+func connections(ctx context.Context, nodes *asking.Nodes, p url.Values) (any, error) {
+	return status.ConnectionsOf(ctx, nodes, p.Get("namespace"))
 }
 
 // namesOf reads the values of service, each NAMESPACE/NAME.

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"log/slog"
+	"maps"
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
@@ -12,6 +13,7 @@ import (
 	"github.com/fairlead/fairlead/internal/cli/kubeproxy"
 	"github.com/fairlead/fairlead/internal/cli/lifecycle"
 	"github.com/fairlead/fairlead/internal/cli/parts"
+	"github.com/fairlead/fairlead/internal/runner/api"
 )
 
 // proxyCommand is 'fairlead proxy'.
@@ -135,10 +137,11 @@ func (p *proxyCommand) serve(ctx context.Context, log *slog.Logger, client kuber
 	if err != nil {
 		return err
 	}
-	part, proxy, _, err := parts.ProxyComponent(opts, false)
+	part, proxy, counts, err := parts.ProxyComponent(opts, false)
 	if err != nil {
 		return err
 	}
+	maps.Copy(opts.Handlers, api.OnLoopback(parts.Views(proxy, counts))) // the proxy has the map
 	reporter.Node, reporter.Drains = proxy.Node, prestop != nil
 	components = append(components, part, lifecycle.Component{Name: "report of what is programmed", Run: reporter.Run})
 	if prestop != nil {

@@ -73,7 +73,7 @@ func (b *builder) runner() (*runner.Runner, error) {
 		Listener: listener, ClientCA: ca, Status: func() any { return b.proxy.Status() }, StopPods: b.StopPods,
 		Views: map[string]api.View{
 			"explain": parts.Explain(running), "history": parts.History(running),
-			"services": parts.Services(func() *flows.Reader { return b.counts }),
+			"services": parts.Services(func() *flows.Reader { return b.counts }, true),
 		},
 		Trace: newTracing(b.Host.Name, running, b.Log).trace,
 		Handlers: map[string]http.Handler{

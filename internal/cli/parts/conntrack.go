@@ -13,10 +13,10 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 )
 
-// conntrackFlags are kube-proxy's, with its names and defaults.
+// conntrackFlags are kube-proxy's, with its names and defaults, and accounting, which it does not have.
 type conntrackFlags struct {
 	perCore, least              int32
-	beLiberal                   bool
+	beLiberal, accounting       bool
 	tcpEstablished, tcpClosing  time.Duration
 	udpTimeout, udpStreamPeriod time.Duration
 }
@@ -27,6 +27,8 @@ func (f *conntrackFlags) add(flags *pflag.FlagSet) {
 	flags.Int32Var(&f.least, "conntrack-min", 131072, "least limit of tracked connections, whatever --conntrack-max-per-core is")
 	flags.BoolVar(&f.beLiberal, "conntrack-tcp-be-liberal", false,
 		"let TCP packets outside of the window count as valid; what endpoints send outside of any connection is then not dropped")
+	flags.BoolVar(&f.accounting, "conntrack-accounting", false,
+		"have the kernel count packets and bytes of each connection, for 'fairlead top services'; off keeps what the machine has")
 	flags.DurationVar(&f.tcpEstablished, "conntrack-tcp-timeout-established", 24*time.Hour,
 		"when an idle TCP connection is forgotten; 0 keeps the current value")
 	flags.DurationVar(&f.tcpClosing, "conntrack-tcp-timeout-close-wait", time.Hour,
@@ -63,7 +65,7 @@ func (f *conntrackFlags) apply(log *slog.Logger) (dropInvalid bool) {
 		log.Warn("cannot set the limit of tracked connections; keeping the current value", "err", err)
 	}
 	s := conntrack.Settings{
-		TCPBeLiberal:   f.beLiberal,
+		TCPBeLiberal: f.beLiberal, Accounting: f.accounting,
 		TCPEstablished: f.tcpEstablished, TCPCloseWait: f.tcpClosing,
 		UDP: f.udpTimeout, UDPStream: f.udpStreamPeriod,
 	}

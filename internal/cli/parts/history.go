@@ -35,7 +35,18 @@ func History(p func() *proxy.Proxy) api.View {
 	}
 }
 
-// Services is the View with what this node has counted of connections to Services. Its query has no fields.
-func Services(r func() *flows.Reader) api.View {
-	return func(ctx context.Context, _ url.Values) (any, error) { return r().Report(ctx) }
+// Views are the questions that a node answers its processes about its proxy, by name. They do not tell who has connections.
+func Views(p *proxy.Proxy, counts *flows.Reader) map[string]api.View {
+	running := func() *proxy.Proxy { return p }
+	return map[string]api.View{
+		"explain": Explain(running), "history": History(running), "services": Services(func() *flows.Reader { return counts }, false),
+	}
+}
+
+// Services is the View with what this node has counted of connections to Services. With clients=true it also has who has connections
+// now; may tells whether whoever asks may know that.
+func Services(r func() *flows.Reader, may bool) api.View {
+	return func(ctx context.Context, query url.Values) (any, error) {
+		return r().Report(ctx, may && query.Get("clients") == "true")
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/kernel/iptables"
 )
 
 // Look is dataplane.Looker's: it reads table nat once, and walks the rules as a packet to each
@@ -33,7 +34,11 @@ func (m *Mode) Look(ctx context.Context, fronts []dataplane.Asked, client netip.
 }
 
 func (t *target) saveNAT(ctx context.Context, chains map[string][]string) error {
-	err := t.tool.Save(ctx, tableNAT, func(string) {}, func(name, line string) {
+	reader := t.tool
+	if w, ok := reader.(interface{ Unwatched() *iptables.Tool }); ok {
+		reader = w.Unwatched()
+	}
+	err := reader.Save(ctx, tableNAT, func(string) {}, func(name, line string) {
 		if ours(name) {
 			chains[name] = append(chains[name], strings.TrimPrefix(line, "-A "+name+" "))
 		}

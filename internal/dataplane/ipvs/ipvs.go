@@ -111,6 +111,7 @@ type Mode struct {
 	targets []*target
 	kernel  *kernel
 	drops   *drops.IPSets
+	looks   looks
 }
 
 // New returns a Mode. It changes nothing in the kernel yet.
@@ -165,10 +166,11 @@ func (m *Mode) begin(_ context.Context, all bool) error {
 
 // Close releases the sockets. What was written stays and goes on working.
 func (m *Mode) Close() error {
+	looks := m.looks.close()
 	if m.kernel.servers == nil {
-		return nil
+		return looks
 	}
-	err := errors.Join(m.kernel.Close(), m.drops.Close(), m.watch.Close())
+	err := errors.Join(looks, m.kernel.Close(), m.drops.Close(), m.watch.Close())
 	*m.kernel = kernel{}
 	m.Forget()
 	return err

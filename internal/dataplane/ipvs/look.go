@@ -2,10 +2,12 @@ package ipvs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/kernel/ipset"
@@ -15,7 +17,10 @@ import (
 // Look is dataplane.Looker's: it reads the virtual servers of the frontends, and the sets that say
 // who is let in. A set is read as a whole.
 func (m *Mode) Look(ctx context.Context, fronts []dataplane.Asked, _ netip.Addr) ([]dataplane.Installed, error) {
-	if err := m.open(); err != nil {
+	m.looks.mu.Lock()
+	defer m.looks.mu.Unlock()
+	k, err := m.looks.open()
+	if err != nil {
 		return nil, err
 	}
 	out := make([]dataplane.Installed, len(fronts))
@@ -29,12 +34,12 @@ func (m *Mode) Look(ctx context.Context, fronts []dataplane.Asked, _ netip.Addr)
 				return nil, err
 			}
 			if len(elements) == 0 {
-				if err := t.lookSets(elements); err != nil {
+				if err := t.lookSets(k, elements); err != nil {
 					return nil, err
 				}
 			}
 			out[i].Front = a.String()
-			if err := t.look(&a, elements, &out[i]); err != nil {
+			if err := t.look(k, &a, elements, &out[i]); err != nil {
 				return nil, fmt.Errorf("ipvs %s: read %s: %w", t.layout.family, a, err)
 			}
 		}
@@ -42,17 +47,53 @@ func (m *Mode) Look(ctx context.Context, fronts []dataplane.Asked, _ netip.Addr)
 	return out, nil
 }
 
+// looks has the sockets of Look, beside those of the user of the Mode.
+type looks struct {
+	mu     sync.Mutex
+	kernel *kernel // without a device; nil before the first Look
+	ended  bool
+}
+
+func (l *looks) open() (*kernel, error) {
+	if l.ended {
+		return nil, errors.New("ipvs: the mode has ended")
+	}
+	if l.kernel != nil {
+		return l.kernel, nil
+	}
+	vs, err := ipvs.Dial()
+	if err != nil {
+		return nil, err
+	}
+	sets, err := ipset.Dial()
+	if err != nil {
+		return nil, errors.Join(err, vs.Close())
+	}
+	l.kernel = &kernel{servers: serverConn{vs}, sets: sets}
+	return l.kernel, nil
+}
+
+func (l *looks) close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ended = true
+	if l.kernel == nil {
+		return nil
+	}
+	return errors.Join(l.kernel.servers.Close(), l.kernel.sets.Close())
+}
+
 // lookSets reads what decides about a packet before it meets a virtual server.
-func (t *target) lookSets(to map[element]bool) error {
+func (t *target) lookSets(k *kernel, to map[element]bool) error {
 	for _, s := range []set{setFront, setNobody, setDrop, setRanged, setAllow, setSelf, setInside} {
-		if err := t.kernel.sets.List(s.name(t.layout.family), func(e ipset.Element) { to[element{s, e}] = true }); err != nil {
+		if err := k.sets.List(s.name(t.layout.family), func(e ipset.Element) { to[element{s, e}] = true }); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (t *target) look(a *dataplane.Asked, elements map[element]bool, to *dataplane.Installed) error {
+func (t *target) look(k *kernel, a *dataplane.Asked, elements map[element]bool, to *dataplane.Installed) error {
 	at := netip.AddrPortFrom(a.At, a.Port)
 	in := func(s set) bool {
 		e := frontElement(s, a.Proto, at)
@@ -65,7 +106,7 @@ func (t *target) look(a *dataplane.Asked, elements map[element]bool, to *datapla
 		to.Says("set "+setFront.name(t.layout.family), "no element "+frontElement(setFront, a.Proto, at).Element.String())
 		return nil
 	}
-	endpoints, err := t.dests(ipvs.AddressKey(a.Proto, at), to)
+	endpoints, err := t.dests(k, ipvs.AddressKey(a.Proto, at), to)
 	if err != nil {
 		return err
 	}
@@ -78,7 +119,7 @@ func (t *target) look(a *dataplane.Asked, elements map[element]bool, to *datapla
 	}
 	for e := range elements {
 		if e.set == setInside && e.IP == a.At && e.Proto == a.Proto && e.Port == a.Port {
-			list, err := t.dests(ipvs.MarkKey(e.Mark, t.layout.family), to)
+			list, err := t.dests(k, ipvs.MarkKey(e.Mark, t.layout.family), to)
 			if err != nil {
 				return err
 			}
@@ -90,9 +131,9 @@ func (t *target) look(a *dataplane.Asked, elements map[element]bool, to *datapla
 }
 
 // dests are the endpoints of a virtual server that take new connections; none if it is not there.
-func (t *target) dests(k ipvs.Key, to *dataplane.Installed) ([]netip.AddrPort, error) {
+func (t *target) dests(from *kernel, k ipvs.Key, to *dataplane.Installed) ([]netip.AddrPort, error) {
 	weights := map[netip.AddrPort]ipvs.Dest{}
-	err := t.kernel.servers.Dests(k, func(d ipvs.Dest) { weights[d.Addr] = d })
+	err := from.servers.Dests(k, func(d ipvs.Dest) { weights[d.Addr] = d })
 	if ipvs.IsMissing(err) {
 		to.Says("virtual server "+k.String(), "not there")
 		return nil, nil

@@ -3,6 +3,7 @@ package nft
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -16,6 +17,11 @@ import (
 // Look is dataplane.Looker's. It reads single elements by their keys, so that its cost does
 // not depend on the number of Services; only source ranges need the rules of the table.
 func (m *Mode) Look(ctx context.Context, fronts []dataplane.Asked, client netip.Addr) ([]dataplane.Installed, error) {
+	m.looks.mu.Lock()
+	defer m.looks.mu.Unlock()
+	if m.looks.conn == nil {
+		return nil, errors.New("nft: the mode has ended")
+	}
 	out := make([]dataplane.Installed, len(fronts))
 	for i, a := range fronts {
 		out[i].Front = a.String()
@@ -26,7 +32,7 @@ func (m *Mode) Look(ctx context.Context, fronts []dataplane.Asked, client netip.
 			if err := ctx.Err(); err != nil {
 				return nil, err
 			}
-			if err := t.look(a.FrontKey, client, &out[i]); err != nil {
+			if err := t.look(m.looks.conn, a.FrontKey, client, &out[i]); err != nil {
 				return nil, fmt.Errorf("nft %s: read %s: %w", t.layout.table, a, err)
 			}
 		}
@@ -38,14 +44,15 @@ func (m *Mode) Look(ctx context.Context, fronts []dataplane.Asked, client netip.
 type looked struct {
 	*target
 	dataplane.FrontKey
+	kernel   kernel
 	in       sets
 	base     []byte
 	size, id uint32
 	chain    string
 }
 
-func (t *target) look(k dataplane.FrontKey, client netip.Addr, to *dataplane.Installed) error {
-	l := &looked{target: t, FrontKey: k, in: setsOf(k.Node), base: tables.AppendKey(nil, k)}
+func (t *target) look(from kernel, k dataplane.FrontKey, client netip.Addr, to *dataplane.Installed) error {
+	l := &looked{target: t, FrontKey: k, kernel: from, in: setsOf(k.Node), base: tables.AppendKey(nil, k)}
 	if err := l.entry(to); err != nil || !to.Present {
 		return err
 	}

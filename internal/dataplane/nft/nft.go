@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dataplane/direct"
@@ -59,6 +60,24 @@ type Mode struct {
 	targets []*target
 	drops   *drops.Tables
 	served  *served
+	looks   looks
+}
+
+// looks reads single elements for Look, beside the user of the Mode.
+type looks struct {
+	mu   sync.Mutex
+	conn kernel
+	own  bool // conn is not the Mode's: only in tests it is
+}
+
+func (l *looks) close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	conn := l.conn
+	if l.conn = nil; conn == nil || !l.own {
+		return nil
+	}
+	return conn.Close()
 }
 
 // New returns a Mode. It does nothing to the kernel's tables yet.
@@ -77,10 +96,15 @@ func New(cfg Config) (*Mode, error) {
 	if err == nil {
 		m.served, err = openServed()
 	}
+	var reader *nftables.Conn
+	if err == nil {
+		reader, err = nftables.Dial()
+	}
 	if err != nil {
 		_ = k.Close()
 		return nil, err
 	}
+	m.looks.conn, m.looks.own = reader, true
 	return m, nil
 }
 
@@ -88,7 +112,7 @@ func newMode(cfg Config, k kernel) (*Mode, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	m := &Mode{kernel: &watched{kernel: k}, Changes: dataplane.NewChanges()}
+	m := &Mode{kernel: &watched{kernel: k}, Changes: dataplane.NewChanges(), looks: looks{conn: k}}
 	m.Reconciler = dataplane.NewReconciler(mode, dataplane.Hooks{Begin: m.begin, Unchanged: m.kernel.unchanged})
 	for _, f := range socket.Families() {
 		t := &target{layout: newLayout(f, &cfg), kernel: m.kernel, direct: direct.New(f, m.kernel)}
@@ -107,7 +131,7 @@ func (m *Mode) begin(_ context.Context, all bool) error {
 
 // Close releases the connection to the kernel. The tables stay.
 func (m *Mode) Close() error {
-	return errors.Join(m.kernel.Close(), m.drops.Close(), m.served.close())
+	return errors.Join(m.kernel.Close(), m.drops.Close(), m.served.close(), m.looks.close())
 }
 
 // Drops is dataplane.Counter's.

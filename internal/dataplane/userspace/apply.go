@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
@@ -28,7 +29,9 @@ type target struct {
 	mode   *Mode
 	kernel kernel
 
-	plan      *dataplane.Plan
+	plan *dataplane.Plan
+	// mu guards listeners against Look: the user of the Mode only writes them with it.
+	mu        sync.Mutex
 	listeners map[table.Key][]*listener
 	fronts    map[dataplane.FrontKey]*front
 	// clusterIPs counts the frontends at an address whose other ports are
@@ -54,7 +57,7 @@ func newTarget(f svc.Family, m *Mode) *target {
 
 // Read is dataplane.Target's.
 func (t *target) Read(_ context.Context, c *dataplane.Change) error {
-	found, err := t.read()
+	found, err := t.read(t.kernel)
 	if err != nil {
 		return fmt.Errorf("read table %s: %w", t.layout.table, err)
 	}
@@ -139,9 +142,11 @@ func (t *target) listen(o *opener, c *dataplane.Change, ch *change) {
 				t.retired = append(t.retired, old.Listener)
 			}
 		}
+		t.mu.Lock()
 		if t.listeners[k] = ls; len(ls) == 0 {
 			delete(t.listeners, k)
 		}
+		t.mu.Unlock()
 	}
 }
 

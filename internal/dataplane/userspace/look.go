@@ -3,6 +3,7 @@ package userspace
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -18,6 +19,11 @@ import (
 // Look is dataplane.Looker's: it reads which port of this process a frontend leads to, and the
 // endpoints of the listener there.
 func (m *Mode) Look(ctx context.Context, fronts []dataplane.Asked, client netip.Addr) ([]dataplane.Installed, error) {
+	m.looks.Lock()
+	defer m.looks.Unlock()
+	if m.reader == nil {
+		return nil, errors.New("userspace: the mode has ended")
+	}
 	out := make([]dataplane.Installed, len(fronts))
 	for _, t := range m.targets {
 		var r *found
@@ -30,7 +36,7 @@ func (m *Mode) Look(ctx context.Context, fronts []dataplane.Asked, client netip.
 			}
 			if r == nil {
 				var err error
-				if r, err = t.read(); err != nil {
+				if r, err = t.read(m.reader); err != nil {
 					return nil, fmt.Errorf("userspace, table %s: read the installed rules: %w", t.layout.table, err)
 				}
 			}
@@ -144,6 +150,8 @@ func portAt(text string) uint16 {
 // listener reads the endpoints that the listener of a port sends connections to, and where it keeps a
 // client.
 func (l *look) listener(port uint16, client netip.Addr) dataplane.Fate {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for _, list := range l.listeners {
 		for _, lis := range list {
 			if lis.Port != port || lis.Protocol != l.Proto {

@@ -31,8 +31,8 @@ type found struct {
 	ports map[dataplane.FrontKey]uint16
 }
 
-func (t *target) read() (*found, error) {
-	l, k := t.layout, t.kernel
+func (t *target) read(k kernel) (*found, error) {
+	l := t.layout
 	r := &found{content: newContent(), ports: map[dataplane.FrontKey]uint16{}}
 	is, err := nftables.ReadTable(k, l.table)
 	if err != nil || is == nil {
@@ -100,7 +100,7 @@ func (m *Mode) Dump(ctx context.Context) (string, error) {
 		if err := ctx.Err(); err != nil {
 			return "", err
 		}
-		r, err := t.read()
+		r, err := t.read(t.kernel)
 		if err != nil {
 			return "", fmt.Errorf("userspace, table %s: read the installed rules: %w", t.layout.table, err)
 		}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -96,6 +97,9 @@ type Mode struct {
 	drops    *drops.Tables
 	reported relay.Stats // when warn looked last
 	closed   bool
+
+	looks  sync.Mutex // held by Look, guards what follows
+	reader kernel     // not the kernel of Apply, but in tests; nil after Close
 }
 
 // New returns a Mode. It does nothing yet.
@@ -108,18 +112,23 @@ func New(cfg Config) (*Mode, error) {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
 	m := newMode(cfg, k)
+	reader, err := nftables.Dial()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("userspace: %w", err), k.Close())
+	}
+	m.reader = reader
 	if err = k.Watch(tableName, m.Notify); err == nil {
 		m.drops, err = drops.OpenTables(tableName)
 	}
 	if err != nil {
-		_ = k.Close()
+		_ = errors.Join(k.Close(), reader.Close())
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
 	return m, nil
 }
 
 func newMode(cfg Config, k kernel) *Mode {
-	m := &Mode{cfg: cfg, kernel: k, Changes: dataplane.NewChanges()}
+	m := &Mode{cfg: cfg, kernel: k, reader: k, Changes: dataplane.NewChanges()}
 	m.Reconciler = dataplane.NewReconciler(mode, dataplane.Hooks{Begin: m.begin})
 	for _, f := range socket.Families() {
 		t := newTarget(f, m)
@@ -187,6 +196,12 @@ func (m *Mode) Close() error {
 		defer cancel()
 		err = e.Close(ctx)
 	}
+	m.looks.Lock()
+	defer m.looks.Unlock()
+	if m.reader != m.kernel {
+		err = errors.Join(err, m.reader.Close())
+	}
+	m.reader = nil
 	return errors.Join(err, m.kernel.Close(), m.drops.Close())
 }
 

@@ -21,6 +21,8 @@ type Settings struct {
 	Max int
 	// TCPBeLiberal lets packets outside of the TCP window count as valid.
 	TCPBeLiberal bool
+	// Accounting has packets and bytes counted for each connection that begins after that.
+	Accounting bool
 	// The times after which a connection without packets is forgotten, in whole
 	// seconds.
 	TCPEstablished, TCPCloseWait, UDP, UDPStream time.Duration
@@ -57,6 +59,9 @@ func (s *Settings) Set() error {
 	}
 	if s.TCPBeLiberal {
 		errs = append(errs, sysctl.Set(beLiberal, "1"))
+	}
+	if s.Accounting {
+		errs = append(errs, sysctl.Set(accounting, "1"))
 	}
 	for _, t := range []struct {
 		name  string

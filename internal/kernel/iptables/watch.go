@@ -62,7 +62,7 @@ func (w *Watch) Close() error {
 // them. It costs a system call for each table.
 func (w *Watch) Intact() (bool, error) {
 	for _, t := range w.tools {
-		if err := t.look(); err != nil || t.foreign {
+		if err := t.look(); err != nil || len(t.foreign) > 0 {
 			return false, err
 		}
 	}
@@ -72,7 +72,7 @@ func (w *Watch) Intact() (bool, error) {
 // Tool returns t with its own changes left out of the Watch.
 func (w *Watch) Tool(t *Tool) *WatchedTool {
 	own := *t
-	wt := &WatchedTool{Tool: &own, conn: w.conn, known: map[string]info{}}
+	wt := &WatchedTool{Tool: &own, plain: t, conn: w.conn, known: map[string]info{}, foreign: map[string]bool{}}
 	if t.variant != Legacy {
 		return wt
 	}
@@ -84,17 +84,21 @@ func (w *Watch) Tool(t *Tool) *WatchedTool {
 	return wt
 }
 
-// WatchedTool is a Tool of a Watch. Changes by others count until the next Save or
-// SaveAll, which reads them.
+// WatchedTool is a Tool of a Watch. Changes of a table by others count until a Save of it, or
+// SaveAll, has read them.
 type WatchedTool struct {
 	*Tool
-	conn *nftables.Conn
+	plain *Tool
+	conn  *nftables.Conn
 	// tables are the tables of the Watch, if they have to be looked at, and known what
-	// they were last; foreign reports that others have changed one since.
+	// they were last; foreign has those that others have changed since.
 	tables  []string
 	known   map[string]info
-	foreign bool
+	foreign map[string]bool
 }
+
+// Unwatched is the Tool for others than the user of the Watch, beside it: what they read does not count.
+func (t *WatchedTool) Unwatched() *Tool { return t.plain }
 
 // Restore is Tool's. Each COMMIT is a transaction.
 func (t *WatchedTool) Restore(ctx context.Context, input []byte) error {
@@ -118,19 +122,31 @@ func (t *WatchedTool) Restore(ctx context.Context, input []byte) error {
 
 // Save is Tool's.
 func (t *WatchedTool) Save(ctx context.Context, table string, chain func(name string), rule func(chain, line string)) error {
-	t.foreign = false
-	if slices.Contains(t.tables, table) {
+	watched := slices.Contains(t.tables, table)
+	if watched {
+		delete(t.foreign, table)
 		t.learn(table)
 	}
-	return t.Tool.Save(ctx, table, chain, rule)
+	err := t.Tool.Save(ctx, table, chain, rule)
+	if err != nil && watched {
+		t.foreign[table] = true // not all of it was read
+	}
+	return err
 }
 
 // SaveAll is Tool's.
 func (t *WatchedTool) SaveAll(ctx context.Context, chain func(table, name string), rule func(table, chain, line string)) error {
-	t.foreign = false
+	clear(t.foreign)
 	// To look at others would make the kernel have them.
-	t.learn(slices.Collect(maps.Keys(t.known))...)
-	return t.Tool.SaveAll(ctx, chain, rule)
+	known := slices.Collect(maps.Keys(t.known))
+	t.learn(known...)
+	err := t.Tool.SaveAll(ctx, chain, rule)
+	if err != nil {
+		for _, name := range known {
+			t.foreign[name] = true // not all of it was read
+		}
+	}
+	return err
 }
 
 // learn remembers what tables are now.
@@ -150,7 +166,9 @@ func (t *WatchedTool) look() error {
 		if err != nil {
 			return err
 		}
-		t.foreign = t.foreign || now != was
+		if now != was {
+			t.foreign[name] = true
+		}
 	}
 	return nil
 }

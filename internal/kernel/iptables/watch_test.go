@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"context"
 	"os/exec"
 	"testing"
 
@@ -31,7 +32,7 @@ func TestChangeBesideRestore(t *testing.T) {
 				t.Fatal(err)
 			}
 			list(t, watched.Tool, "nat")
-			watched.foreign = false
+			clear(watched.foreign)
 			watched.learn("nat", "filter")
 			flush := exec.CommandContext(t.Context(), "iptables-legacy", "-w", "30", "-t", "nat", "-F", "MINE")
 			if err := flush.Start(); err != nil {
@@ -48,5 +49,53 @@ func TestChangeBesideRestore(t *testing.T) {
 				t.Fatalf("round %d: the change by another program was not found (%v)", i, err)
 			}
 		}
+	})
+}
+
+// A change by another program counts until its own table has been read: not when another table is, and not when somebody beside the
+// user of the Watch reads it.
+func TestSaveOfAnotherTable(t *testing.T) {
+	tool, err := New(Legacy, svc.IPv4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	testbed.NewNetwork(t).Outside("host").Do(func() {
+		w, err := NewWatch(Legacy, []string{"nat", "filter"}, func(string) bool { return true }, func() {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		watched := w.Tool(tool)
+		const ours = "*nat\n:MINE - [0:0]\n-A MINE -j RETURN\nCOMMIT\n*filter\n:MINE - [0:0]\n-A MINE -j RETURN\nCOMMIT\n"
+		if err := watched.Restore(t.Context(), []byte(ours)); err != nil {
+			t.Fatal(err)
+		}
+		save := func(from interface {
+			Save(ctx context.Context, table string, chain func(name string), rule func(chain, line string)) error
+		}, table string) {
+			t.Helper()
+			if err := from.Save(t.Context(), table, func(string) {}, func(string, string) {}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		intact := func(what string, want bool) {
+			t.Helper()
+			if ok, err := w.Intact(); ok != want || err != nil {
+				t.Errorf("%s: intact is %t, %v", what, ok, err)
+			}
+		}
+		save(watched, "nat")
+		save(watched, "filter")
+		intact("read", true)
+		if out, err := exec.CommandContext(t.Context(), "iptables-legacy", "-w", "30", "-t", "filter", "-F", "MINE").CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		intact("changed", false)
+		save(watched, "nat")
+		intact("another table was read", false)
+		save(watched.Unwatched(), "filter")
+		intact("read by somebody else", false)
+		save(watched, "filter")
+		intact("read", true)
 	})
 }

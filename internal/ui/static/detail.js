@@ -3,6 +3,7 @@ import { html, useState, useEffect, useRef } from './preact-htm.js';
 import { state, levelOf, rowFor, stampOf } from './model.js';
 import { explain } from './store.js';
 import { Changes, clock } from './changes.js';
+import { Traffic } from './flows.js';
 
 const Lines = ({ list }) => html`<ul class="lines">${(list || []).map((l, i) => html`<li key=${i}>${l.text} <span class="source">[${l.source}]</span></li>`)}</ul>`;
 
@@ -76,6 +77,7 @@ export function Detail({ of, close }) {
         ${answer.value.notAsked ? html`<p>${answer.value.notAsked} more nodes were not asked: choose one.</p>` : ''}
         <details><summary>as JSON</summary><pre id="explain-json" tabindex="0">${answer.text}</pre></details>` : ''}
     </div>
+    <${Traffic} of=${of} />
     <h3>What changed</h3><${Changes} of=${of} />
   </aside>`;
 }

@@ -2,6 +2,7 @@
 // in sight are in the document.
 import { html, useState, useEffect, useMemo, useRef } from './preact-htm.js';
 import { state, endpointsOf, find } from './model.js';
+import { Asks } from './flows.js';
 
 const rowHeight = 64; // px, as style.css has it
 const spare = 6; // rows beyond the edges
@@ -35,7 +36,7 @@ function Endpoints({ list, of }) {
 function Row({ s, j, index, open, selected }) {
   const first = ways(s).slice(0, 2);
   return html`<div role="row" class=${'row ' + j.level + (selected ? ' selected' : '')} aria-rowindex=${index + 2} style=${{ top: index * rowHeight + 'px' }}>
-    <div role="cell" class="in">${first.map(([who, at]) => html`<span key=${who} class="way"><b>${who}</b> ${at}</span>`)}</div>
+    <div role="cell" class="in">${first.map(([who, at]) => html`<span key=${who} class="way"><b>${who}</b> ${at}</span>`)}<${Asks} of=${s.key} /></div>
     <div role="cell" class="edge" aria-hidden="true"><i></i></div>
     <div role="cell" class="it"><button class="link" data-row=${index} onClick=${() => open(s.key)}><span class="quiet">${s.namespace}/</span>${s.name}</button>
       <span class="quiet">${s.type}${s.policy ? ', policy ' + s.policy : ''}</span></div>

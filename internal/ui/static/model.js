@@ -40,6 +40,12 @@ export function endpointsOf(key) {
   return [...by.values()].sort((a, b) => b.length - a.length)[0] || [];
 }
 
+// nameOf is an address with the name of the Pod or the node that has it, as far as the page knows them.
+export function nameOf(address) {
+  const name = podOf.get(address) || [...state.nodes.values()].filter((n) => n.addresses.includes(address)).map((n) => 'node ' + n.name)[0];
+  return name ? `${name} (${address})` : address;
+}
+
 // Severity of what is shown of a Service, the worst last.
 const levels = ['good', 'none', 'wait', 'warn', 'bad'];
 const warn = levels.indexOf('warn');
@@ -242,7 +248,10 @@ export function setService(key, s) {
 
 const ownerOf = new Map(); // the key of the Service of each slice, by NAMESPACE/NAME of the slice
 
+const podOf = new Map(); // NAMESPACE/NAME of the Pod with an address
+
 function place(s) {
+  for (const e of s.endpoints) if (e.pod) podOf.set(e.address, s.id.split('/')[0] + '/' + e.pod);
   const before = ownerOf.get(s.id);
   if (before !== undefined && before !== s.service) displace(s.id, s.name);
   ownerOf.set(s.id, s.service);
@@ -253,6 +262,7 @@ function place(s) {
 function displace(id, name) {
   const key = ownerOf.get(id);
   const of = state.slices.get(key);
+  for (const e of of && of.has(name) ? of.get(name).endpoints : []) podOf.delete(e.address);
   ownerOf.delete(id);
   if (!of) return;
   of.delete(name);
@@ -262,6 +272,7 @@ function displace(id, name) {
 export function setSlices(list) {
   state.slices = new Map();
   ownerOf.clear();
+  podOf.clear();
   for (const s of list) place(s);
   refreshAll();
 }

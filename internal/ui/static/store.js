@@ -1,5 +1,6 @@
 // Where the page's knowledge is from: watches of objects, cut down to what is shown, and the server's judgement of them.
 import { ask, follow } from './api.js';
+import { take, flows } from './flows.js';
 import { state, changed, setServices, setService, setSlices, setSlice, setFindings, setReport, setExplained } from './model.js';
 
 const maxChanges = 1000;
@@ -204,10 +205,30 @@ async function report() {
   changed();
 }
 
+const flowsEvery = 10000; // ms
+const flowsRest = 60000; // after an answer that has none
+let flowsAfter = 0;
+
+// readFlows asks what nodes count. Who may not ask nodes sees no clients, and the rest of the page as ever.
+async function readFlows() {
+  if (out || document.hidden || Date.now() < flowsAfter) return;
+  flowsAfter = Infinity;
+  try {
+    take((await ask('/fairlead/connections', place())).value, Date.now());
+    flowsAfter = Date.now() + flowsEvery;
+  } catch (e) {
+    flows.by.clear();
+    flows.trouble = 'the connections are not known: ' + e.message;
+    flowsAfter = Date.now() + flowsRest;
+  }
+  changed();
+}
+
 const reportEvery = 15000;
 const allEvery = 60000;
 
 function tick() {
+  readFlows();
   if (wantReport || Date.now() > reportAfter + reportEvery) report();
   if (!document.hidden && Date.now() - lastAll > allEvery && !judging) { all = true; turn(); }
 }
@@ -293,6 +314,7 @@ export function begin(namespace, whenEnded) {
     },
   }, signal);
   report();
+  readFlows();
   setInterval(tick, 1000);
   document.addEventListener('visibilitychange', tick);
 }

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead/fairlead/internal/cli/client/asking"
 	"github.com/fairlead/fairlead/internal/explain"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
@@ -26,6 +27,7 @@ import (
 // What a node sends is not trusted: it cannot end the command, speak for another node, send without an end, or write to the
 // terminal. The node is then explained by what the API has.
 func TestHostileAnswers(t *testing.T) {
+	const maxAnswer = 32 << 20 // of package asking, bytes
 	const evil = `\u001b[2J\u001b]0;x\u0007`
 	port := func(more string) string {
 		return `{"ID":{"Namespace":"default","Name":"web","Port":"` + evil + `"},"Protocol":6,"Frontends":[{"Addr":"10.96.0.10:80"}]` + more + `}`
@@ -75,7 +77,7 @@ func TestHostileAnswers(t *testing.T) {
 		"probes of no endpoint": {`{"ports":[` + port("") + `],"probes":[{"endpoint":"10.1.1.1:80","result":"` + evil + `"}]}`, ""},
 	} {
 		answer = from.answer
-		facts := c.facts(t.Context(), client, "n0", q, true)
+		facts := c.facts(t.Context(), asking.New(client), "n0", q, &Asked{Question: "web", Probe: true})
 		var problem string
 		_ = json.Unmarshal([]byte(`"`+from.problem+`"`), &problem)
 		if facts.Node != "n0" || !strings.Contains(facts.Problem, problem) || problem == "" && facts.Problem != "" {
@@ -160,7 +162,7 @@ func TestUserOfOneNamespace(t *testing.T) {
 		"10.96.0.9:80": {"", noNodes, explain.Elsewhere, explain.NoService},
 	} {
 		all.Store(false)
-		r, err := Ask(t.Context(), client, &Asked{Question: question, Namespace: "shop", Probe: true})
+		r, err := Ask(t.Context(), asking.New(client), &Asked{Question: question, Namespace: "shop", Probe: true})
 		if one := !strings.Contains(question, ":"); one == all.Load() {
 			t.Errorf("%s: asked for all namespaces: %t", question, all.Load())
 		}
@@ -181,7 +183,7 @@ func TestUserOfOneNamespace(t *testing.T) {
 			t.Errorf("%s: %v\n%s", question, err, &out)
 		}
 	}
-	past, err := Past(t.Context(), client, svc.Name{Namespace: "shop", Name: "cart"}, "", time.Hour)
+	past, err := Past(t.Context(), asking.New(client), svc.Name{Namespace: "shop", Name: "cart"}, "", time.Hour)
 	if err != nil || len(past.Changes) > 0 || len(past.Problems) != 1 || past.Problems[0] != noNodes {
 		t.Errorf("the history: %+v, %v", past, err)
 	}

@@ -34,62 +34,54 @@ type cluster struct {
 	tables map[string]*table.Table
 }
 
-// read gets the objects for a question. A user without the right to read a kind in all namespaces gets one namespace.
+// read gets the objects for a question that is not about one known Service, and for a plan. A user without the right to read a kind in
+// all namespaces gets one namespace.
 func read(ctx context.Context, client kubernetes.Interface, q *explain.Question, namespace string) (*cluster, error) {
 	if q.Service.Namespace != "" {
 		namespace = q.Service.Namespace
 	}
-	c := &cluster{nodes: map[string]*corev1.Node{}, tables: map[string]*table.Table{}}
-	c.objects.PodTrouble = base.PodTrouble
-	all := metav1.ListOptions{}
-	services, err := client.CoreV1().Services("").List(ctx, all)
-	if err != nil {
-		if services, err = client.CoreV1().Services(namespace).List(ctx, all); err != nil {
-			return nil, fmt.Errorf("cannot read Services: %w", err)
-		}
+	c := newCluster()
+	c.settings(ctx, client)
+	if list, err := namespaces(ctx, client); err == nil {
+		c.objects.Namespaces = list
 	}
-	c.objects.Services = pointers(services.Items)
-	slicesOf, err := client.DiscoveryV1().EndpointSlices("").List(ctx, all)
-	if err != nil {
-		if slicesOf, err = client.DiscoveryV1().EndpointSlices(namespace).List(ctx, all); err != nil {
-			return nil, fmt.Errorf("cannot read EndpointSlices: %w", err)
-		}
+	r := &reading{client: client, question: q, namespace: namespace, domains: c.objects.Domains}
+	var err error
+	if c.objects.Services, err = r.services(ctx); err != nil {
+		return nil, fmt.Errorf("cannot read Services: %w", err)
 	}
-	c.objects.Slices = pointers(slicesOf.Items)
+	if c.objects.Slices, err = r.slices(ctx, c.objects.Services); err != nil {
+		return nil, fmt.Errorf("cannot read EndpointSlices: %w", err)
+	}
 	slices.SortFunc(c.objects.Slices, func(a, b *discoveryv1.EndpointSlice) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	})
-	pods, err := client.CoreV1().Pods("").List(ctx, all)
-	if err != nil {
-		pods, err = client.CoreV1().Pods(namespace).List(ctx, all)
-	}
-	if err == nil {
-		c.objects.Pods = pointers(pods.Items)
+	if pods, err := r.pods(ctx, c.objects.Services); err == nil {
+		c.objects.Pods = pods
 	}
 	c.readNodes(ctx, client)
-	if list, err := client.CoreV1().Namespaces().List(ctx, all); err == nil {
-		for i := range list.Items {
-			c.objects.Namespaces = append(c.objects.Namespaces, list.Items[i].Name)
-		}
-	}
-	c.settings(ctx, client)
 	return c, nil
+}
+
+func newCluster() *cluster {
+	c := &cluster{nodes: map[string]*corev1.Node{}, tables: map[string]*table.Table{}}
+	c.objects.PodTrouble = base.PodTrouble
+	return c
 }
 
 // readNodes reads the Nodes, if the user may.
 func (c *cluster) readNodes(ctx context.Context, client kubernetes.Interface) {
-	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	nodes, err := paged[*corev1.NodeList, corev1.Node](ctx, metav1.ListOptions{}, client.CoreV1().Nodes().List, nil)
 	if err != nil {
 		return
 	}
-	c.putNodes(nodes.Items)
+	c.putNodes(nodes)
 }
 
 // readOne gets the objects for a question about one Service from the client of --from: this Service, its slices, the Pods that it
-// selects, and the client. It returns nil where the question needs more: the Service does not exist, so that the answer names others,
-// or from is an address, which may be any Pod's.
+// selects, and the client. It returns nil where the question needs more: the Service does not exist, so that the answer names others.
 func readOne(ctx context.Context, client kubernetes.Interface, q *explain.Question, from, namespace string) (*cluster, error) {
-	if _, err := netip.ParseAddr(from); err == nil || q.Service == (svc.Name{}) {
+	if q.Service == (svc.Name{}) {
 		return nil, nil
 	}
 	n := q.Service
@@ -100,31 +92,36 @@ func readOne(ctx context.Context, client kubernetes.Interface, q *explain.Questi
 	if err != nil {
 		return nil, fmt.Errorf("cannot read Service %s: %w", n, err)
 	}
-	c := &cluster{nodes: map[string]*corev1.Node{}, tables: map[string]*table.Table{}}
-	c.objects.PodTrouble, c.objects.Services = base.PodTrouble, []*corev1.Service{s}
-	list, err := client.DiscoveryV1().EndpointSlices(n.Namespace).List(ctx, metav1.ListOptions{
-		LabelSelector: discoveryv1.LabelServiceName + "=" + n.Name})
-	if err != nil {
+	c := newCluster()
+	c.objects.Services = []*corev1.Service{s}
+	if c.objects.Slices, err = slicesOf(ctx, client, n); err != nil {
 		return nil, fmt.Errorf("cannot read EndpointSlices: %w", err)
 	}
-	c.objects.Slices = pointers(list.Items)
 	slices.SortFunc(c.objects.Slices, func(a, b *discoveryv1.EndpointSlice) int { return strings.Compare(a.Name, b.Name) })
-	selector := metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: s.Spec.Selector})
-	if len(s.Spec.Selector) == 0 {
-		selector = "" // its slices may name any Pod
-	}
-	if pods, err := client.CoreV1().Pods(n.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector}); err == nil {
-		c.objects.Pods = pointers(pods.Items)
+	if pods, err := podsOf(ctx, client, s); err == nil {
+		c.objects.Pods = pods
 	}
 	c.readNodes(ctx, client)
-	if from != "" && c.nodes[from] == nil {
-		name := podName(from, namespace)
-		if p, err := client.CoreV1().Pods(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{}); err == nil {
-			c.objects.Pods = append(c.objects.Pods, p)
-		}
-	}
 	c.settings(ctx, client)
+	c.readClient(ctx, client, from, namespace)
 	return c, nil
+}
+
+// readClient adds the Pod that is, or has the address of, the client of --from, unless it is a node.
+func (c *cluster) readClient(ctx context.Context, client kubernetes.Interface, from, namespace string) {
+	if a, err := netip.ParseAddr(from); err == nil {
+		if pods, err := podsAt(ctx, client, a.Unmap(), namespace); err == nil {
+			c.objects.Pods = append(c.objects.Pods, pods...)
+		}
+		return
+	}
+	if from == "" || c.nodes[from] != nil {
+		return
+	}
+	name := podName(from, namespace)
+	if p, err := client.CoreV1().Pods(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{}); err == nil {
+		c.objects.Pods = append(c.objects.Pods, p)
+	}
 }
 
 // podName is the Pod that a user has written, NAME or NAMESPACE/NAME.
@@ -135,10 +132,10 @@ func podName(text, namespace string) svc.Name {
 	return svc.Name{Namespace: namespace, Name: text}
 }
 
-func (c *cluster) putNodes(list []corev1.Node) {
-	for i := range list {
-		c.nodes[list[i].Name] = &list[i]
-		c.names = append(c.names, list[i].Name)
+func (c *cluster) putNodes(list []*corev1.Node) {
+	for _, n := range list {
+		c.nodes[n.Name] = n
+		c.names = append(c.names, n.Name)
 	}
 	slices.Sort(c.names)
 }

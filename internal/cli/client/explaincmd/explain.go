@@ -6,8 +6,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/netip"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -16,12 +16,12 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 
+	"github.com/fairlead/fairlead/internal/apiclient"
 	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/cli/client/asking"
 	"github.com/fairlead/fairlead/internal/explain"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
@@ -51,8 +51,8 @@ type Asked struct {
 	At time.Time
 }
 
-// Ask answers a question with the rights of the client. A question that cannot be read is a usage error.
-func Ask(ctx context.Context, client kubernetes.Interface, a *Asked) (*Report, error) {
+// Ask answers a question with the rights of the user of nodes. A question that cannot be read is a usage error.
+func Ask(ctx context.Context, nodes *asking.Nodes, a *Asked) (*Report, error) {
 	q, err := parseQuestion(a.Question, a.Protocol, a.Namespace)
 	if err != nil {
 		return nil, err
@@ -65,7 +65,7 @@ func Ask(ctx context.Context, client kubernetes.Interface, a *Asked) (*Report, e
 	}
 	ctx, cancel := context.WithTimeout(ctx, base.RequestTimeout)
 	defer cancel()
-	r, err := a.report(ctx, client, q)
+	r, err := a.report(ctx, nodes, q)
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +114,7 @@ as it remembers (an hour at most, and not before the start of its agent).`,
 			if err := f.output.Check(); err != nil {
 				return err
 			}
-			client, namespace, err := f.Client()
+			nodes, namespace, err := userNodes(&f.ClientFlags)
 			if err != nil {
 				return err
 			}
@@ -124,7 +124,7 @@ as it remembers (an hour at most, and not before the start of its agent).`,
 					return err
 				}
 			}
-			r, err := Ask(cmd.Context(), client, &f.asked)
+			r, err := Ask(cmd.Context(), nodes, &f.asked)
 			if err != nil {
 				return err
 			}
@@ -140,6 +140,17 @@ as it remembers (an hour at most, and not before the start of its agent).`,
 	cmd.Flags().BoolVar(&f.asked.Probe, "probe", true, "let each node connect once to each endpoint, over TCP")
 	cmd.Flags().StringVar(&f.at, "at", "", "what nodes had at this time: HH:MM of today, or RFC 3339 (default: now)")
 	return cmd
+}
+
+// userNodes asks the nodes of a cluster for the user of this machine.
+func userNodes(f *base.ClientFlags) (nodes *asking.Nodes, namespace string, err error) {
+	cfg, namespace, err := f.Load()
+	if err != nil {
+		return nil, "", err
+	}
+	cfg = apiclient.Protobuf(cfg)
+	client, err := kubernetes.NewForConfig(cfg)
+	return asking.FromHere(client, cfg), namespace, err
 }
 
 // parseQuestion reads the argument: an address with a port, a name with a dot, or a Service.
@@ -177,10 +188,13 @@ func parseQuestion(text, protocol, namespace string) (*explain.Question, error) 
 	return q, nil
 }
 
-func (a *Asked) report(ctx context.Context, client kubernetes.Interface, q *explain.Question) (*Report, error) {
+func (a *Asked) report(ctx context.Context, from *asking.Nodes, q *explain.Question) (*Report, error) {
+	client := from.Client()
 	c, err := readOne(ctx, client, q, a.From, a.Namespace)
 	if c == nil && err == nil {
-		c, err = read(ctx, client, q, a.Namespace)
+		if c, err = read(ctx, client, q, a.Namespace); err == nil {
+			c.readClient(ctx, client, a.From, a.Namespace)
+		}
 	}
 	if err != nil {
 		return nil, err
@@ -196,9 +210,9 @@ func (a *Asked) report(ctx context.Context, client kubernetes.Interface, q *expl
 	atOnce(nodes, func(i int, n string) {
 		objects := c.objects
 		objects.Node = c.nodes[n]
-		facts := c.facts(ctx, client, n, q, a.Probe)
+		facts := c.facts(ctx, from, n, q, a)
 		if q.Then {
-			facts = then(ctx, client, q.Service, facts, a.At)
+			facts = then(ctx, from, q.Service, facts, a.At)
 		}
 		r.Verdicts[i] = explain.Explain(q, &objects, facts)
 	})
@@ -212,9 +226,8 @@ func (a *Asked) report(ctx context.Context, client kubernetes.Interface, q *expl
 
 // Bounds of the questions to nodes.
 const (
-	askTimeout = 10 * time.Second
-	askAtOnce  = 16
-	maxNodes   = 32
+	askAtOnce = 16
+	maxNodes  = 32
 )
 
 // atOnce calls ask for each node, for askAtOnce of them at a time, and waits.
@@ -230,17 +243,6 @@ func atOnce(nodes []string, ask func(i int, node string)) {
 	_ = group.Wait() // the functions return no errors
 }
 
-// whyNot is why a node has not answered.
-func whyNot(err error) string {
-	if apierrors.IsForbidden(err) {
-		return "it takes the right to get nodes/proxy to ask it"
-	}
-	if apierrors.IsNotFound(err) {
-		return "no agent of fairlead answers there"
-	}
-	return "its agent does not answer: " + base.OneLine(err)
-}
-
 // noNodes is why no node was asked.
 const noNodes = "you may not read Nodes, or there are none"
 
@@ -251,32 +253,30 @@ const (
 )
 
 // facts asks a node, or assumes what it must have.
-func (c *cluster) facts(ctx context.Context, client kubernetes.Interface, node string, q *explain.Question, probe bool) *explain.Facts {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
+func (c *cluster) facts(ctx context.Context, nodes *asking.Nodes, node string, q *explain.Question, a *Asked) *explain.Facts {
 	target := explain.Resolve(q, &c.objects)
 	if node == "" {
 		t := c.table(node)
 		return explain.Assumed(node, noNodes, t, explain.Choose(t, target, q.Address, q.Protocol))
 	}
-	request := client.CoreV1().RESTClient().Get().Resource("nodes").Name(node).SubResource("proxy").Suffix("explain")
+	query := url.Values{}
 	if target != (svc.Name{}) {
-		request.Param("service", target.String())
+		query.Add("service", target.String())
 	} else if q.Address.IsValid() {
-		request.Param("address", q.Address.String())
+		query.Add("address", q.Address.String())
 	} else {
 		return explain.Assumed(node, "", c.table(node), nil) // the name leads nowhere: nothing to ask
 	}
 	if q.Protocol != 0 {
-		request.Param("protocol", q.Protocol.String())
+		query.Add("protocol", q.Protocol.String())
 	}
 	for _, a := range q.Client.Addrs { // an agent of an earlier version reads the first
-		request.Param("client", a.String())
+		query.Add("client", a.String())
 	}
-	if !probe {
-		request.Param("probe", "false")
+	if !a.Probe {
+		query.Add("probe", "false")
 	}
-	text, err := answerOf(ctx, request)
+	text, err := nodes.Get(ctx, node, "explain", query)
 	facts := &explain.Facts{}
 	if err == nil {
 		facts, err = decodeFacts(text, node)
@@ -285,24 +285,11 @@ func (c *cluster) facts(ctx context.Context, client kubernetes.Interface, node s
 		return facts
 	}
 	t := c.table(node)
-	return explain.Assumed(node, whyNot(err), t, explain.Choose(t, target, q.Address, q.Protocol))
-}
-
-// maxAnswer bounds the answer of a node, in bytes: what a machine sends is not trusted.
-const maxAnswer = 32 << 20
-
-// answerOf reads the answer of a node to a question.
-func answerOf(ctx context.Context, request *rest.Request) ([]byte, error) {
-	body, err := request.Stream(ctx)
-	if err != nil {
-		return nil, err
+	why := asking.WhyNot(err)
+	if asking.ThereItself(err) {
+		why += fmt.Sprintf("; on that node 'fairlead explain %s --node %s' asks it", a.Question, node)
 	}
-	defer body.Close()
-	text, err := io.ReadAll(io.LimitReader(body, maxAnswer+1))
-	if err == nil && len(text) > maxAnswer {
-		err = fmt.Errorf("its answer is longer than %d MiB", maxAnswer>>20)
-	}
-	return text, err
+	return explain.Assumed(node, why, t, explain.Choose(t, target, q.Address, q.Protocol))
 }
 
 // decodeFacts reads the Facts that a node sent, which speaks only of itself.

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -13,9 +14,9 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/cli/client/asking"
 	"github.com/fairlead/fairlead/internal/explain"
 	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -67,7 +68,7 @@ of its agent is not known.`,
 			if since <= 0 || since > MaxSince {
 				return base.Usagef("--since is %s; want a time of at most %s, such as 10m", since, MaxSince)
 			}
-			client, namespace, err := f.Client()
+			nodes, namespace, err := userNodes(&f)
 			if err != nil {
 				return err
 			}
@@ -78,7 +79,7 @@ of its agent is not known.`,
 			if q.Service == (svc.Name{}) {
 				return base.Usagef("%q is not a SERVICE or NAMESPACE/SERVICE", args[0])
 			}
-			r, err := Past(cmd.Context(), client, q.Service, node, since)
+			r, err := Past(cmd.Context(), nodes, q.Service, node, since)
 			if err != nil {
 				return err
 			}
@@ -93,19 +94,19 @@ of its agent is not known.`,
 	return cmd
 }
 
-// Past asks nodes for what they had for a Service, with the rights of the client; an empty node is for all of them.
-func Past(ctx context.Context, client kubernetes.Interface, service svc.Name, node string, since time.Duration) (*History, error) {
+// Past asks nodes for what they had for a Service, with the rights of their user; an empty node is for all of them.
+func Past(ctx context.Context, from *asking.Nodes, service svc.Name, node string, since time.Duration) (*History, error) {
 	ctx, cancel := context.WithTimeout(ctx, base.RequestTimeout)
 	defer cancel()
 	c := &cluster{nodes: map[string]*corev1.Node{}}
-	c.readNodes(ctx, client)
+	c.readNodes(ctx, from.Client())
 	nodes, left, err := c.choose(node, &explain.Question{Service: service})
 	if err != nil {
 		return nil, err
 	}
 	r := &History{Service: service.String(), Since: time.Now().Add(-since).UTC(), Changes: []nodeHistory{}, NotAsked: left}
 	lists, problems := make([][]proxy.Past, len(nodes)), make([]string, len(nodes))
-	atOnce(nodes, func(i int, n string) { lists[i], problems[i] = pastOf(ctx, client, n, service, since) })
+	atOnce(nodes, func(i int, n string) { lists[i], problems[i] = pastOf(ctx, from, n, service, since) })
 	for i, n := range nodes {
 		if problems[i] != "" {
 			r.Problems = append(r.Problems, problems[i])
@@ -119,20 +120,17 @@ func Past(ctx context.Context, client kubernetes.Interface, service svc.Name, no
 }
 
 // pastOf asks one node, and returns why it has no answer.
-func pastOf(ctx context.Context, client kubernetes.Interface, node string, service svc.Name, since time.Duration) (list []proxy.Past,
+func pastOf(ctx context.Context, from *asking.Nodes, node string, service svc.Name, since time.Duration) (list []proxy.Past,
 	problem string) {
 	if node == "" {
 		return nil, noNodes
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	text, err := answerOf(ctx, client.CoreV1().RESTClient().Get().Resource("nodes").Name(node).SubResource("proxy").Suffix("history").
-		Param("service", service.String()).Param("since", since.String()))
+	text, err := from.Get(ctx, node, "history", url.Values{"service": {service.String()}, "since": {since.String()}})
 	if err == nil {
 		err = json.Unmarshal(text, &list)
 	}
 	if err != nil {
-		return nil, fmt.Sprintf("node %s: %s", node, whyNot(err))
+		return nil, fmt.Sprintf("node %s: %s", node, asking.WhyNot(err))
 	}
 	return list, ""
 }

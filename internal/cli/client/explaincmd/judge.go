@@ -36,11 +36,11 @@ func Judge(ctx context.Context, client kubernetes.Interface, namespace string, n
 	defer cancel()
 	j := newJudging()
 	j.readPods = func(namespace string) []*corev1.Pod {
-		list, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+		list, err := paged[*corev1.PodList, corev1.Pod](ctx, metav1.ListOptions{}, client.CoreV1().Pods(namespace).List, nil)
 		if err != nil {
 			return nil
 		}
-		return pointers(list.Items)
+		return list
 	}
 	if err := j.read(ctx, client, namespace, names); err != nil {
 		return nil, err
@@ -53,8 +53,8 @@ func Judge(ctx context.Context, client kubernetes.Interface, namespace string, n
 func JudgeObjects(services []corev1.Service, all []discoveryv1.EndpointSlice, nodes []corev1.Node, pods []corev1.Pod) []Finding {
 	j := newJudging()
 	j.objects.Services = pointers(services)
-	j.putNodes(nodes)
-	j.putSlices(slices.Clone(all))
+	j.putNodes(pointers(nodes))
+	j.putSlices(pointers(all))
 	for i := range pods {
 		j.pods[pods[i].Namespace] = append(j.pods[pods[i].Namespace], &pods[i])
 	}
@@ -91,11 +91,11 @@ func (j *judging) read(ctx context.Context, client kubernetes.Interface, namespa
 	j.readNodes(ctx, client)
 	j.settings(ctx, client)
 	if len(names) == 0 {
-		services, err := client.CoreV1().Services(namespace).List(ctx, metav1.ListOptions{})
+		services, err := paged[*corev1.ServiceList, corev1.Service](ctx, metav1.ListOptions{}, client.CoreV1().Services(namespace).List, nil)
 		if err != nil {
 			return err
 		}
-		j.objects.Services = pointers(services.Items)
+		j.objects.Services = services
 		return j.readSlices(ctx, client, namespace, "")
 	}
 	for _, n := range names {
@@ -115,18 +115,18 @@ func (j *judging) read(ctx context.Context, client kubernetes.Interface, namespa
 }
 
 func (j *judging) readSlices(ctx context.Context, client kubernetes.Interface, namespace, selector string) error {
-	list, err := client.DiscoveryV1().EndpointSlices(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+	list, err := paged[*discoveryv1.EndpointSliceList, discoveryv1.EndpointSlice](ctx, metav1.ListOptions{LabelSelector: selector},
+		client.DiscoveryV1().EndpointSlices(namespace).List, nil)
 	if err != nil {
 		return err
 	}
-	j.putSlices(list.Items)
+	j.putSlices(list)
 	return nil
 }
 
-func (j *judging) putSlices(list []discoveryv1.EndpointSlice) {
-	slices.SortFunc(list, func(a, b discoveryv1.EndpointSlice) int { return cmp.Compare(a.Name, b.Name) })
-	for i := range list {
-		s := &list[i]
+func (j *judging) putSlices(list []*discoveryv1.EndpointSlice) {
+	slices.SortFunc(list, func(a, b *discoveryv1.EndpointSlice) int { return cmp.Compare(a.Name, b.Name) })
+	for _, s := range list {
 		of := sliceOwner(s)
 		j.slices[of] = append(j.slices[of], s)
 	}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead/fairlead/internal/cli/client/asking"
 	"github.com/fairlead/fairlead/internal/explain"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -49,7 +50,7 @@ func TestHistoryAsksNodesBesideEachOther(t *testing.T) {
 	}))
 	defer server.Close()
 	client := kubernetes.NewForConfigOrDie(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
-	past, err := Past(t.Context(), client, svc.Name{Namespace: "default", Name: "web"}, "", time.Hour)
+	past, err := Past(t.Context(), asking.New(client), svc.Name{Namespace: "default", Name: "web"}, "", time.Hour)
 	if err != nil || len(past.Problems) > 0 || len(past.Changes) != 2 {
 		t.Errorf("%+v, %v", past, err)
 	}
@@ -95,7 +96,7 @@ func TestPlanOfNodes(t *testing.T) {
 	if len(after.Nodes) != 1 || after.Nodes[0].Name != "n7" || len(r.Problems) != 2 || !strings.HasPrefix(r.Problems[0], noNodes) {
 		t.Errorf("nodes %v, problems %q", after.Nodes, r.Problems)
 	}
-	c.putNodes(manyNodes())
+	c.putNodes(pointers(manyNodes()))
 	c.objects.Pods = []*corev1.Pod{}
 	r, after = planReport{}, c.world()
 	r.unread(c, before, after, web)

@@ -4,12 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/url"
 	"slices"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
-
 	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/cli/client/asking"
 	"github.com/fairlead/fairlead/internal/explain"
 	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -45,16 +45,13 @@ func parseTime(text string, now time.Time) (time.Time, error) {
 
 // then asks a node for what it had at an earlier time, after facts has the present state. What the node cannot tell is a problem, and
 // the verdict then has no frontend.
-func then(ctx context.Context, client kubernetes.Interface, service svc.Name, facts *explain.Facts, at time.Time) *explain.Facts {
+func then(ctx context.Context, from *asking.Nodes, service svc.Name, facts *explain.Facts, at time.Time) *explain.Facts {
 	if facts.Problem != "" {
 		return withoutPast(facts, facts.Problem)
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	text, err := answerOf(ctx, client.CoreV1().RESTClient().Get().Resource("nodes").Name(facts.Node).SubResource("proxy").Suffix("history").
-		Param("service", service.String()).Param("at", at.UTC().Format(time.RFC3339Nano)))
+	text, err := from.Get(ctx, facts.Node, "history", url.Values{"service": {service.String()}, "at": {at.UTC().Format(time.RFC3339Nano)}})
 	if err != nil {
-		return withoutPast(facts, whyNot(err))
+		return withoutPast(facts, asking.WhyNot(err))
 	}
 	var past proxy.Then
 	if err := json.Unmarshal(text, &past); err != nil {

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead/fairlead/internal/cli/client/asking"
 	"github.com/fairlead/fairlead/internal/explain"
 	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -58,7 +59,7 @@ func TestThen(t *testing.T) {
 	defer server.Close()
 	client := kubernetes.NewForConfigOrDie(&rest.Config{Host: server.URL})
 	q := &explain.Question{Service: port("").ID.Name, Then: true}
-	got := then(t.Context(), client, q.Service, now, at)
+	got := then(t.Context(), asking.New(client), q.Service, now, at)
 	var ports []string
 	for _, p := range got.Ports {
 		ports = append(ports, p.ID.Port+strings.Repeat("+", len(p.Frontends[0].Endpoints)))
@@ -67,7 +68,7 @@ func TestThen(t *testing.T) {
 		t.Errorf("ports %q: %+v", ports, got)
 	}
 	answer.From = at.Add(time.Second)
-	got = then(t.Context(), client, q.Service, now, at)
+	got = then(t.Context(), asking.New(client), q.Service, now, at)
 	r := &Report{Question: "web", At: &at, Verdicts: []*explain.Verdict{explain.Explain(q, &explain.Objects{}, got)}}
 	var out bytes.Buffer
 	if err := r.print(&out); err != nil || len(got.Ports) > 0 || !strings.Contains(out.String(), "it remembers nothing before ") ||

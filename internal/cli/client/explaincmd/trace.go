@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/cli/client/asking"
 	"github.com/fairlead/fairlead/internal/cli/parts"
 	"github.com/fairlead/fairlead/internal/explain"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -226,10 +227,10 @@ func (t *tracing) there(ctx context.Context) (*trace.Seen, error) {
 	if t.pod.Name != "" {
 		node = node.Suffix(t.pod.Namespace, t.pod.Name)
 	}
-	text, err := answerOf(ctx, t.query(node))
+	text, err := asking.Answer(ctx, t.query(node))
 	if apierrors.IsForbidden(err) && t.pod.Name != "" {
 		pod := post().Namespace(t.pod.Namespace).Resource("pods").Name(t.pod.Name).SubResource("trace")
-		text, err = answerOf(ctx, t.query(pod))
+		text, err = asking.Answer(ctx, t.query(pod))
 	}
 	switch {
 	case apierrors.IsForbidden(err) && t.pod.Name != "":

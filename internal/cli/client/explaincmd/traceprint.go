@@ -34,6 +34,10 @@ func printTrace(out io.Writer, r *trace.Report) {
 	}
 	line("%s", text)
 	printWay(line, s)
+	if n := r.Next; n != nil {
+		line("\nnext: node %s passed it on by %s to %s on node %s; what that node does with such a packet: %s", n.From, n.Device, n.Address,
+			n.Node, n.Command)
+	}
 	if len(r.Elements) > 0 {
 		fmt.Fprintln(out, "\nread back:")
 		for _, l := range r.Elements[:min(len(r.Elements), maxShown)] {

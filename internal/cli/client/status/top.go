@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/cli/client/asking"
 	"github.com/fairlead/fairlead/internal/runner/api"
 )
 
@@ -218,7 +220,7 @@ func (c *topCommand) nodes(ctx context.Context, client kubernetes.Interface, _, 
 	for i := range nodes.Items {
 		names = append(names, nodes.Items[i].Name)
 	}
-	stats, problems := askAgents[api.Summary](ctx, client, names, summaryPath)
+	stats, problems := askAgents[api.Summary](ctx, asking.New(client), names, summaryPath, nil)
 	r := &topReport{Nodes: []topRow{}, Problems: problems}
 	for i := range nodes.Items {
 		n := &nodes.Items[i]
@@ -251,7 +253,7 @@ func (c *topCommand) pods(ctx context.Context, client kubernetes.Interface, name
 			names[p.Spec.NodeName] = true
 		}
 	}
-	stats, problems := askAgents[api.Summary](ctx, client, slices.Collect(maps.Keys(names)), summaryPath)
+	stats, problems := askAgents[api.Summary](ctx, asking.New(client), slices.Collect(maps.Keys(names)), summaryPath, nil)
 	used := map[string]api.PodStats{}
 	for node, s := range stats {
 		for _, p := range s.Pods {
@@ -290,9 +292,9 @@ func percent(part *uint64, whole int64) *int64 {
 	return new(int64(float64(*part) * 100 / float64(whole)))
 }
 
-// askAgents asks the agents of nodes at a path, all at once, and returns their answers, and why
+// askAgents asks the agents, or the proxies, of nodes at a path, all at once, and returns their answers, and why
 // there is none of others, sorted.
-func askAgents[T any](ctx context.Context, client kubernetes.Interface, nodes []string, path string) (map[string]*T, []string) {
+func askAgents[T any](ctx context.Context, from *asking.Nodes, nodes []string, path string, query url.Values) (map[string]*T, []string) {
 	var mu sync.Mutex
 	out, problems := map[string]*T{}, []string{}
 	var group errgroup.Group
@@ -301,7 +303,7 @@ func askAgents[T any](ctx context.Context, client kubernetes.Interface, nodes []
 		group.Go(func() error {
 			ctx, cancel := context.WithTimeout(ctx, askTimeout)
 			defer cancel()
-			text, err := client.CoreV1().RESTClient().Get().Resource("nodes").Name(name).SubResource("proxy").Suffix(path).DoRaw(ctx)
+			text, err := from.Get(ctx, name, path, query)
 			var answer T
 			if err == nil {
 				err = json.Unmarshal(text, &answer)
@@ -309,7 +311,7 @@ func askAgents[T any](ctx context.Context, client kubernetes.Interface, nodes []
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
-				problems = append(problems, fmt.Sprintf("node %s: its agent does not answer: %s", name, base.PlainLine(base.OneLine(err))))
+				problems = append(problems, fmt.Sprintf("node %s: %s", name, base.PlainLine(asking.WhyNot(err))))
 				return nil
 			}
 			out[name] = &answer

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -17,6 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/cli/client/asking"
 	"github.com/fairlead/fairlead/internal/flows"
 )
 
@@ -36,6 +39,9 @@ type topServicesReport struct {
 	Services []topService `json:"services"`
 	// Problems are the nodes whose counts are missing, and why.
 	Problems []string `json:"problems"`
+	// Nodes are the nodes that have answered, sorted; NotAsked is how many were left out.
+	Nodes    []string `json:"nodes"`
+	NotAsked int      `json:"notAsked,omitempty"`
 
 	answers map[string]*flows.Report // by node
 }
@@ -47,7 +53,9 @@ type topService struct {
 	PerSecond *float64 `json:"connectionsPerSecond,omitempty"`
 }
 
-func topServicesSorts() []string { return []string{"connections", "refused", "dropped", "name"} }
+func topServicesSorts() []string {
+	return []string{"connections", "open", "bytes", "refused", "dropped", "name"}
+}
 
 func newTopServices(g *base.Global) *cobra.Command {
 	c := &topServices{Global: g}
@@ -59,7 +67,11 @@ packets they refused (no endpoint) or dropped (source ranges, policy Local). Nod
 the kernel. Connections of a port are added up while the agent runs; a count of packets begins
 again after a day without such packets. Endpoints that left the Service before the agent began
 are not counted. With --watch the column CONN/S is the rate since the report before. The server
-asks the nodes, which needs the right to get nodes/proxy. Only mode nft counts connections.`,
+asks the nodes, which needs the right to get nodes/proxy. Only mode nft counts connections.
+
+OPEN, SENT and RECEIVED are of the connections that nodes track now: how many, and the bytes
+from clients and to clients, with the headers of IP packets. Nodes count bytes with
+--conntrack-accounting.`,
 		Example: `  fairlead top services
   fairlead top services -A --watch
   fairlead top services web -n shop -o json`,
@@ -90,7 +102,11 @@ func (c *topServices) run(ctx context.Context, args []string) error {
 	if name != "" && c.all {
 		return base.Usagef("a name takes the place of --all-namespaces: give one or the other")
 	}
-	client, namespace, err := c.Client()
+	cfg, namespace, err := c.Load()
+	if err != nil {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		return err
 	}
@@ -100,7 +116,7 @@ func (c *topServices) run(ctx context.Context, args []string) error {
 	var before map[string]*flows.Report
 	var at time.Time
 	for {
-		r, err := c.read(ctx, client, namespace, name)
+		r, err := c.read(ctx, asking.FromHere(client, cfg), namespace, name)
 		if err != nil {
 			return err
 		}
@@ -127,17 +143,46 @@ func (c *topServices) run(ctx context.Context, args []string) error {
 }
 
 // read asks the nodes and adds up their answers.
-func (c *topServices) read(ctx context.Context, client kubernetes.Interface, namespace, name string) (*topServicesReport, error) {
+func (c *topServices) read(ctx context.Context, from *asking.Nodes, namespace, name string) (*topServicesReport, error) {
 	ctx, cancel := context.WithTimeout(ctx, base.RequestTimeout)
 	defer cancel()
 	names := []string{c.node}
 	if c.node == "" {
 		var err error
-		if names, err = base.NodeNames(ctx, client); err != nil {
+		if names, err = base.NodeNames(ctx, from.Client()); err != nil {
 			return nil, err
 		}
 	}
-	answers, problems := askAgents[flows.Report](ctx, client, names, "services")
+	return connectionsOf(ctx, from, names, namespace, name, false, c.sortBy)
+}
+
+// maxNodes bounds the nodes that are asked for a page.
+const maxNodes = 200
+
+// ConnectionsOf shows what nodes count of connections to the Services of a namespace, or of all if it is empty, with the clients that have
+// them: what 'fairlead top services -o json' prints.
+func ConnectionsOf(ctx context.Context, from *asking.Nodes, namespace string) (any, error) {
+	ctx, cancel := context.WithTimeout(ctx, base.RequestTimeout)
+	defer cancel()
+	names, err := base.NodeNames(ctx, from.Client())
+	if err != nil {
+		return nil, err
+	}
+	n := min(len(names), maxNodes)
+	r, err := connectionsOf(ctx, from, names[:n], namespace, "", true, "connections")
+	if err == nil {
+		r.NotAsked = len(names) - n
+	}
+	return r, err
+}
+
+func connectionsOf(ctx context.Context, from *asking.Nodes, names []string, namespace, name string, clients bool, sortBy string) (
+	*topServicesReport, error) {
+	var query url.Values
+	if clients {
+		query = url.Values{"clients": {"true"}}
+	}
+	answers, problems := askAgents[flows.Report](ctx, from, names, "services", query)
 	if len(answers) == 0 && len(problems) > 0 {
 		return nil, errors.New(strings.Join(problems, "; "))
 	}
@@ -146,14 +191,39 @@ func (c *topServices) read(ctx context.Context, client kubernetes.Interface, nam
 			problems = append(problems, fmt.Sprintf("node %s counts no connections, only refused and dropped packets: mode nft does", node))
 		}
 	}
-	r := &topServicesReport{Services: []topService{}, Problems: problems, answers: answers}
+	problems = append(problems, uncounted(answers)...)
+	r := &topServicesReport{Services: []topService{}, Problems: problems, answers: answers, Nodes: slices.Sorted(maps.Keys(answers))}
+	if r.Nodes == nil {
+		r.Nodes = []string{}
+	}
 	for _, p := range sum(answers) {
 		if (namespace == "" || p.Namespace == namespace) && (name == "" || p.Service == name) {
 			r.Services = append(r.Services, topService{Port: p})
 		}
 	}
-	slices.SortFunc(r.Services, func(a, b topService) int { return compareServices(c.sortBy, &a.Port, &b.Port) })
+	slices.SortFunc(r.Services, func(a, b topService) int { return compareServices(sortBy, &a.Port, &b.Port) })
 	return r, nil
+}
+
+// uncounted are the nodes that do not tell what open connections carry.
+func uncounted(answers map[string]*flows.Report) (problems []string) {
+	for _, node := range slices.Sorted(maps.Keys(answers)) {
+		switch a := answers[node]; {
+		case a.Problem != "":
+			problems = append(problems, fmt.Sprintf("node %s: open connections are not known: %s", node, base.PlainLine(a.Problem)))
+		case !a.CountsBytes:
+			problems = append(problems, fmt.Sprintf("node %s counts no bytes: --conntrack-accounting of its agent or proxy does, "+
+				"for connections that begin after that", node))
+		}
+	}
+	return problems
+}
+
+func openOf(p *flows.Port) uint64 {
+	if p.Open == nil {
+		return 0
+	}
+	return p.Open.Connections
 }
 
 func compareServices(by string, a, b *flows.Port) int {
@@ -161,6 +231,10 @@ func compareServices(by string, a, b *flows.Port) int {
 	switch by {
 	case "connections":
 		first = cmp.Compare(b.Connections, a.Connections)
+	case "open":
+		first = cmp.Compare(openOf(b), openOf(a))
+	case "bytes":
+		first = cmp.Compare(b.Open.Bytes(), a.Open.Bytes())
 	case "refused":
 		first = cmp.Compare(b.Refused, a.Refused)
 	case "dropped":
@@ -172,19 +246,25 @@ func compareServices(by string, a, b *flows.Port) int {
 // sum adds up the counts of nodes, sorted.
 func sum(answers map[string]*flows.Report) []flows.Port {
 	type key [4]string
-	ports, endpoints := map[key]*flows.Port{}, map[key]map[string]uint64{}
+	ports, endpoints, clients := map[key]*flows.Port{}, map[key]map[string]flows.Endpoint{}, map[key]map[string]*flows.Open{}
 	for _, r := range answers {
 		for _, p := range r.Ports {
 			k := key{p.Namespace, p.Service, p.Port, p.Protocol}
 			if ports[k] == nil {
 				ports[k] = &flows.Port{Namespace: p.Namespace, Service: p.Service, Port: p.Port, Protocol: p.Protocol}
-				endpoints[k] = map[string]uint64{}
+				endpoints[k], clients[k] = map[string]flows.Endpoint{}, map[string]*flows.Open{}
 			}
 			ports[k].Connections += p.Connections
 			ports[k].Refused += p.Refused
 			ports[k].Dropped += p.Dropped
+			ports[k].Open = ports[k].Open.Add(p.Open)
 			for _, e := range p.Endpoints {
-				endpoints[k][e.Address] += e.Connections
+				has := endpoints[k][e.Address]
+				endpoints[k][e.Address] = flows.Endpoint{Address: e.Address, Connections: has.Connections + e.Connections, Open: has.Open.Add(e.Open)}
+			}
+			for i := range p.Clients {
+				c := &p.Clients[i]
+				clients[k][c.Address] = clients[k][c.Address].Add(&c.Open)
 			}
 		}
 	}
@@ -192,8 +272,12 @@ func sum(answers map[string]*flows.Report) []flows.Port {
 	for k, p := range ports {
 		p.Endpoints = []flows.Endpoint{}
 		for _, a := range slices.Sorted(maps.Keys(endpoints[k])) {
-			p.Endpoints = append(p.Endpoints, flows.Endpoint{Address: a, Connections: endpoints[k][a]})
+			p.Endpoints = append(p.Endpoints, endpoints[k][a])
 		}
+		for a, o := range clients[k] {
+			p.Clients = append(p.Clients, flows.Client{Address: a, Open: *o})
+		}
+		p.Clients = flows.TopClients(p.Clients)
 		out = append(out, *p)
 	}
 	slices.SortFunc(out, func(a, b flows.Port) int { return a.Compare(&b) })
@@ -233,14 +317,34 @@ func (r *topServicesReport) rates(before map[string]*flows.Report, since time.Du
 
 func (r *topServicesReport) print(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 4, 3, ' ', 0)
-	fmt.Fprintln(w, "NAMESPACE\tNAME\tPORT\tPROTOCOL\tCONN/S\tCONNECTIONS\tREFUSED\tDROPPED\tENDPOINTS")
+	fmt.Fprintln(w, "NAMESPACE\tNAME\tPORT\tPROTOCOL\tCONN/S\tCONNECTIONS\tOPEN\tSENT\tRECEIVED\tREFUSED\tDROPPED\tENDPOINTS")
 	for _, s := range r.Services {
 		rate := "-"
 		if s.PerSecond != nil {
 			rate = fmt.Sprintf("%.1f", *s.PerSecond)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\n", s.Namespace, s.Service, cmp.Or(s.Port.Port, "-"), s.Protocol, rate,
-			s.Connections, s.Refused, s.Dropped, len(s.Endpoints))
+		open, sent, received := "-", "-", "-"
+		if o := s.Open; o != nil {
+			open = strconv.FormatUint(o.Connections, 10)
+			if o.Connections == 0 || o.Bytes() > 0 {
+				sent, received = size(o.Sent.Bytes), size(o.Received.Bytes)
+			}
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%d\t%d\t%d\n", s.Namespace, s.Service, cmp.Or(s.Port.Port, "-"), s.Protocol,
+			rate, s.Connections, open, sent, received, s.Refused, s.Dropped, len(s.Endpoints))
 	}
 	return w.Flush()
+}
+
+// size is a number of bytes for people.
+func size(n uint64) string {
+	if n < 1<<10 {
+		return fmt.Sprintf("%dB", n)
+	}
+	value, unit := float64(n)/(1<<10), 0
+	for value >= 1<<10 && unit < 3 {
+		value /= 1 << 10
+		unit++
+	}
+	return fmt.Sprintf("%.1f%ciB", value, "KMGT"[unit])
 }

@@ -1,0 +1,179 @@
+// Package asking asks the nodes of a cluster what they have, with the rights of a user: agents by the API server, and nodes where only
+// 'fairlead proxy' runs by the Pod of the proxy.
+package asking
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/cli/base"
+)
+
+const (
+	// Timeout bounds a question to one node.
+	Timeout = 10 * time.Second
+	// maxAnswer bounds the answer of a node, in bytes: what a machine sends is not trusted.
+	maxAnswer = 32 << 20
+	// hereTimeout bounds the question whether this machine is a node.
+	hereTimeout = 2 * time.Second
+)
+
+// Nodes asks nodes. It is safe for concurrent use.
+type Nodes struct {
+	client kubernetes.Interface
+	config *rest.Config
+	here   string
+
+	once sync.Once // guards what follows
+	// proxies are the Pods of 'fairlead proxy' by node; unlisted is why they are not known.
+	proxies  map[string]*corev1.Pod
+	unlisted error
+	self     string // the node that this machine is, empty if it is none
+}
+
+// New returns Nodes that only ask agents.
+func New(client kubernetes.Interface) *Nodes { return &Nodes{client: client} }
+
+// For returns Nodes that ask a node without an agent by the Pod of its proxy, with the rights of cfg.
+func For(client kubernetes.Interface, cfg *rest.Config) *Nodes {
+	return &Nodes{client: client, config: cfg}
+}
+
+// FromHere is For, for a user of this machine: the proxy of this machine is asked on loopback, without a right.
+func FromHere(client kubernetes.Interface, cfg *rest.Config) *Nodes {
+	return &Nodes{client: client, config: cfg, here: fmt.Sprintf("127.0.0.1:%d", defaultPort)}
+}
+
+// Client has the rights of the user.
+func (n *Nodes) Client() kubernetes.Interface { return n.client }
+
+// Get asks a node at a path of its agent or its proxy. WhyNot tells its error.
+func (n *Nodes) Get(ctx context.Context, node, path string, query url.Values) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	defer cancel()
+	request := n.client.CoreV1().RESTClient().Get().Resource("nodes").Name(node).SubResource("proxy").Suffix(path)
+	for name, values := range query {
+		for _, v := range values {
+			request.Param(name, v)
+		}
+	}
+	text, err := Answer(ctx, request)
+	if err == nil || n.config == nil || !base.IsAnswer(err) || apierrors.IsBadRequest(err) || apierrors.IsTooManyRequests(err) {
+		return text, err
+	}
+	n.once.Do(func() { n.look(ctx) })
+	where := path
+	if len(query) > 0 {
+		where += "?" + query.Encode()
+	}
+	if n.self == node {
+		code, text, hereErr := base.GetLocal(ctx, n.here, "/"+where)
+		if hereErr == nil && code == http.StatusOK {
+			return text, nil
+		}
+	}
+	pod := n.proxies[node]
+	if pod == nil {
+		return nil, &noAgent{err, n.unlisted}
+	}
+	if text, err = n.byPod(ctx, pod, where); err != nil {
+		return nil, &noProxy{pod, err}
+	}
+	return text, nil
+}
+
+// Answer reads the answer of an agent to a request.
+func Answer(ctx context.Context, request *rest.Request) ([]byte, error) {
+	body, err := request.Stream(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close()
+	return readAnswer(body)
+}
+
+func readAnswer(from io.Reader) ([]byte, error) {
+	text, err := io.ReadAll(io.LimitReader(from, maxAnswer+1))
+	if err == nil && len(text) > maxAnswer {
+		err = fmt.Errorf("its answer is longer than %d MiB", maxAnswer>>20)
+	}
+	return text, err
+}
+
+// look finds the proxies of the cluster, and the node that this machine is.
+func (n *Nodes) look(ctx context.Context) {
+	n.proxies, n.unlisted = proxies(ctx, n.client)
+	if n.here == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, hereTimeout)
+	defer cancel()
+	var status struct {
+		Node string `json:"node"`
+	}
+	if code, text, err := base.GetLocal(ctx, n.here, "/status"); err == nil && code == http.StatusOK && json.Unmarshal(text, &status) == nil {
+		n.self = status.Node
+	}
+}
+
+// noAgent is the error of a node without an agent and without a Pod of a proxy.
+type noAgent struct{ err, unlisted error }
+
+func (e *noAgent) Error() string { return base.OneLine(e.err) }
+func (e *noAgent) Unwrap() error { return e.err }
+
+// noProxy is the error of a node whose proxy has not answered.
+type noProxy struct {
+	pod *corev1.Pod
+	err error
+}
+
+func (e *noProxy) Error() string { return base.OneLine(e.err) }
+func (e *noProxy) Unwrap() error { return e.err }
+
+// WhyNot is why a node has not answered, by the error of Get.
+func WhyNot(err error) string {
+	var proxy *noProxy
+	if errors.As(err, &proxy) {
+		name := "Pod " + proxy.pod.Namespace + "/" + proxy.pod.Name
+		if apierrors.IsForbidden(err) {
+			return fmt.Sprintf("it takes the right to create pods/portforward in %s to ask its proxy, %s", proxy.pod.Namespace, name)
+		}
+		return fmt.Sprintf("its proxy, %s, does not answer: %s", name, base.OneLine(err))
+	}
+	var agent *noAgent
+	unlisted := errors.As(err, &agent) && agent.unlisted != nil
+	switch {
+	case apierrors.IsForbidden(err) && unlisted:
+		return "it takes the right to get nodes/proxy to ask it, or, where only fairlead proxy runs, to list pods and create " +
+			"pods/portforward in " + namespace
+	case apierrors.IsForbidden(err):
+		return "it takes the right to get nodes/proxy to ask it"
+	case apierrors.IsNotFound(err) && unlisted:
+		return "no agent of fairlead answers there, and it takes the rights to list pods and create pods/portforward in " + namespace +
+			" to ask its proxy"
+	case apierrors.IsNotFound(err):
+		return "no agent of fairlead answers there, and " + namespace + " has no ready Pod of fairlead proxy for it"
+	}
+	return "its agent does not answer: " + base.OneLine(err)
+}
+
+// ThereItself reports that the node has, or may have, a proxy that a command on the node can ask without a right.
+func ThereItself(err error) bool {
+	var agent *noAgent
+	var proxy *noProxy
+	return errors.As(err, &proxy) || errors.As(err, &agent) && strings.Contains(WhyNot(err), "portforward")
+}
