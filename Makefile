@@ -58,6 +58,10 @@ migrate-test: setup build kubectl test-apiserver kube-proxy ## the way from the 
 
 # The packages whose tests only need an API, or run the manifests, the chart and migrations.
 kubernetes-test: setup build kubectl test-apiserver kube-proxy ## tests of what runs on a real Kubernetes, on the real kube-apiserver, controllers and scheduler
+	go -C test/helm $(COMPILE) helm.sh/helm/v3/cmd/helm
+	go -C test/hubble $(COMPILE) github.com/cilium/cilium/hubble
+	go -C test/metallb $(COMPILE) go.universe.tf/metallb/speaker go.universe.tf/metallb/controller
+	$(FETCH_CONFORMANCE)
 	$(MAKE) -C bench $(addprefix bin/,etcd kube-apiserver kube-controller-manager kube-scheduler kube-prestop)
 	FAIRLEAD_KUBERNETES=$(CURDIR)/bench/bin FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin \
 	go test -p 1 -v -count=1 -timeout 60m ./deploy/... ./internal/election ./internal/lb/v1

@@ -1,5 +1,5 @@
-// Command kube-scheduler is the published kube-scheduler of Kubernetes, built here as the peer
-// that fairlead is measured against.
+// Command kube-scheduler is the published kube-scheduler of Kubernetes, built here for the tests that run on its control
+// plane.
 package main
 
 import (
