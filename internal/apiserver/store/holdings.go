@@ -32,7 +32,8 @@ const (
 type source interface {
 	// changes begins to follow what is written from from to end after the revision that it returns. next waits for some changes; stop
 	// ends it.
-	changes(ctx context.Context, from, end []byte) (revision int64, next func(context.Context) ([]*mvccpb.Event, error), stop func(), err error)
+	changes(ctx context.Context, from, end []byte) (
+		revision int64, next func(context.Context) ([]*mvccpb.Event, error), stop func(), err error)
 	// page returns the first objects from from to end at a revision, at most holdingsPage.
 	page(ctx context.Context, from, end []byte, revision int64) ([]*mvccpb.KeyValue, error)
 	// remove removes objects in one transaction.

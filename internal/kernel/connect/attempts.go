@@ -129,11 +129,11 @@ func (p *Programs) EndAttempt(a *Attempt) error {
 func (p *Programs) Choose(a *Attempt) (to netip.AddrPort, vain bool, err error) {
 	// Twice, as the programs do: the list that a frontend had may be gone when its slot is looked up.
 	for range 2 {
-		front, err := p.route(a.Front)
+		front, err := p.maps.route(a.Front)
 		if front == nil {
 			return to, err == nil, err
 		}
-		list, known, err := p.listFor(front, a)
+		list, known, err := p.maps.listFor(front, a, p.cookie)
 		if list < 0 {
 			return to, known, err
 		}
@@ -153,11 +153,11 @@ func (p *Programs) Choose(a *Attempt) (to netip.AddrPort, vain bool, err error) 
 }
 
 // route returns what a connection with an address of TCP finds, nil for nothing: find of connect.c.
-func (p *Programs) route(at netip.AddrPort) (*programFront, error) {
+func (m *programMaps) route(at netip.AddrPort) (*programFront, error) {
 	lookup := func(f Front) (*programFront, error) {
 		var front programFront
 		k := f.key()
-		switch err := p.maps.Fronts.Lookup(&k, &front); {
+		switch err := m.Fronts.Lookup(&k, &front); {
 		case errors.Is(err, ebpf.ErrKeyNotExist):
 			return nil, nil
 		case err != nil:
@@ -170,7 +170,7 @@ func (p *Programs) route(at netip.AddrPort) (*programFront, error) {
 		return front, err
 	}
 	k, is := as16(at.Addr()), uint8(0)
-	if err := p.maps.Nodes.Lookup(&k, &is); err != nil {
+	if err := m.Nodes.Lookup(&k, &is); err != nil {
 		return nil, problem("read the node's addresses", gone(err))
 	}
 	all := netip.IPv4Unspecified()
@@ -181,13 +181,13 @@ func (p *Programs) route(at netip.AddrPort) (*programFront, error) {
 }
 
 // listFor returns which list of a frontend the client of an attempt is sent to, below 0 for none, and whether the client is known:
-// list_for of connect.c.
-func (p *Programs) listFor(front *programFront, a *Attempt) (list int, known bool, err error) {
-	if a.namespace == p.cookie {
+// list_for of connect.c. home is the cookie of the node's namespace.
+func (m *programMaps) listFor(front *programFront, a *Attempt, home uint64) (list int, known bool, err error) {
+	if a.namespace == home {
 		return int(front.Split), true, nil
 	}
 	var c programClient
-	if err := p.maps.Clients.Lookup(a.namespace, &c); err != nil || c.State == stateAsked {
+	if err := m.Clients.Lookup(a.namespace, &c); err != nil || c.State == stateAsked {
 		return -1, false, problem("read a client", gone(err))
 	}
 	six := 0
