@@ -3,6 +3,7 @@ package iptables
 import (
 	"context"
 	"os/exec"
+	"strings"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/svc"
@@ -91,6 +92,11 @@ func TestSaveOfAnotherTable(t *testing.T) {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		intact("changed", false)
+		nat, _, _ := strings.Cut(ours, "*filter")
+		if err := watched.Restore(t.Context(), []byte(nat)); err != nil { // from now on only the mark has the change
+			t.Fatal(err)
+		}
+		intact("written since", false)
 		save(watched, "nat")
 		intact("another table was read", false)
 		save(watched.Unwatched(), "filter")
