@@ -70,7 +70,8 @@ func (c *cluster) before(examples string) (end func()) {
 		c.t.Fatal("examples/debugging.yaml has nothing that comes later")
 	}
 	c.apply(first)
-	c.kubectl("patch", "service", "ranged", "--subresource=status", "--patch", `{"status":{"loadBalancer":{"ingress":[{"ip":"203.0.113.90"}]}}}`)
+	c.kubectl("patch", "service", "ranged", "--subresource=status", "--patch",
+		`{"status":{"loadBalancer":{"ingress":[{"ip":"203.0.113.90"}]}}}`)
 	testbed.Until(c.t, "the endpoint that keeps clients", func() error {
 		if out := process.Output(c.t, c.fairlead(c.server, "explain", "sticky")); !strings.Contains(out, string(explain.NoRoute)) {
 			return errors.New(out)

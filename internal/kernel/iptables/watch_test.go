@@ -88,7 +88,8 @@ func TestSaveOfAnotherTable(t *testing.T) {
 		save(watched, "nat")
 		save(watched, "filter")
 		intact("read", true)
-		if out, err := exec.CommandContext(t.Context(), "iptables-legacy", "-w", "30", "-t", "filter", "-F", "MINE").CombinedOutput(); err != nil {
+		flush := exec.CommandContext(t.Context(), "iptables-legacy", "-w", "30", "-t", "filter", "-F", "MINE")
+		if out, err := flush.CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		intact("changed", false)
