@@ -57,8 +57,8 @@ type Asked struct {
 }
 
 // Looker is an Applier that can read back single frontends. Look may be called at any time, beside the other
-// methods: what Apply writes meanwhile may be seen in part. The order of the result is that of fronts; client is one whose affinity is asked
-// for, not valid for none.
+// methods: what Apply writes at that time may be seen in part. The order of the result is that of fronts; client is
+// one whose affinity is asked for, not valid for none.
 type Looker interface {
 	Look(ctx context.Context, fronts []Asked, client netip.Addr) ([]Installed, error)
 }

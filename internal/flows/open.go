@@ -18,7 +18,7 @@ const (
 	maxKnown   = 20_000
 )
 
-// Open are the connections to a Service that connection tracking has now and that are not closed, in every mode: those of IPVS if
+// Open are the connections to a Service that connection tracking has now and that are not closed, in every mode: also of IPVS if
 // net.ipv4.vs.conntrack is on, and flows of UDP until they are forgotten.
 type Open struct {
 	Connections uint64 `json:"connections"`
@@ -41,7 +41,7 @@ func (o *Open) Add(more *Open) *Open {
 	}
 }
 
-// Bytes are those of both directions.
+// Bytes adds up both directions.
 func (o *Open) Bytes() uint64 {
 	if o == nil {
 		return 0

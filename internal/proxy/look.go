@@ -55,7 +55,7 @@ const maxLooks = 4
 // addresses, one of each family at most, of a client whose affinity is asked for. It waits for the programming that is under way;
 // programming does not wait for it.
 func (p *Proxy) Look(ctx context.Context, choose func(*table.Table) []*table.ServicePort, clients []netip.Addr) (*View, error) {
-	v, err := p.intended(ctx, choose)
+	v, err := intended(ctx, p, choose)
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +63,7 @@ func (p *Proxy) Look(ctx context.Context, choose func(*table.Table) []*table.Ser
 		if err := v.read(ctx, p.opts.Dataplane, clients); err != nil {
 			return nil, err
 		}
-		after, err := p.intended(ctx, choose)
+		after, err := intended(ctx, p, choose)
 		if err != nil {
 			return nil, err
 		}
@@ -81,7 +81,7 @@ func same(a, b ViewedPort) bool {
 }
 
 // intended asks the loop for a View without what is read back.
-func (p *Proxy) intended(ctx context.Context, choose func(*table.Table) []*table.ServicePort) (*View, error) {
+func intended(ctx context.Context, p *Proxy, choose func(*table.Table) []*table.ServicePort) (*View, error) {
 	answer := make(chan *View, 1)
 	select {
 	case p.looks <- look{choose, answer}:

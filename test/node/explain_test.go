@@ -23,10 +23,10 @@ import (
 // programmed yet it explains a moment later.
 func (c *cluster) stories() {
 	c.t.Helper()
-	c.apply(mustRead(c.t, "../../examples/debugging.yaml"))
+	defer c.before(mustRead(c.t, "../../examples/debugging.yaml"))()
 	page := mustRead(c.t, "../../docs/debugging.md")
 	blocks := regexp.MustCompile("(?ms)^<!-- run by test/node/explain_test.go -->\n```console\n(.*?)^```").FindAllStringSubmatch(page, -1)
-	if len(blocks) != 18 {
+	if len(blocks) != 21 {
 		c.t.Fatalf("docs/debugging.md has %d blocks to run", len(blocks))
 	}
 	for _, b := range blocks {
@@ -59,6 +59,33 @@ func (c *cluster) stories() {
 			return nil
 		})
 	}
+}
+
+// before applies the examples, and does what happened before the stories: the status has an address, a client was kept at an endpoint
+// before there were others, and another program removes a Service from the kernel until the function that it returns is called.
+func (c *cluster) before(examples string) (end func()) {
+	c.t.Helper()
+	first, later, ok := strings.Cut(examples, "# Later ")
+	if !ok {
+		c.t.Fatal("examples/debugging.yaml has nothing that comes later")
+	}
+	c.apply(first)
+	c.kubectl("patch", "service", "ranged", "--subresource=status", "--patch",
+		`{"status":{"loadBalancer":{"ingress":[{"ip":"203.0.113.90"}]}}}`)
+	testbed.Until(c.t, "the endpoint that keeps clients", func() error {
+		if out := process.Output(c.t, c.fairlead(c.server, "explain", "sticky")); !strings.Contains(out, string(explain.NoRoute)) {
+			return errors.New(out)
+		}
+		return nil
+	})
+	_, stderr, code := process.Result(c.t, c.node.Command(c.t.Context(), "curl", "--max-time", "1", "http://10.96.77.79"))
+	if code != noAnswer {
+		c.t.Errorf("an endpoint that does not answer: exit code %d: %s", code, stderr)
+	}
+	c.apply("# " + later)
+	remove := "while :; do nft delete element ip fairlead vips '{ 10.96.77.80 . tcp . 80 }' 2>/dev/null; sleep 0.02; done"
+	other := process.Start(c.t, c.node.Command(c.t.Context(), "sh", "-c", remove))
+	return other.Kill
 }
 
 // noAnswer is the exit code of curl when the time is over.

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net/netip"
 	"os/exec"
 	"path/filepath"
 	"reflect"
@@ -147,6 +148,8 @@ func (c *cluster) page() {
 	at := c.api.Config.Host + "/ui"
 	program := process.Build(c.t, "test/browser", ".")
 	b := newBrowser(c.t, c.on(c.server, program))
+	open := c.hold(netip.MustParseAddrPort(c.frontend("my-service")))
+	defer open.Close()
 	b.do("open", at)
 	axe, err := filepath.Abs("../browser/testdata/axe.min.js")
 	if err != nil {
@@ -196,6 +199,7 @@ func (c *cluster) page() {
 	b.do("wait", "!document.querySelector('.detail').innerText.includes('has changed since')")
 	b.accessible("explain")
 	c.causes(b)
+	c.asks(b)
 
 	b.do("eval", "location.hash = '#/map'")
 	b.do("into", "#search", "text", "default/late")
@@ -215,10 +219,13 @@ func (c *cluster) page() {
 	b.do("eval", "location.hash = '#/map/default/typo'")
 	b.shows(".detail .line li", "Hostile: <img src=x onerror=throw(1)>")
 	b.do("eval", "location.hash = '#/map/default/%'")
+	b.do("into", "#search", "text", "default/late") // only the rows in sight are in the document
 	b.shows(".map", "default/late")
 	b.do("eval", "location.hash = '#/changes'")
 	b.accessible("changes")
 	c.manyServices(b)
+	c.measures(b)
+	c.manyPages(token)
 	c.seen(b)
 
 	b.do("open", at)

@@ -58,7 +58,8 @@ func (k *Flags) Pages(g *base.Global, mode string) (map[string]http.Handler, err
 	flagz.Install(p, component, flagz.NamedFlagSetsReader{
 		FlagSets: cliflag.NamedFlagSets{FlagSets: map[string]*pflag.FlagSet{"generic": k.flags}},
 	})
-	listed := append(slices.Collect(maps.Keys(p)), "/explain", "/healthz", "/history", "/metrics", "/proxyMode", "/services", "/status", statusz.DefaultStatuszPath)
+	listed := append(slices.Collect(maps.Keys(p)), "/explain", "/healthz", "/history", "/metrics", "/proxyMode", "/services", "/status",
+		statusz.DefaultStatuszPath)
 	slices.Sort(listed)
 	statusz.Install(p, component, statusz.NewRegistry(compatibility.DefaultBuildEffectiveVersion(), statusz.WithListedPaths(listed)))
 	return p, nil

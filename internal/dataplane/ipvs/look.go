@@ -47,7 +47,7 @@ func (m *Mode) Look(ctx context.Context, fronts []dataplane.Asked, _ netip.Addr)
 	return out, nil
 }
 
-// looks has the sockets of Look, beside those of the user of the Mode.
+// looks has the sockets of Look, beside the ones of the user of the Mode.
 type looks struct {
 	mu     sync.Mutex
 	kernel *kernel // without a device; nil before the first Look

@@ -27,7 +27,7 @@ type Usage struct {
 	Client   netip.Addr
 	// OrigDst is where the client sent to, ReplySrc who answers.
 	OrigDst, ReplySrc netip.AddrPort
-	// Sent is from the client, Received what it got. Bytes are those of IP packets, with their headers.
+	// Sent is from the client, Received what it got. Bytes count whole IP packets, with their headers.
 	Sent, Received Traffic
 	// Closed reports a connection of TCP that both ends have closed, which is remembered for a while.
 	Closed bool

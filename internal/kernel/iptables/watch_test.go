@@ -3,6 +3,7 @@ package iptables
 import (
 	"context"
 	"os/exec"
+	"strings"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/svc"
@@ -87,10 +88,16 @@ func TestSaveOfAnotherTable(t *testing.T) {
 		save(watched, "nat")
 		save(watched, "filter")
 		intact("read", true)
-		if out, err := exec.CommandContext(t.Context(), "iptables-legacy", "-w", "30", "-t", "filter", "-F", "MINE").CombinedOutput(); err != nil {
+		flush := exec.CommandContext(t.Context(), "iptables-legacy", "-w", "30", "-t", "filter", "-F", "MINE")
+		if out, err := flush.CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		intact("changed", false)
+		nat, _, _ := strings.Cut(ours, "*filter")
+		if err := watched.Restore(t.Context(), []byte(nat)); err != nil { // from now on only the mark has the change
+			t.Fatal(err)
+		}
+		intact("written since", false)
 		save(watched, "nat")
 		intact("another table was read", false)
 		save(watched.Unwatched(), "filter")

@@ -25,7 +25,7 @@ import (
 )
 
 const (
-	// namespace, labels and defaultPort are those of deploy/kubernetes/proxy.yaml. A Pod of another namespace does not speak for a node:
+	// namespace, labels and defaultPort are as in deploy/kubernetes/proxy.yaml. A Pod of another namespace does not speak for a node:
 	// tenants may create it.
 	namespace   = metav1.NamespaceSystem
 	labels      = "app.kubernetes.io/name=fairlead-proxy"
@@ -110,7 +110,7 @@ func (n *Nodes) byPod(ctx context.Context, p *corev1.Pod, where string) ([]byte,
 	}
 	answer, err := http.ReadResponse(bufio.NewReader(data), q)
 	if err != nil {
-		// What the kubelet says of a port that it cannot reach.
+		// The kubelet gives the reason for a port that it cannot reach.
 		if why, readErr := readAnswer(problems); readErr == nil && len(why) > 0 {
 			return nil, errors.New(strings.TrimSpace(string(why)))
 		}

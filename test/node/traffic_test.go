@@ -1,0 +1,229 @@
+package node
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/testbed"
+)
+
+// keepsSeries gives the page answers of nodes, and compares what it makes of them: rates between answers of the same nodes, none over a
+// gap or after a count that began again, and at most so many points and Services.
+const keepsSeries = `Promise.all([import('/ui/flows.js'), import('/ui/model.js')]).then(([f, m]) => {
+	const service = (name, connections, lost) => ({ namespace: 'many', service: name, connections, refusedPackets: lost, droppedPackets: 0,
+		open: { connections: 2, sent: { bytes: 3 }, received: { bytes: 2048 } },
+		clients: [{ address: '198.51.100.1', connections: 2, sent: { bytes: 3 }, received: { bytes: 2048 } }] });
+	const at = (t, nodes, ...services) => f.take({ services, nodes, problems: [] }, t);
+	const rates = (name) => f.seriesOf('many/' + name).map((p) => p.rate + '/' + p.errors).join(' ');
+	const say = [];
+	f.flows.at = 0;
+	at(1000e3, ['a'], service('s101', 100, 5), service('s102', 1, 0));
+	at(1010e3, ['a'], service('s101', 120, 5), service('s102', 1, 0));
+	at(1020e3, ['a', 'b'], service('s101', 900, 5));
+	at(1030e3, ['a', 'b'], service('s101', 910, 25));
+	at(1200e3, ['a', 'b'], service('s101', 99999, 25));
+	at(1210e3, ['a', 'b'], service('s101', 7, 0));
+	at(1220e3, ['a', 'b'], service('s101', 7, 0));
+	say.push(rates('s101'), rates('s102'), JSON.stringify(f.flows.by.get('many/s101').clients));
+	for (let i = 1; i <= 500; i++) at(1220e3 + i * 10e3, ['a', 'b'], service('s101', 7 + i, 0));
+	say.push(f.seriesOf('many/s101').length);
+	const all = (n) => [...Array(700)].map((_, i) => service('s' + i, n, 0));
+	at(9000e3, ['a'], ...all(1000));
+	at(9010e3, ['a'], ...all(2000));
+	say.push([...Array(700)].filter((_, i) => f.seriesOf('many/s' + i).length).length);
+	const kept = m.state.services.get('many/s699');
+	m.state.services.delete('many/s699');
+	at(9020e3, ['a'], ...all(3000));
+	say.push(f.seriesOf('many/s699').length);
+	m.state.services.set('many/s699', kept);
+	return say.join('|');
+})`
+
+// asks looks for who has a connection to a Service, on the map and beside the explanation.
+func (c *cluster) asks(b *browser) {
+	c.t.Helper()
+	b.do("into", "#search", "text", "default/my-service")
+	b.shows(".row .asks", " open", "node "+c.node.Name())
+	b.do("eval", "location.hash = '#/map/default/my-service'")
+	b.shows(".detail [aria-label=Clients]", "node "+c.node.Name()+" ("+c.node.Addr4().String()+")")
+}
+
+// measures draws what the page keeps of Services that are there in thousands, and measures the first paint, and frames while 200
+// Services change ten times a second. A slow machine has fewer frames also while nothing changes: that is the bound.
+func (c *cluster) measures(b *browser) {
+	c.t.Helper()
+	var say string
+	if err := json.Unmarshal(b.do("eval", keepsSeries), &say); err != nil ||
+		say != `2/0 1/2 0/0||[{"address":"198.51.100.1","open":2,"sent":3,"received":2048}]|360|500|0` {
+		c.t.Errorf("the page keeps %s, %v", say, err)
+	}
+	b.do("eval", "location.hash = '#/map/many/s600'")
+	b.shows(".detail figure", "connections a second: now", "at most")
+	b.accessible("traffic")
+	b.do("eval", "location.hash = '#/map'")
+	b.do("into", "#search", "text", "many/")
+	const frames = `import('/ui/model.js').then(({ state, setService, changed }) => new Promise((done) => {
+		const count = (each, then) => {
+			const begin = performance.now();
+			let n = 0;
+			let next = begin;
+			const frame = (now) => {
+				n++;
+				if (now >= next) { next = now + 100; each(); }
+				if (now - begin < 3000) requestAnimationFrame(frame); else then(n / (now - begin) * 1000);
+			};
+			requestAnimationFrame(frame);
+		};
+		let round = 0;
+		const change = () => {
+			round++;
+			for (let i = 0; i < 200; i++) {
+				const s = state.services.get('many/s' + (1000 + i));
+				setService(s.key, { ...s, version: String(round), type: round % 2 ? 'NodePort' : 'ClusterIP' });
+			}
+			changed();
+		};
+		count(() => {}, (idle) => count(change, (busy) => done([idle, busy, round])));
+	}))`
+	var got [3]float64
+	if err := json.Unmarshal(b.do("eval", frames), &got); err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Logf("%.0f frames a second while nothing changes, %.0f while 200 of 10,000 Services change %.0f times in 3 s", got[0], got[1], got[2])
+	if got[1] < got[0]/4 {
+		c.t.Errorf("%.1f frames a second while Services change, %.1f while nothing does", got[1], got[0])
+	}
+	var paint float64
+	if err := json.Unmarshal(b.do("eval", "performance.getEntriesByName('first-contentful-paint')[0].startTime"), &paint); err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Logf("the first paint was after %.0f ms", paint)
+	if paint > float64(testbed.Patience/time.Millisecond)/2 {
+		c.t.Errorf("the first paint was after %.0f ms", paint)
+	}
+}
+
+// pages is how many pages are open, and pagesFor how long they are measured.
+const (
+	pages    = 50
+	pagesFor = 12 * time.Second
+)
+
+// manyPages makes the requests of pages, beside each other, and measures the processor time of the server: once the lists are read, a page
+// costs what changes, and the questions about connections, which all pages of a user share.
+func (c *cluster) manyPages(token string) {
+	c.t.Helper()
+	ctx, stop := context.WithCancel(c.t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer stop()
+	before := c.serverTime()
+	time.Sleep(pagesFor / 4)
+	idle := (c.serverTime() - before) * 4
+	dial := func(ctx context.Context, _, to string) (net.Conn, error) {
+		at, err := netip.ParseAddrPort(to)
+		if err != nil {
+			return nil, err
+		}
+		return c.server.Dial(ctx, svc.TCP, at)
+	}
+	client := &http.Client{Transport: &http.Transport{
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // the server of the test
+		DialContext:     dial, ForceAttemptHTTP2: true,
+	}}
+	get := func(path string) (*http.Response, error) {
+		q, err := http.NewRequestWithContext(ctx, http.MethodGet, c.api.Config.Host+path, http.NoBody)
+		if err != nil {
+			return nil, err
+		}
+		q.Header.Set("Authorization", "Bearer "+token)
+		q.Header.Set("Accept", "application/json")
+		answer, err := client.Do(q)
+		if err == nil && answer.StatusCode != http.StatusOK {
+			answer.Body.Close()
+			err = fmt.Errorf("%s: %s", path, answer.Status)
+		}
+		return answer, err
+	}
+	var failed atomic.Value
+	var watching sync.WaitGroup
+	for range pages {
+		for _, kind := range []string{"/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices", "/api/v1/nodes"} {
+			watching.Add(1)
+			wg.Go(func() {
+				begun := sync.OnceFunc(watching.Done)
+				defer begun()
+				answer, err := get(kind + "?watch=1&allowWatchBookmarks=true&sendInitialEvents=false&resourceVersion=0")
+				if err != nil {
+					failed.Store(err)
+					return
+				}
+				defer answer.Body.Close()
+				begun()
+				_, _ = io.Copy(io.Discard, answer.Body) // until ctx ends
+			})
+		}
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				answer, err := get("/fairlead/connections")
+				if err != nil {
+					failed.Store(err)
+					return
+				}
+				_, _ = io.Copy(io.Discard, answer.Body)
+				answer.Body.Close()
+				select {
+				case <-ctx.Done():
+				case <-time.After(10 * time.Second):
+				}
+			}
+		})
+	}
+	watching.Wait()
+	time.Sleep(2 * time.Second) // what is in the lists has been sent
+	before = c.serverTime()
+	begin := time.Now()
+	time.Sleep(pagesFor)
+	took := time.Since(begin)
+	used := c.serverTime() - before
+	if err := failed.Load(); err != nil {
+		c.t.Errorf("%v", err)
+	}
+	share := func(d time.Duration) float64 { return 100 * d.Seconds() / took.Seconds() }
+	c.t.Logf("%d pages: the server used %.1f %% of a processor, and %.1f %% without them", pages, share(used), share(idle))
+	if extra := share(used - idle); extra > 20 {
+		c.t.Errorf("%d open pages cost %.1f %% of a processor", pages, extra)
+	}
+}
+
+// serverTime is the processor time that the server has used (proc_pid_stat(5): fields 14 and 15, in 1/100 s).
+func (c *cluster) serverTime() time.Duration {
+	c.t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.api.Pid()))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	words := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+	var ticks int
+	for _, w := range words[11:13] {
+		n, err := strconv.Atoi(w)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond
+}
