@@ -24,6 +24,7 @@ var rooms = map[string]int{
 	"apiserver/documents":     0,
 	"apiserver/listen":        0,
 	"apiserver/openapi":       0,
+	"apiserver/space":         0,
 	"backup":                  0,
 	"corefile":                0,
 	"env":                     0,

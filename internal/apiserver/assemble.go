@@ -23,7 +23,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	restclient "k8s.io/client-go/rest"
-	baseversion "k8s.io/component-base/version"
 
 	"github.com/fairlead/fairlead/internal/apiserver/access"
 	"github.com/fairlead/fairlead/internal/apiserver/admit"
@@ -31,9 +30,11 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/certs"
 	"github.com/fairlead/fairlead/internal/apiserver/custom"
 	"github.com/fairlead/fairlead/internal/apiserver/documents"
+	"github.com/fairlead/fairlead/internal/apiserver/join"
 	"github.com/fairlead/fairlead/internal/apiserver/members"
 	"github.com/fairlead/fairlead/internal/apiserver/rotation"
 	"github.com/fairlead/fairlead/internal/apiserver/serve"
+	"github.com/fairlead/fairlead/internal/apiserver/space"
 	"github.com/fairlead/fairlead/internal/apiserver/store"
 	"github.com/fairlead/fairlead/internal/apiserver/watch"
 	"github.com/fairlead/fairlead/internal/hubble"
@@ -42,9 +43,6 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/networking"
 	"github.com/fairlead/fairlead/internal/registry/scheme"
 )
-
-// kubernetesVersion is the release whose API is served: that of the libraries, whose feature gates have its defaults.
-const kubernetesVersion = baseversion.DefaultKubeBinaryVersion
 
 // spaceCheck is the check of /readyz for the space of the embedded etcd.
 const spaceCheck = "etcd-space"
@@ -97,7 +95,7 @@ func (a *assembly) configureServing() {
 	c.SecureServing = &genericapiserver.SecureServingInfo{Listener: a.listener, Cert: a.creds.Serving, ClientCA: a.creds.Clients}
 	c.LoopbackClientConfig = a.LoopbackConfig()
 	c.ExternalAddress = strings.TrimPrefix(a.publicURL(), "https://")
-	c.EffectiveVersion = serve.NewVersion(kubernetesVersion, a.opts.GitVersion)
+	c.EffectiveVersion = serve.NewVersion(join.KubernetesVersion, a.opts.GitVersion)
 	c.EnableProfiling = false
 	c.ShutdownWatchTerminationGracePeriod = watchDrain
 	longRunning := genericfilters.BasicLongRunningRequestCheck(
@@ -146,8 +144,8 @@ func (a *assembly) configureStorage(ctx context.Context) error {
 		return err
 	}
 	if a.store.Space != nil {
-		space := a.store.Space
-		c.ReadyzChecks = append(c.ReadyzChecks, healthz.NamedCheck(spaceCheck, func(*http.Request) error { return space.Check() }))
+		check := a.store.Space.Check
+		c.ReadyzChecks = append(c.ReadyzChecks, healthz.NamedCheck(spaceCheck, func(*http.Request) error { return check() }))
 	}
 	for _, check := range a.opts.ReadyzChecks {
 		c.ReadyzChecks = append(c.ReadyzChecks, healthz.NamedCheck(check.Name, func(*http.Request) error { return check.Check() }))
@@ -270,7 +268,7 @@ func (a *assembly) installPaths(context.Context) error {
 	a.guard.Serve(a.generic)
 	mux := a.generic.Handler.NonGoRestfulMux
 	if a.store.Space != nil {
-		mux.Handle(store.Path, a.store.Space)
+		mux.Handle(space.Path, a.store.Space)
 	}
 	var h http.Handler = a.members
 	if a.members == nil {

@@ -35,7 +35,7 @@ func (s *Server) addHooks(c *genericapiserver.Config, client kubernetes.Interfac
 		do   func(context.Context) error
 	}{
 		{"the namespaces", func(ctx context.Context) error { return ensureNamespaces(ctx, client) }},
-		{"ConfigMap kube-public/" + ClusterConfigMap, func(ctx context.Context) error { return s.ensureCluster(ctx, client) }},
+		{"ConfigMap kube-public/" + join.ClusterConfigMap, func(ctx context.Context) error { return s.ensureCluster(ctx, client) }},
 		{"the default roles", func(ctx context.Context) error { return g.EnsurePolicy(ctx, client) }},
 		{"the join token", func(ctx context.Context) error { return s.ensureToken(ctx, client) }},
 		{"Service default/kubernetes", func(ctx context.Context) error {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/apiserver/space"
 	"github.com/fairlead/fairlead/internal/apiserver/store"
 	"github.com/fairlead/fairlead/internal/testbed/etcd"
 )
@@ -58,9 +59,9 @@ func large(name string, i int) *corev1.ConfigMap {
 		Data: map[string]string{"a": strings.Repeat(fmt.Sprintf("%08d", i), 1000<<10/8)}}
 }
 
-func storeStatus(t *testing.T, c kubernetes.Interface) (s store.Status) {
+func storeStatus(t *testing.T, c kubernetes.Interface) (s space.Status) {
 	t.Helper()
-	text, err := c.CoreV1().RESTClient().Get().AbsPath(store.Path).DoRaw(t.Context())
+	text, err := c.CoreV1().RESTClient().Get().AbsPath(space.Path).DoRaw(t.Context())
 	if err == nil {
 		err = json.Unmarshal(text, &s)
 	}

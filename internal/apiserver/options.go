@@ -142,7 +142,7 @@ type Options struct {
 	// ReadyzChecks are further checks of /readyz.
 	ReadyzChecks []ReadyzCheck
 
-	// GitVersion is what /version reports; default Version.
+	// GitVersion is what /version reports; default join.Version.
 	GitVersion string
 	// Log receives the server's messages; default slog.Default.
 	Log *slog.Logger
@@ -153,10 +153,6 @@ type ReadyzCheck struct {
 	Name  string
 	Check func() error
 }
-
-// Version is the version that /version reports by default: the Kubernetes
-// release whose API is served, and the name of the product.
-const Version = "v" + kubernetesVersion + ".0+fairlead"
 
 // Defaults of Options.
 const (
@@ -180,11 +176,6 @@ const (
 	DefaultMaxWatches = watch.DefaultMaxWatches
 )
 
-// DefaultServiceCIDRs returns the default service ranges.
-func DefaultServiceCIDRs() []netip.Prefix {
-	return []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
-}
-
 // complete fills in the defaults and rejects what cannot work.
 func (o *Options) complete() error {
 	if o.DataDir == "" {
@@ -194,7 +185,7 @@ func (o *Options) complete() error {
 		o.BindAddresses = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}
 	}
 	if len(o.ServiceCIDRs) == 0 {
-		o.ServiceCIDRs = DefaultServiceCIDRs()
+		o.ServiceCIDRs = join.DefaultServiceCIDRs()
 	}
 	if err := checkServiceCIDRs(o.ServiceCIDRs); err != nil {
 		return err
@@ -251,7 +242,7 @@ func (o *Options) complete() error {
 		return err
 	}
 	o.Etcd.Prefix = cmp.Or(o.Etcd.Prefix, store.DefaultPrefix)
-	o.GitVersion = cmp.Or(o.GitVersion, Version)
+	o.GitVersion = cmp.Or(o.GitVersion, join.Version)
 	o.Log = cmp.Or(o.Log, slog.Default())
 	return nil
 }

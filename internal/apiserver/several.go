@@ -149,8 +149,11 @@ func (o *Options) joiner(token join.Token) (members.Joiner, error) {
 
 // settings are what servers of one cluster must have alike.
 func (o *Options) settings() (members.Settings, error) {
+	published := join.Cluster{ServiceCIDRs: o.ServiceCIDRs, PodCIDRs: o.PodCIDRs, Domains: o.Domains}.Data()
 	s := members.Settings{
-		keyServiceCIDRs: joined(o.ServiceCIDRs), keyPodCIDRs: joined(o.PodCIDRs), keyDomains: strings.Join(o.Domains, ","),
+		join.KeyServiceCIDRs:         published[join.KeyServiceCIDRs],
+		join.KeyPodCIDRs:             published[join.KeyPodCIDRs],
+		join.KeyDomains:              published[join.KeyDomains],
 		"service-node-port-range":    fmt.Sprintf("%d-%d", o.NodePorts.First, o.NodePorts.Last),
 		"service-account-issuer":     o.Auth.ServiceAccountIssuer,
 		"api-audiences":              strings.Join(o.Auth.APIAudiences, ","),

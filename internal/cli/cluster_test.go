@@ -18,7 +18,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
 
-	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/apiserver/join"
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/cli/node"
 	"github.com/fairlead/fairlead/internal/testbed"
@@ -33,7 +33,7 @@ func TestAgentTakesTheServersRanges(t *testing.T) {
 		}
 		return out
 	}
-	server := apiserver.Cluster{
+	server := join.Cluster{
 		PodCIDRs: prefixes("10.1.0.0/16", "fd00:1::/56"), ServiceCIDRs: prefixes("10.2.0.0/16"),
 		DNS: []netip.Addr{netip.MustParseAddr("10.2.0.10")}, Domains: []string{"corp.test"},
 	}
@@ -97,7 +97,7 @@ func TestAgentWithStaticPodsNeedsNoServer(t *testing.T) {
 			Given: cmd.Flags().Changed, LaterWait: 100 * time.Millisecond,
 		})
 	}
-	if err := node.RecordCluster(filepath.Join(dir, "agent"), apiserver.Cluster{
+	if err := node.RecordCluster(filepath.Join(dir, "agent"), join.Cluster{
 		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}, Domains: []string{"corp.test"},
 	}); err != nil {
 		t.Fatal(err)
@@ -164,7 +164,7 @@ func TestAgentWaitsForItsServer(t *testing.T) {
 	if err := begin(again); err == nil || !strings.Contains(err.Error(), "this node has not run before") {
 		t.Errorf("after a first start that failed: %v", err)
 	}
-	if err := node.RecordCluster(state, apiserver.Cluster{}); err != nil {
+	if err := node.RecordCluster(state, join.Cluster{}); err != nil {
 		t.Fatal(err)
 	}
 	ended := make(chan error, 1)

@@ -15,7 +15,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/join"
 	"github.com/fairlead/fairlead/internal/apiserver/store"
 	"github.com/fairlead/fairlead/internal/cli/base"
@@ -152,7 +151,7 @@ func newVersion(g *base.Global) *cobra.Command {
 		PreRunE: func(*cobra.Command, []string) error { return output.Check() },
 		RunE: func(*cobra.Command, []string) error {
 			info := versionInfo{
-				Version: base.Version, Kubernetes: apiserver.Version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH,
+				Version: base.Version, Kubernetes: join.Version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH,
 			}
 			return output.Write(g.Out, info, func(w io.Writer) error {
 				_, err := fmt.Fprintln(w, "fairlead", base.Version)

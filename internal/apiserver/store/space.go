@@ -16,6 +16,8 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
+
+	"github.com/fairlead/fairlead/internal/apiserver/space"
 )
 
 const (
@@ -72,26 +74,6 @@ var (
 		legacyregistry.MustRegister(eventsRemoved, etcdBytes, etcdFull, etcdUpkeep, diskFree, diskLevel, slowSyncs)
 	})
 )
-
-// Path is where the server answers with a Status.
-const Path = "/fairlead/store"
-
-// Status is the state of the embedded etcd.
-type Status struct {
-	// SizeBytes is the size of the file, InUseBytes what objects and their history
-	// take of it, QuotaBytes where writes of users end.
-	SizeBytes  int64 `json:"sizeBytes"`
-	InUseBytes int64 `json:"inUseBytes"`
-	QuotaBytes int64 `json:"quotaBytes"`
-	// Full is set while writes of users are rejected.
-	Full bool `json:"full"`
-	// DiskFreeBytes is what is free on the disk, and DiskFull is set while writes are
-	// rejected because that is too little.
-	DiskFreeBytes uint64 `json:"diskFreeBytes"`
-	DiskFull      bool   `json:"diskFull"`
-	// Message describes the problem and its remedy; empty without one.
-	Message string `json:"message,omitempty"`
-}
 
 // Space keeps the embedded etcd below its quota: it compacts by size, defragments
 // when that pays, and lifts the NOSPACE alarm. One goroutine runs it; full and
@@ -359,9 +341,9 @@ func (s *Space) Check() error {
 const noSpaceMessage = "etcd has raised its NOSPACE alarm: writes are rejected until it is compacted, which is under way"
 
 // status returns what Path shows.
-func (s *Space) status() Status {
+func (s *Space) status() space.Status {
 	b := s.server().Backend()
-	out := Status{SizeBytes: b.Size(), InUseBytes: b.SizeInUse(), QuotaBytes: s.quota, Full: s.isFull()}
+	out := space.Status{SizeBytes: b.Size(), InUseBytes: b.SizeInUse(), QuotaBytes: s.quota, Full: s.isFull()}
 	state, free := s.disk.get()
 	out.DiskFreeBytes, out.DiskFull = free, state != diskOpen
 	switch {

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/apiserver/join"
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
@@ -76,10 +76,10 @@ func (f *Flags) Adopt(ctx context.Context, a Adoption) error {
 
 // cluster reads what the server publishes. A node that has run before waits for the server as long
 // as it takes, or with static Pods goes on with what the server published before.
-func (f *Flags) cluster(ctx context.Context, a Adoption) (apiserver.Cluster, error) {
+func (f *Flags) cluster(ctx context.Context, a Adoption) (join.Cluster, error) {
 	client, err := kubernetes.NewForConfig(base.AgentConfig(a.Config))
 	if err != nil {
-		return apiserver.Cluster{}, err
+		return join.Cluster{}, err
 	}
 	earlier, known := earlierCluster(a.StateDir, f.Pods.ManifestDir)
 	again := hasRun(a.StateDir)
@@ -123,7 +123,7 @@ func clusterFile(stateDir string) string {
 
 // earlierCluster returns what the server had published at the last start, if this node has
 // static Pods, which start without it.
-func earlierCluster(stateDir, manifestDir string) (c apiserver.Cluster, known bool) {
+func earlierCluster(stateDir, manifestDir string) (c join.Cluster, known bool) {
 	entries, err := os.ReadDir(manifestDir)
 	if err != nil || len(entries) == 0 {
 		return c, false
@@ -133,7 +133,7 @@ func earlierCluster(stateDir, manifestDir string) (c apiserver.Cluster, known bo
 }
 
 // RecordCluster keeps what the server has published for the next start.
-func RecordCluster(stateDir string, c apiserver.Cluster) error {
+func RecordCluster(stateDir string, c join.Cluster) error {
 	b, err := json.Marshal(c)
 	if err != nil {
 		return err
@@ -145,7 +145,7 @@ func RecordCluster(stateDir string, c apiserver.Cluster) error {
 }
 
 // Use takes the ranges and domains of c. given reports whether a flag was set.
-func (f *Flags) Use(c apiserver.Cluster, given func(flag string) bool) error {
+func (f *Flags) Use(c join.Cluster, given func(flag string) bool) error {
 	ranges := func(flag string, own *base.Prefixes, server []netip.Prefix) error {
 		if len(server) == 0 {
 			return nil
@@ -190,12 +190,12 @@ func sameSet(a, b []netip.Prefix) bool {
 // readCluster reads what the server publishes, and retries for wait. That nothing
 // is there, or may not be read, counts once the server is ready: it publishes, and makes
 // its roles, as it starts.
-func readCluster(ctx context.Context, client *kubernetes.Clientset, wait time.Duration) (apiserver.Cluster, error) {
+func readCluster(ctx context.Context, client *kubernetes.Clientset, wait time.Duration) (join.Cluster, error) {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	for {
 		ready := client.RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
-		c, err := apiserver.ReadCluster(ctx, client)
+		c, err := join.ReadCluster(ctx, client)
 		switch {
 		case err == nil, ready == nil && (apierrors.IsNotFound(err) || apierrors.IsForbidden(err)):
 			return c, err

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/apiserver/join"
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/cli/lifecycle"
 	"github.com/fairlead/fairlead/internal/cli/parts"
@@ -68,7 +68,7 @@ func (f *Flags) InNamespace(given func(flag string) bool) {
 
 // DefaultNetworks are the ranges of a cluster whose server is fairlead.
 func DefaultNetworks() base.NetworkFlags {
-	return base.NetworkFlags{ServiceCIDRs: apiserver.DefaultServiceCIDRs(), PodCIDRs: controller.DefaultClusterCIDRs()}
+	return base.NetworkFlags{ServiceCIDRs: join.DefaultServiceCIDRs(), PodCIDRs: controller.DefaultClusterCIDRs()}
 }
 
 // HostFlags describe this machine as a node.

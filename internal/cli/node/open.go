@@ -18,7 +18,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/agent"
 	"github.com/fairlead/fairlead/internal/apiclient"
-	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/apiserver/join"
 	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/cli/lifecycle"
@@ -302,7 +302,7 @@ func (b *builder) registrar() (lifecycle.Component, error) {
 		Checks: b.checks.Report, ChecksChanged: b.checks.Changed(),
 		ForwardedChanged: b.forwarded.changed,
 		Port:             int32(b.Host.port),
-		Info:             agent.MachineInfo(os.DirFS("/"), apiserver.Version+"."+base.Version),
+		Info:             agent.MachineInfo(os.DirFS("/"), join.Version+"."+base.Version),
 		MaxPods:          b.Pods.maxPods,
 		Capacity:         agent.MachineCapacity(os.DirFS("/")),
 	})

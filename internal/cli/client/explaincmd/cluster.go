@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/apiserver/join"
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/explain"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -146,7 +146,7 @@ func (c *cluster) putNodes(list []corev1.Node) {
 // settings reads the ranges and domains that a fairlead server publishes, else the ServiceCIDRs and the usual domain.
 func (c *cluster) settings(ctx context.Context, client kubernetes.Interface) {
 	c.objects.Domains = []string{"cluster.local"}
-	if published, err := apiserver.ReadCluster(ctx, client); err == nil {
+	if published, err := join.ReadCluster(ctx, client); err == nil {
 		c.ranges = explain.Cluster{PodCIDRs: published.PodCIDRs, ServiceCIDRs: published.ServiceCIDRs}
 		if len(published.Domains) > 0 {
 			c.objects.Domains = published.Domains

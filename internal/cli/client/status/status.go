@@ -24,7 +24,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/fairlead/fairlead/internal/apiserver/store"
+	"github.com/fairlead/fairlead/internal/apiserver/space"
 	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/cli/client/explaincmd"
@@ -42,7 +42,7 @@ type Report struct {
 	Nodes    []nodeReport    `json:"nodes"`
 	Services []ServiceReport `json:"services"`
 	// Store is the state of the server's etcd, nil when it is not the server's own.
-	Store *store.Status `json:"store,omitempty"`
+	Store *space.Status `json:"store,omitempty"`
 	// LoadBalancers counts load balancers; nil where there are none of fairlead's.
 	LoadBalancers *lbSummary `json:"loadBalancers,omitempty"`
 	// NotProbed counts the endpoints written by hand that this machine did not connect to.
@@ -378,8 +378,8 @@ func programmedCondition(s *corev1.Service) *metav1.Condition {
 // askStore gets the state of the server's etcd, which only fairlead's server tells,
 // if it runs one and the user may read it.
 func (r *Report) askStore(ctx context.Context, client kubernetes.Interface) {
-	text, err := client.CoreV1().RESTClient().Get().AbsPath(store.Path).DoRaw(ctx)
-	var s store.Status
+	text, err := client.CoreV1().RESTClient().Get().AbsPath(space.Path).DoRaw(ctx)
+	var s space.Status
 	if err != nil || json.Unmarshal(text, &s) != nil {
 		return
 	}
