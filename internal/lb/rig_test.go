@@ -6,7 +6,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // rig is a real API server and clients for the test itself.
@@ -19,10 +19,9 @@ type rig struct {
 
 func newRig(t testing.TB) *rig {
 	t.Helper()
-	server := apiservertest.StartServer(t)
-	config := rest.CopyConfig(server.LoopbackConfig())
-	config.QPS = -1
-	return &rig{TB: t, config: config, own: server.ControllersConfig(), client: kubernetes.NewForConfigOrDie(config)}
+	server := process.StartAPI(t)
+	config := server.Admin(t)
+	return &rig{TB: t, config: config, own: server.Controllers(t), client: kubernetes.NewForConfigOrDie(config)}
 }
 
 func (r *rig) must(err error) {

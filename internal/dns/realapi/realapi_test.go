@@ -1,6 +1,6 @@
-// Package realapi runs the DNS server against a real API server. It is a
-// package of its own because the API server's libraries leave goroutines
-// behind, which the tests of package dns look for.
+// Package realapi runs the DNS server against a real API server, which ends
+// and comes back. The tests of package dns look for goroutines that are left
+// behind, so this one stands beside it.
 package realapi
 
 import (
@@ -21,10 +21,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/fairlead/fairlead/internal/apiserver"
-	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	"github.com/fairlead/fairlead/internal/dns"
 	"github.com/fairlead/fairlead/internal/dns/membership"
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 func eventually(t *testing.T, what string, ok func() bool) {
@@ -75,13 +74,8 @@ func lookup(t *testing.T, s *dns.Server, name string) string {
 // The way of a name: Service and slices into the API, questions to the server;
 // the API away and back again.
 func TestNamesFollowARealAPI(t *testing.T) {
-	dir := t.TempDir()
-	var port uint16
-	options := func(o *apiserver.Options) { o.DataDir, o.SecurePort = dir, port }
-	api, stop := apiservertest.StartStoppable(t, options)
-	defer func() { stop() }()
-	port = api.Port()
-	config, err := clientcmd.BuildConfigFromFlags("", api.Kubeconfig())
+	api := process.StartAPI(t)
+	config, err := clientcmd.BuildConfigFromFlags("", api.Kubeconfig)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +117,7 @@ func TestNamesFollowARealAPI(t *testing.T) {
 	})
 
 	// The API goes away: everything known is still answered.
-	stop()
+	api.Stop()
 	eventually(t, "the API's absence is noticed", func() bool { return strings.Contains(logs.String(), "from memory") })
 	if got := lookup(t, s, "web.default.svc.cluster.local."); got != web.Spec.ClusterIP {
 		t.Errorf("without the API: %s", got)
@@ -136,7 +130,8 @@ func TestNamesFollowARealAPI(t *testing.T) {
 	}
 
 	// It comes back, and with it what has changed.
-	_, stop = apiservertest.StartStoppable(t, options)
+	api.Start(t)
+	api.AwaitReady(t)
 	head := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "head"}, Spec: corev1.ServiceSpec{ClusterIP: "None"}}
 	if _, err = client.CoreV1().Services("default").Create(ctx, head, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)

@@ -19,7 +19,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/lb/bfd"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
@@ -101,7 +100,7 @@ func TestBFDOfPeers(t *testing.T) {
 // the objects' Events and the speaker's status say what is.
 func TestRoutesFollowPeers(t *testing.T) {
 	port, ask := loopbackBird(t, "right")
-	config := apiservertest.Start(t)
+	config := process.API(t)
 	client := kubernetes.NewForConfigOrDie(config)
 	objects, err := v1.NewClient(config)
 	if err != nil {

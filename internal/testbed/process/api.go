@@ -15,12 +15,7 @@ import (
 // API is the configuration of an administrator of a server that StartAPI starts.
 func API(t testing.TB) *rest.Config {
 	t.Helper()
-	cfg := rest.CopyConfig(StartAPI(t).Config)
-	cfg.WarningHandler, cfg.Timeout = nil, 0
-	if err := rest.LoadTLSFiles(cfg); err != nil {
-		t.Fatal(err)
-	}
-	return cfg
+	return StartAPI(t).Admin(t)
 }
 
 // StartAPI runs an API server with an etcd and without controllers until the test ends, and waits until it is ready. Its
@@ -39,10 +34,10 @@ func StartAPI(t testing.TB) *Server {
 		}
 		program = filepath.Join(dir, "apiserver")
 	}
-	data := filepath.Join(dir, "data")
+	data, port := filepath.Join(dir, "data"), strconv.Itoa(FreePort(t)) // the same after a restart
 	s := &Server{Kubeconfig: filepath.Join(data, "admin.kubeconfig")}
 	s.command = func() *exec.Cmd {
-		return exec.Command(program, "--data-dir", data, "--secure-port", strconv.Itoa(FreePort(t)))
+		return exec.Command(program, "--data-dir", data, "--secure-port", port)
 	}
 	s.Start(t)
 	s.awaitAPI(t)

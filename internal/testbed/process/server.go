@@ -91,6 +91,27 @@ func (s *Server) KubeconfigAt(t testing.TB, a netip.Addr) string {
 	return file
 }
 
+// Admin returns the configuration of an administrator, with the keys and without limits, once Ready has been called.
+func (s *Server) Admin(t testing.TB) *rest.Config {
+	t.Helper()
+	cfg := rest.CopyConfig(s.Config)
+	cfg.WarningHandler, cfg.Timeout = nil, 0
+	if err := rest.LoadTLSFiles(cfg); err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+// Controllers returns the configuration of a client that authenticates as the controllers, once the server is ready.
+func (s *Server) Controllers(t testing.TB) *rest.Config {
+	t.Helper()
+	cfg, err := clientcmd.BuildConfigFromFlags("", filepath.Join(filepath.Dir(s.Kubeconfig), "controllers.kubeconfig"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
 // Ready asks the server once whether it is ready.
 func (s *Server) Ready(ctx context.Context) error {
 	if s.Client == nil {

@@ -9,15 +9,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/registration"
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // The hook of a unit goes before the registration that knows of it, so that a failure can
 // be repeated.
 func TestHookGoesFirst(t *testing.T) {
-	client := kubernetes.NewForConfigOrDie(apiservertest.Start(t))
+	client := kubernetes.NewForConfigOrDie(process.API(t))
 	node := base.Hostname()
 	spec := registration.Spec{Name: "a", Namespace: "default", Node: node, Ports: []string{"80"}, Unit: "old"}
 	pod, err := spec.Pod()
