@@ -305,13 +305,6 @@ func (h *holdings) surplus() (keys []string) {
 	return keys
 }
 
-// of returns the bytes of a namespace without Events.
-func (h *holdings) of(namespace string) int64 {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.namespaces[namespace]
-}
-
 // ofEvents returns the bytes of all Events.
 func (h *holdings) ofEvents() int64 {
 	h.mu.Lock()

@@ -304,7 +304,7 @@ func (s *sweeper) leadOn() (next time.Duration, err error) {
 	next = s.lead.expire()
 	errs = append(errs, s.lead.commit(begun))
 	if len(begun)+ended > 0 {
-		s.log.Info("connections without an answer from endpoints which are gone", "ledOn", len(begun), "ended", ended)
+		s.log.Info("connections without an answer from endpoints which are gone", "led-on", len(begun), "ended", ended)
 	}
 	return next, errors.Join(errs...)
 }

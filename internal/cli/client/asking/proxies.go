@@ -16,12 +16,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/httpstream"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
-	"k8s.io/client-go/transport/spdy"
-	streamspdy "k8s.io/streaming/pkg/httpstream/spdy"
+	"k8s.io/streaming/pkg/httpstream"
+	"k8s.io/streaming/pkg/httpstream/spdy"
 )
 
 const (
@@ -150,7 +149,7 @@ func (n *Nodes) dial(ctx context.Context, p *corev1.Pod) (httpstream.Connection,
 		return conn, conn.SetDeadline(time.Now().Add(Timeout))
 	}
 	transport := &http.Transport{TLSClientConfig: tlsConfig, DialContext: limited}
-	upgrader, err := streamspdy.NewRoundTripperWithConfig(streamspdy.RoundTripperConfig{UpgradeTransport: transport})
+	upgrader, err := spdy.NewRoundTripperWithConfig(spdy.RoundTripperConfig{UpgradeTransport: transport})
 	if err != nil {
 		return nil, err
 	}
@@ -180,5 +179,5 @@ func (n *Nodes) dial(ctx context.Context, p *corev1.Pod) (httpstream.Connection,
 		}
 		return nil, fmt.Errorf("the API server answers %s: %s", answer.Status, text[:min(len(text), 200)])
 	}
-	return spdy.NewUpgraderForStreaming(upgrader).NewConnection(answer)
+	return upgrader.NewConnection(answer)
 }
