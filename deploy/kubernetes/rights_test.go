@@ -172,6 +172,7 @@ var unasked = map[string]map[string][]string{
 	"fairlead-hubble-relay": {"flows whose node does not know the Pod": {"get pods"}},
 	// internal/cli/kubeproxy has a test of these.
 	"fairlead-proxy": {
+		"a Lease that others have changed":         {"get leases.coordination.k8s.io"},
 		"a machine that is not called as its Node": {"get nodes"},
 		"what the proxy cannot do":                 {"create events", "patch events"},
 	},
