@@ -125,11 +125,11 @@ func TestTotalsOnlyGrow(t *testing.T) {
 		served []dataplane.ServedCount
 		want   string
 	}{
-		{[]dataplane.ServedCount{first, second}, "15 [{10.0.0.1:8080 10} {10.0.0.2:8080 5}]"},
-		{[]dataplane.ServedCount{first}, "15 [{10.0.0.1:8080 10}]"},
+		{[]dataplane.ServedCount{first, second}, "15 [{10.0.0.1:8080 10 <nil>} {10.0.0.2:8080 5 <nil>}]"},
+		{[]dataplane.ServedCount{first}, "15 [{10.0.0.1:8080 10 <nil>}]"},
 		{[]dataplane.ServedCount{first, {Protocol: svc.TCP, To: second.To, Endpoint: second.Endpoint, Connections: 2}},
-			"17 [{10.0.0.1:8080 10} {10.0.0.2:8080 2}]"},
-		{[]dataplane.ServedCount{{Protocol: svc.TCP, To: first.To, Endpoint: first.Endpoint, Connections: 3}}, "20 [{10.0.0.1:8080 13}]"},
+			"17 [{10.0.0.1:8080 10 <nil>} {10.0.0.2:8080 2 <nil>}]"},
+		{[]dataplane.ServedCount{{Protocol: svc.TCP, To: first.To, Endpoint: first.Endpoint, Connections: 3}}, "20 [{10.0.0.1:8080 13 <nil>}]"},
 		{nil, "20 []"},
 	} {
 		c.served = step.served
@@ -163,15 +163,16 @@ func TestCountsAreTheOwners(t *testing.T) {
 		c.served = append(old[:2:2], dataplane.ServedCount{
 			Protocol: svc.TCP, To: ap("10.96.0.1:80"), Endpoint: ap("10.0.0.9:8080"), Connections: 1})
 		got, err := r.Connections(t.Context())
-		if want := "[{thief other  TCP 1 0 0 [{10.0.0.9:8080 1}]}]"; err != nil || fmt.Sprint(got) != want {
+		if want := "[{thief other  TCP 1 0 0 [{10.0.0.9:8080 1 <nil>}] <nil> []}]"; err != nil || fmt.Sprint(got) != want {
 			t.Errorf("known %t: %v, %v; want %s", known, got, err, want)
 		}
 		// One of its Pods gets the address of one of theirs: what that had is not the new owner's.
 		other.Frontends[0].Endpoints = endpoints("10.0.0.1:8080", "10.0.0.9:8080")
 		now = table.New(other)
 		got, err = r.Connections(t.Context())
-		if want := "[{thief other  TCP 1 0 0 [{10.0.0.1:8080 0} {10.0.0.9:8080 1}]}]"; err != nil || fmt.Sprint(got) != want {
-			t.Errorf("known %t: %v, %v; want %s", known, got, err, want)
+		const both = "[{thief other  TCP 1 0 0 [{10.0.0.1:8080 0 <nil>} {10.0.0.9:8080 1 <nil>}] <nil> []}]"
+		if err != nil || fmt.Sprint(got) != both {
+			t.Errorf("known %t: %v, %v; want %s", known, got, err, both)
 		}
 	}
 }
