@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"maps"
 	"net/http"
 	"slices"
@@ -14,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // right is what a request needs and a role gives. An empty name or namespace of a role stands for all.
@@ -71,34 +74,39 @@ func (r *requests) note(req *http.Request) {
 // qualified is a resource with its group.
 func qualified(group, resource string) string { return strings.Trim(resource+"."+group, ".") }
 
-// checkUnused fails the test for each right of an account that none of its requests needs, but for those of unasked, which it must have.
+// checkUnused waits until the requests of an account have needed each of its rights, but for the ones of unasked, which it must have: some
+// requests come a moment after what a test does.
 func (r *rig) checkUnused(account string) {
 	r.Helper()
+	testbed.Until(r.T, "the use of the rights of "+account, func() error { return r.unused(account) })
+}
+
+// unused returns which rights of an account none of its requests has needed yet, and which it lacks.
+func (r *rig) unused(account string) error {
 	r.requests.mu.Lock()
 	made := slices.Collect(maps.Keys(r.requests.made[account]))
 	r.requests.mu.Unlock()
 	has := r.rights(account)
 	if len(has) == 0 {
-		r.Errorf("%s has no rights", account)
-	}
-	may, unused := map[string]bool{}, map[string]bool{}
-	for _, one := range has {
-		may[one.String()] = true
-		if !slices.ContainsFunc(made, one.covers) {
-			unused[one.String()] = true
-		}
+		return errors.New("it has none")
 	}
 	but := slices.Concat(slices.Collect(maps.Values(unasked[account]))...)
-	for _, one := range slices.Sorted(maps.Keys(unused)) {
-		if !slices.Contains(but, one) {
-			r.Errorf("%s may, and does not need to: %s", account, one)
+	may, wrong := map[string]bool{}, map[string]bool{}
+	for _, one := range has {
+		may[one.String()] = true
+		if !slices.Contains(but, one.String()) && !slices.ContainsFunc(made, one.covers) {
+			wrong["does not need to "+one.String()] = true
 		}
 	}
 	for _, one := range but {
 		if !may[one] {
-			r.Errorf("%s lacks a right that it does not need here: %s", account, one)
+			wrong["may not, and does not need it here: "+one] = true
 		}
 	}
+	if len(wrong) > 0 {
+		return errors.New(strings.Join(slices.Sorted(maps.Keys(wrong)), "; "))
+	}
+	return nil
 }
 
 // rights are all that the roles of an account of kube-system give.
