@@ -64,7 +64,7 @@ data:
   kubeconfig.conf: |-
 ` + kubeconfigOfPods
 
-// gatewayPools are the addresses of Gateways: those that any gets, and one that only the suite asks for.
+// gatewayPools has a pool of addresses for all Gateways, and one with the address that the suite asks for.
 const gatewayPools = `
 apiVersion: fairlead.dev/v1
 kind: IPAddressPool

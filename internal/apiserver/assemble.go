@@ -189,7 +189,7 @@ func (a *assembly) configureAdmission(context.Context) error {
 	if !a.opts.AllowServiceExternalIPs {
 		plugins = append(plugins, admit.NewExternalIPAdmission(a.guard.Authorizer))
 	}
-	plugins = append(plugins, a.store.Admission(admit.ExemptFromShare(a.shared.Core().V1().ResourceQuotas().Lister())))
+	plugins = append(plugins, a.store.Admission())
 	custom, err := admit.NewCustomWarnings(a.config.LoopbackClientConfig)
 	if err != nil {
 		return err
@@ -210,7 +210,8 @@ func (a *assembly) configureAdmission(context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.config.AdmissionControl, err = a.hooks.Chain(plugins, security, admission.NewChainHandler(counter, enforcer, a.guard.Last()))
+	share := a.store.Shares(admit.ExemptFromShare(a.shared.Core().V1().ResourceQuotas().Lister()))
+	a.config.AdmissionControl, err = a.hooks.Chain(plugins, security, admission.NewChainHandler(counter, enforcer, share, a.guard.Last()))
 	return err
 }
 

@@ -1,6 +1,8 @@
 package node
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -13,8 +15,9 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
@@ -158,29 +161,41 @@ func (c *cluster) manyPages(token string) {
 		}
 		return answer, err
 	}
-	var failed atomic.Value
-	var watching sync.WaitGroup
+	failed := func(err error) {
+		if ctx.Err() == nil {
+			c.t.Error(err)
+		}
+	}
+	var listed sync.WaitGroup
 	for range pages {
 		for _, kind := range []string{"/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices", "/api/v1/nodes"} {
-			watching.Add(1)
+			listed.Add(1)
 			wg.Go(func() {
-				begun := sync.OnceFunc(watching.Done)
-				defer begun()
-				answer, err := get(kind + "?watch=1&allowWatchBookmarks=true&resourceVersion=0")
+				whole := sync.OnceFunc(listed.Done)
+				defer whole()
+				answer, err := get(kind + "?watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan")
 				if err != nil {
-					failed.Store(err)
+					failed(err)
 					return
 				}
 				defer answer.Body.Close()
-				begun()
-				_, _ = io.Copy(io.Discard, answer.Body) // until ctx ends
+				for in := bufio.NewReader(answer.Body); ; { // until ctx ends
+					line, err := in.ReadBytes('\n')
+					if bytes.Contains(line, []byte(metav1.InitialEventsAnnotationKey)) {
+						whole()
+					}
+					if err != nil {
+						failed(err)
+						return
+					}
+				}
 			})
 		}
 		wg.Go(func() {
 			for ctx.Err() == nil {
 				answer, err := get("/fairlead/connections")
 				if err != nil {
-					failed.Store(err)
+					failed(err)
 					return
 				}
 				_, _ = io.Copy(io.Discard, answer.Body)
@@ -192,16 +207,12 @@ func (c *cluster) manyPages(token string) {
 			}
 		})
 	}
-	watching.Wait()
-	time.Sleep(2 * time.Second) // what is in the lists has been sent
+	listed.Wait()
 	before = c.serverTime()
 	begin := time.Now()
 	time.Sleep(pagesFor)
 	took := time.Since(begin)
 	used := c.serverTime() - before
-	if err := failed.Load(); err != nil {
-		c.t.Errorf("%v", err)
-	}
 	share := func(d time.Duration) float64 { return 100 * d.Seconds() / took.Seconds() }
 	c.t.Logf("%d pages: the server used %.1f %% of a processor, and %.1f %% without them", pages, share(used), share(idle))
 	if extra := share(used - idle); extra > 20 {

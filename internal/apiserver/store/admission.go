@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
@@ -22,38 +23,44 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// spaceAdmission rejects what users write while the store is full, so that
-// the system can go on, and what any client writes while the disk is. Deletion is possible
-// as long as etcd can go on. It also keeps each namespace within its share of the store.
+// spaceAdmission rejects what users write while the embedded store is full, so that
+// the system can go on, and what any client writes while its disk is. Deletion is possible
+// as long as etcd can go on.
 type spaceAdmission struct {
 	*admission.Handler
-	space    *Space // nil for an external etcd
+	space *Space
+}
+
+// shareAdmission keeps each namespace within its share of the store. It is the last plugin: it reserves what a write takes.
+type shareAdmission struct {
+	*admission.Handler
 	holdings *holdings
 	exempt   func(namespace string) bool
 }
 
-var _ admission.ValidationInterface = spaceAdmission{}
+var (
+	_ admission.ValidationInterface = spaceAdmission{}
+	_ admission.ValidationInterface = shareAdmission{}
+)
 
-// Admission returns the plugin that rejects writes while the embedded store has no space, and writes by which a namespace
-// takes more than its share of any store. exempt reports whether a namespace may do so.
-func (e *Store) Admission(exempt func(namespace string) bool) spaceAdmission {
-	handler := admission.NewHandler(admission.Create, admission.Update, admission.Delete)
-	return spaceAdmission{handler, e.Space, e.holdings, exempt}
+// Admission returns the plugin that rejects writes while the store has no space. An external one rejects them itself.
+func (e *Store) Admission() admission.Interface {
+	return spaceAdmission{admission.NewHandler(admission.Create, admission.Update, admission.Delete), e.Space}
+}
+
+// Shares returns the plugin that rejects writes by which a namespace takes more than its share of the store. exempt reports whether a
+// namespace may do so.
+func (e *Store) Shares(exempt func(namespace string) bool) shareAdmission {
+	return shareAdmission{admission.NewHandler(admission.Create, admission.Update), e.holdings, exempt}
 }
 
 // Validate accepts everything while there is room.
 func (p spaceAdmission) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	if a.IsDryRun() || !isStored(a) {
+	if p.space == nil || a.IsDryRun() || !isStored(a) {
 		return nil
-	}
-	if p.space == nil {
-		return p.checkShare(a)
 	}
 	if why := p.space.disk.reject(a); why != "" {
 		return insufficientStorage("DiskFull", why)
-	}
-	if err := p.checkShare(a); err != nil {
-		return err
 	}
 	full := p.space.isFull()
 	if !full && p.space.server().Backend().Size() <= p.space.quota || a.GetOperation() == admission.Delete || ofSystem(a.GetUserInfo()) {
@@ -71,14 +78,15 @@ func (p spaceAdmission) Validate(_ context.Context, a admission.Attributes, _ ad
 // eventBurst is how many times their share Events may take for a moment, until the oldest are removed.
 const eventBurst = 2
 
-// checkShare rejects what makes a namespace, or all Events, take more than their share of the store.
-func (p spaceAdmission) checkShare(a admission.Attributes) error {
+// Validate rejects what makes a namespace, or all Events, take more than their share of the store.
+func (p shareAdmission) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	gr, h, namespace := a.GetResource().GroupResource(), p.holdings, a.GetNamespace()
-	if namespace == "" || a.GetSubresource() != "" || a.GetOperation() == admission.Delete {
+	if namespace == "" || a.GetSubresource() != "" || a.IsDryRun() || !isStored(a) {
 		return nil
 	}
+	id, more := objectID{namespace, gr.Resource, nameOf(a)}, usage.Size(a.GetObject())-usage.Size(a.GetOldObject())
 	if gr.Resource == "events" && (gr.Group == corev1.GroupName || gr.Group == eventsv1.GroupName) {
-		if h.reserveEvent(usage.Size(a.GetObject())-usage.Size(a.GetOldObject())) != hasRoom {
+		if h.reserveEvent(id, more) != hasRoom {
 			return apierrors.NewTooManyRequests("the Events take more than their share of the store; the oldest are being removed", 1)
 		}
 		return nil
@@ -86,11 +94,10 @@ func (p spaceAdmission) checkShare(a admission.Attributes) error {
 	if ofSystem(a.GetUserInfo()) && !fromTemplate(gr) || p.exempt(namespace) {
 		return nil
 	}
-	more, limit := usage.Size(a.GetObject())-usage.Size(a.GetOldObject()), h.limits.namespace
 	if more <= 0 {
 		return nil
 	}
-	used, r := h.reserve(namespace, more)
+	used, limit, r := h.reserve(id, more)
 	switch r {
 	case hasRoom:
 		return nil
@@ -101,6 +108,14 @@ func (p spaceAdmission) checkShare(a admission.Attributes) error {
 	return admission.NewForbidden(a, fmt.Errorf("exceeded quota: the default of each namespace (1/%d of the store), requested: %s=%d, "+
 		"used: %s=%d, limited: %s=%d; delete objects, or ask an administrator for a ResourceQuota with %s",
 		namespaceShare, bytes, more, bytes, used, bytes, limit, bytes))
+}
+
+// nameOf returns the name of the object that is written, "" if the server makes it later.
+func nameOf(a admission.Attributes) string {
+	if o, err := meta.Accessor(a.GetObject()); err == nil {
+		return o.GetName()
+	}
+	return a.GetName()
 }
 
 // fromTemplate reports whether controllers make objects of the kind as large and as many as a user's object tells them.

@@ -18,6 +18,21 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed/etcd"
 )
 
+// An etcd without a quota has the shares of etcd's default.
+func TestSharesWithoutQuota(t *testing.T) {
+	t.Parallel()
+	e := etcd.Start(t, func(c *embed.Config) { c.QuotaBackendBytes = -1 })
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{etcd.URL(e)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = client.Close() }()
+	of := externalSource{client, []string{"http://127.0.0.1:1", etcd.URL(e)}, slog.New(slog.DiscardHandler)} // the first one is down
+	if got := of.quota(t.Context()); got != externalQuota {
+		t.Errorf("the quota is %d, want %d", got, externalQuota)
+	}
+}
+
 // In an external etcd, too, Events and namespaces keep to their shares of its quota, also for what was there before.
 func TestSharesOfAnExternalEtcd(t *testing.T) {
 	t.Parallel()
@@ -47,7 +62,7 @@ func TestSharesOfAnExternalEtcd(t *testing.T) {
 	validate := func(name string) error {
 		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "shop"},
 			Data: map[string]string{"x": strings.Repeat("x", 1<<20)}}
-		return s.Admission(func(string) bool { return false }).Validate(t.Context(), admission.NewAttributesRecord(object, nil,
+		return s.Shares(func(string) bool { return false }).Validate(t.Context(), admission.NewAttributesRecord(object, nil,
 			corev1.SchemeGroupVersion.WithKind("ConfigMap"), "shop", name, corev1.SchemeGroupVersion.WithResource("configmaps"), "",
 			admission.Create, &metav1.CreateOptions{}, false, &user.DefaultInfo{Name: "ann"}), nil)
 	}

@@ -36,8 +36,10 @@ type source interface {
 		revision int64, next func(context.Context) ([]*mvccpb.Event, error), stop func(), err error)
 	// page returns the first objects from from to end at a revision, at most holdingsPage.
 	page(ctx context.Context, from, end []byte, revision int64) ([]*mvccpb.KeyValue, error)
-	// remove removes objects in one transaction.
-	remove(ctx context.Context, keys []string) error
+	// remove removes objects in one transaction, and returns how many were there.
+	remove(ctx context.Context, keys []string) (int64, error)
+	// quota returns the quota of the store in bytes, 0 if it is not known now.
+	quota(ctx context.Context) int64
 	// leads reports whether it is this server that removes surplus Events.
 	leads() bool
 }
@@ -62,6 +64,10 @@ type holdings struct {
 // holdingLimits are in bytes.
 type holdingLimits struct{ namespace, events int64 }
 
+func limitsOf(quota int64) holdingLimits {
+	return holdingLimits{quota / namespaceShare, quota / eventShare}
+}
+
 // holding is one object.
 type holding struct {
 	size  int64
@@ -76,7 +82,7 @@ type eventList struct {
 
 func newHoldings(prefix string, quota int64, log *slog.Logger) *holdings {
 	return &holdings{
-		prefix: prefix, limits: holdingLimits{quota / namespaceShare, quota / eventShare}, log: log,
+		prefix: prefix, limits: limitsOf(quota), log: log,
 		objects: map[string]holding{}, namespaces: map[string]int64{}, events: map[string]*eventList{},
 		reserved: map[string]*reservations{},
 	}
@@ -97,6 +103,11 @@ func (h *holdings) run(ctx context.Context, of source) {
 
 // follow counts all objects, and then what changes.
 func (h *holdings) follow(ctx context.Context, of source) error {
+	if quota := of.quota(ctx); quota > 0 {
+		h.mu.Lock()
+		h.limits = limitsOf(quota)
+		h.mu.Unlock()
+	}
 	from, end := []byte(h.prefix+"/"), []byte(h.prefix+"0") // the character after the slash
 	revision, next, stop, err := of.changes(ctx, from, end)
 	if err != nil {
@@ -178,7 +189,8 @@ func (h *holdings) apply(changes []*mvccpb.Event) {
 
 // put counts the object of a key, which is gone if size is 0.
 func (h *holdings) put(key string, size int64) {
-	namespace, event := h.owner(key)
+	id, event := h.identify(key)
+	namespace := id.namespace
 	if namespace == "" {
 		return
 	}
@@ -197,20 +209,7 @@ func (h *holdings) put(key string, size int64) {
 			delete(h.namespaces, namespace)
 		}
 	}
-	h.counted(namespace, event, size-old.size)
-}
-
-// counted forgets the reservation of a write that has made an object larger. The caller holds h.mu.
-func (h *holdings) counted(namespace string, event bool, more int64) {
-	switch r := h.reserved[namespace]; {
-	case more <= 0:
-	case event:
-		h.reservedEvents.drop()
-	case r != nil:
-		if r.drop(); len(r.list) == 0 {
-			delete(h.reserved, namespace)
-		}
-	}
+	h.counted(id, event, old.size == 0)
 }
 
 // putEvent is put for an Event, which is the youngest now. The caller holds h.mu.
@@ -235,21 +234,28 @@ func (h *holdings) putEvent(namespace, key string, old holding, size int64) {
 
 // owner returns the namespace of a key, "" for an object without one, and whether the object is an Event.
 func (h *holdings) owner(key string) (namespace string, event bool) {
+	id, event := h.identify(key)
+	return id.namespace, event
+}
+
+// identify returns the object of a key, without a namespace if it has none, and whether it is an Event.
+func (h *holdings) identify(key string) (id objectID, event bool) {
 	prefix := h.prefix + "/"
 	if !strings.HasPrefix(key, prefix) {
-		return "", false
+		return id, false
 	}
 	kind, dir := kindOf(prefix, key)
 	rest, ok := strings.CutPrefix(key, dir)
 	if !ok || strings.Count(rest, "/") != 1 {
-		return "", false
+		return id, false
 	}
-	namespace, _, _ = strings.Cut(rest, "/")
-	return namespace, kind == corev1.Resource("events")
+	namespace, name, _ := strings.Cut(rest, "/")
+	return objectID{namespace, kind.Resource, name}, kind == corev1.Resource("events")
 }
 
 // trim removes the oldest Events of the namespaces that have the most, while all take more than their share.
 func (h *holdings) trim(ctx context.Context, of source) error {
+	h.expire()
 	if !of.leads() {
 		return nil
 	}
@@ -258,10 +264,11 @@ func (h *holdings) trim(ctx context.Context, of source) error {
 	for all := h.surplus(); len(all) > 0; {
 		keys := all[:min(len(all), trimBatch)]
 		all = all[len(keys):]
-		if err := of.remove(ctx, keys); err != nil {
+		n, err := of.remove(ctx, keys)
+		if err != nil {
 			return err
 		}
-		eventsRemoved.Add(float64(len(keys)))
+		eventsRemoved.Add(float64(n))
 		for _, key := range keys { // the watch shows it, too, but later
 			h.put(key, 0)
 		}

@@ -1,40 +1,31 @@
 package store
 
-import "time"
+import (
+	"fmt"
+	"slices"
+	"time"
+)
 
 // reservedFor is how long a write that was admitted may take before it is taken for one that has failed.
 const reservedFor = 10 * time.Second
 
-// reservations are the bytes of writes that were admitted and are not counted yet, the oldest first: writes of one moment
-// must not all take what is left of a share. Their number is that of the writes in flight, which the API server bounds.
+// reservations are the bytes of writes that were admitted and are not counted yet, by object: writes of one moment must not all take
+// what is left of a share. A write that is tried again replaces its own.
 type reservations struct {
-	list  []reservation
-	bytes int64
+	of       map[objectID]reservation
+	bytes    int64
+	earliest time.Time // before this none expires
+	// late has the objects whose names come later, by what they are without a name, and made is how many there were.
+	late map[objectID][]objectID
+	made int
 }
+
+// objectID names an object of a namespace. The group is left out: keys of etcd do not have it for all kinds.
+type objectID struct{ namespace, resource, name string }
 
 type reservation struct {
 	bytes int64
 	until time.Time
-}
-
-// expire forgets writes that have failed.
-func (r *reservations) expire(now time.Time) {
-	for len(r.list) > 0 && now.After(r.list[0].until) {
-		r.drop()
-	}
-}
-
-// drop forgets the oldest write: it is counted now, or was another one, of which the same number are left.
-func (r *reservations) drop() {
-	if len(r.list) > 0 {
-		r.bytes -= r.list[0].bytes
-		r.list = r.list[1:]
-	}
-}
-
-func (r *reservations) add(bytes int64, now time.Time) {
-	r.list = append(r.list, reservation{bytes, now.Add(reservedFor)})
-	r.bytes += bytes
 }
 
 // room is what a share has for a write.
@@ -43,45 +34,128 @@ type room int
 const (
 	hasRoom room = iota
 	noRoom
-	// perhapsRoom is that of a share whose rest is reserved for writes that may yet fail.
+	// perhapsRoom: writes that may still fail have reserved the rest.
 	perhapsRoom
 )
 
-// reserve reserves more bytes of the share of a namespace, if there is room, and returns what the namespace takes.
-func (h *holdings) reserve(namespace string, more int64) (used int64, r room) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	used = h.namespaces[namespace]
-	waiting := h.reserved[namespace]
-	if waiting == nil {
-		waiting = &reservations{}
-	}
-	r = waiting.take(used, more, h.limits.namespace)
-	if h.reserved[namespace] = waiting; len(waiting.list) == 0 {
-		delete(h.reserved, namespace)
-	}
-	return used, r
-}
-
-// reserveEvent reserves more bytes for an Event, as long as all have no more than eventBurst times their share.
-func (h *holdings) reserveEvent(more int64) room {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.reservedEvents.take(h.eventBytes, more, eventBurst*h.limits.events)
-}
-
-func (r *reservations) take(used, more, limit int64) room {
+// take reserves more bytes for an object if a share with a limit has room beside what is used.
+func (r *reservations) take(id objectID, used, more, limit int64) room {
 	now := time.Now()
-	more = max(0, more)
 	r.expire(now)
+	if more <= 0 {
+		if used > limit {
+			return noRoom
+		}
+		return hasRoom
+	}
+	own := r.of[id].bytes // without a name there is none
 	switch {
 	case used+more > limit:
 		return noRoom
-	case used+r.bytes+more > limit:
+	case used+r.bytes-own+more > limit:
 		return perhapsRoom
 	}
-	if more > 0 {
-		r.add(more, now)
+	if r.of == nil {
+		r.of, r.late = map[objectID]reservation{}, map[objectID][]objectID{}
 	}
+	if kind := id; id.name == "" {
+		r.made++
+		id.name = fmt.Sprint("/", r.made) // no name has a slash
+		r.late[kind] = append(r.late[kind], id)
+	}
+	until := now.Add(reservedFor)
+	if len(r.of) == 0 {
+		r.earliest = until
+	}
+	r.of[id], r.bytes = reservation{more, until}, r.bytes-own+more
 	return hasRoom
+}
+
+// counted forgets the reservation of an object, which is counted now. A new object without one may be one whose name has come later.
+func (r *reservations) counted(id objectID, fresh bool) {
+	if _, has := r.of[id]; has {
+		r.drop(id)
+		return
+	}
+	kind := objectID{id.namespace, id.resource, ""}
+	if list := r.late[kind]; fresh && len(list) > 0 {
+		r.drop(list[0])
+	}
+}
+
+func (r *reservations) drop(id objectID) {
+	r.bytes -= r.of[id].bytes
+	delete(r.of, id)
+	if id.name[0] != '/' {
+		return
+	}
+	kind := objectID{id.namespace, id.resource, ""}
+	if r.late[kind] = slices.DeleteFunc(r.late[kind], func(o objectID) bool { return o == id }); len(r.late[kind]) == 0 {
+		delete(r.late, kind)
+	}
+}
+
+// expire forgets writes that have failed. It looks at all reservations at most once in reservedFor.
+func (r *reservations) expire(now time.Time) {
+	if len(r.of) == 0 || now.Before(r.earliest) {
+		return
+	}
+	r.earliest = now.Add(reservedFor)
+	for id, one := range r.of {
+		if now.After(one.until) {
+			r.drop(id)
+		} else if one.until.Before(r.earliest) {
+			r.earliest = one.until
+		}
+	}
+}
+
+// reserve reserves more bytes of the share of a namespace for an object, if there is room, and returns what the namespace takes.
+func (h *holdings) reserve(id objectID, more int64) (used, limit int64, r room) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	used, limit = h.namespaces[id.namespace], h.limits.namespace
+	waiting := h.reserved[id.namespace]
+	if waiting == nil {
+		waiting = &reservations{}
+		h.reserved[id.namespace] = waiting
+	}
+	r = waiting.take(id, used, more, limit)
+	h.keep(id.namespace)
+	return used, limit, r
+}
+
+// keep forgets the reservations of a namespace if there are none. The caller holds mu.
+func (h *holdings) keep(namespace string) {
+	if r := h.reserved[namespace]; r != nil && len(r.of) == 0 {
+		delete(h.reserved, namespace)
+	}
+}
+
+// reserveEvent reserves more bytes for an Event, as long as all have no more than eventBurst times their share.
+func (h *holdings) reserveEvent(id objectID, more int64) room {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.reservedEvents.take(id, h.eventBytes, more, eventBurst*h.limits.events)
+}
+
+// counted forgets the reservation of an object that is counted now. The caller holds mu.
+func (h *holdings) counted(id objectID, event, fresh bool) {
+	switch r := h.reserved[id.namespace]; {
+	case event:
+		h.reservedEvents.counted(id, fresh)
+	case r != nil:
+		r.counted(id, fresh)
+		h.keep(id.namespace)
+	}
+}
+
+// expire forgets reservations of all namespaces whose writes have failed.
+func (h *holdings) expire() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for namespace, r := range h.reserved {
+		r.expire(time.Now())
+		h.keep(namespace)
+	}
 }

@@ -8,49 +8,63 @@ import (
 	"time"
 )
 
-// Writes of one moment take no more than the rest of a share together. A write that is counted, and one that has failed, make room.
+// Writes of one moment take no more than the rest of a share together, whatever their sizes. A write that is counted makes room for its
+// own bytes only, one that is tried again takes them once, and one that has failed makes room later.
 func TestReservations(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		h := newHoldings(DefaultPrefix, namespaceShare*1000, slog.New(slog.DiscardHandler))
-		h.put("/registry/configmaps/shop/old", 400)
-		reserve := func(namespace string, more int64, want room) {
+		h.put("/registry/configmaps/shop/old", 300)
+		reserve := func(namespace, name string, more int64, want room) {
 			t.Helper()
-			if _, got := h.reserve(namespace, more); got != want {
-				t.Errorf("%d bytes in %s: %d, want %d", more, namespace, got, want)
+			if _, _, got := h.reserve(objectID{namespace, "configmaps", name}, more); got != want {
+				t.Errorf("%d bytes of %s/%s: %d, want %d", more, namespace, name, got, want)
 			}
 		}
-		reserve("shop", 601, noRoom)
-		reserve("shop", 300, hasRoom)
-		reserve("shop", 300, hasRoom)
-		reserve("shop", 1, perhapsRoom)
-		reserve("bank", 1000, hasRoom)
-		h.put("/registry/configmaps/shop/new", 100) // less than was reserved: the store's form is shorter
-		reserve("shop", 200, hasRoom)
-		reserve("shop", 1, perhapsRoom)
+		reserve("shop", "a", 701, noRoom)
+		reserve("shop", "large", 600, hasRoom)
+		reserve("shop", "small", 1, hasRoom)
+		h.put("/registry/configmaps/shop/small", 1)
+		h.put("/registry/pods/shop/large", 1) // of another kind
+		h.put("/registry/configmaps/shop/other", 1)
+		reserve("shop", "b", 98, perhapsRoom) // 303 are there, 600 reserved
+		reserve("shop", "large", 600, hasRoom)
+		reserve("shop", "b", 97, hasRoom)
+		reserve("shop", "c", 1, perhapsRoom)
+		reserve("bank", "a", 1000, hasRoom)
+		h.put("/registry/configmaps/shop/large", 500) // its form in the store is shorter
+		reserve("shop", "", 100, hasRoom)
+		reserve("shop", "", 1, perhapsRoom)
+		h.put("/registry/configmaps/shop/b", 97)
+		h.put("/registry/configmaps/shop/xyz12", 90) // a name that the server has made
+		reserve("shop", "d", 10, hasRoom)
+		reserve("shop", "e", 1, perhapsRoom)
 		time.Sleep(reservedFor + time.Second)
-		reserve("shop", 500, hasRoom)
-		reserve("shop", 501, noRoom)
-		h.put("/registry/configmaps/shop/new", 600)
-		h.put("/registry/configmaps/bank/new", 1000)
+		reserve("shop", "e", 10, hasRoom)
+		reserve("shop", "f", 11, noRoom)
+		h.put("/registry/configmaps/shop/e", 10)
+		h.expire()
 		if len(h.reserved) > 0 {
 			t.Errorf("reservations are left: %v", h.reserved)
 		}
 
+		event := func(i int) objectID { return objectID{"shop", "events", fmt.Sprint(i)} }
 		limit := int64(eventBurst) * h.limits.events
-		if got := h.reserveEvent(-1); got != hasRoom || len(h.reservedEvents.list) > 0 {
-			t.Errorf("a smaller Event: %d, reserved are %v", got, h.reservedEvents.list)
-		}
-		for i := range 3 {
-			if got, want := h.reserveEvent(limit/2), []room{hasRoom, hasRoom, perhapsRoom}[i]; got != want {
-				t.Errorf("Event %d: %d, want %d", i, got, want)
+		for i, c := range []struct {
+			more int64
+			want room
+		}{{-1, hasRoom}, {limit / 2, hasRoom}, {limit / 2, hasRoom}, {limit / 2, perhapsRoom}, {0, hasRoom}} {
+			if got := h.reserveEvent(event(i), c.more); got != c.want {
+				t.Errorf("Event %d: %d, want %d", i, got, c.want)
 			}
 		}
-		for i := range 2 {
+		for i := range 3 {
 			h.put(fmt.Sprintf("/registry/events/shop/%d", i), limit/2)
 		}
-		if got := h.reserveEvent(1); got != noRoom || len(h.reservedEvents.list) > 0 {
-			t.Errorf("another Event: %d, reserved are %v", got, h.reservedEvents.list)
+		for _, more := range []int64{0, 1} {
+			if got := h.reserveEvent(event(9), more); got != noRoom || len(h.reservedEvents.of) > 0 || h.reservedEvents.bytes != 0 {
+				t.Errorf("%d bytes more: %d, reserved are %v", more, got, h.reservedEvents.of)
+			}
 		}
 	})
 }

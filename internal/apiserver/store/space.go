@@ -71,7 +71,8 @@ var (
 		Help: "Events that were removed before their time because all Events took more than their share of etcd.",
 	})
 	registerEtcdMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(eventsRemoved, etcdBytes, etcdFull, etcdUpkeep, diskFree, diskLevel, slowSyncs)
+		registerRemoved()
+		legacyregistry.MustRegister(etcdBytes, etcdFull, etcdUpkeep, diskFree, diskLevel, slowSyncs)
 	})
 )
 

@@ -185,7 +185,7 @@ func Reach(ctx context.Context, o External, log *slog.Logger) (*Store, error) {
 		_ = client.Close()
 		return nil, fmt.Errorf("etcd at %v cannot be reached: %w; start it, or correct --etcd-servers and its certificates", o.Servers, err)
 	}
-	store.holdings, store.Stop = share(within, client, store.Endpoints[0], cmp.Or(o.Prefix, DefaultPrefix), log)
+	store.holdings, store.Stop = share(ctx, client, store.Endpoints, cmp.Or(o.Prefix, DefaultPrefix), log)
 	return store, nil
 }
 

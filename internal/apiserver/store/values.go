@@ -44,9 +44,17 @@ func EncryptionOf(value []byte) Encryption {
 // String describes the encryption for messages.
 func (e Encryption) String() string { return fmt.Sprintf("provider %s, key %q", e.Provider, e.Key) }
 
+// How often a silent connection to etcd is asked, and how long an answer may take, as kube-apiserver has it.
+const (
+	keepAliveTime    = 30 * time.Second
+	keepAliveTimeout = 10 * time.Second
+)
+
 // client returns a client of etcd. It must be closed.
 func (e *Store) client(ctx context.Context) (*clientv3.Client, error) {
-	c := clientv3.Config{Context: ctx, Endpoints: e.Endpoints, Logger: zap.NewNop()}
+	c := clientv3.Config{
+		Context: ctx, Endpoints: e.Endpoints, Logger: zap.NewNop(), DialKeepAliveTime: keepAliveTime, DialKeepAliveTimeout: keepAliveTimeout,
+	}
 	if e.Dial != nil {
 		c.DialOptions = []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
 			return e.Dial(ctx, "tcp", addr)

@@ -44,7 +44,7 @@ func Views(p *proxy.Proxy, counts *flows.Reader) map[string]api.View {
 }
 
 // Services is the View with what this node has counted of connections to Services. With clients=true it also has who has connections
-// now; may tells whether whoever asks may know that.
+// now; may reports whether the user may know that.
 func Services(r func() *flows.Reader, may bool) api.View {
 	return func(ctx context.Context, query url.Values) (any, error) {
 		return r().Report(ctx, may && query.Get("clients") == "true")

@@ -3,12 +3,12 @@ package connecttime
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"net/netip"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -19,7 +19,8 @@ const (
 	detourSet = "detours"
 	// detourPriority is before the rules of Services: the first translation of a connection is its last.
 	detourPriority = -101
-	// detourTime is how long a detour stays: longer than a connection is tried with net.ipv4.tcp_syn_retries at its default of 6, 127 s.
+	// detourTime is how long a detour stays if this process ends: longer than a connection is tried with net.ipv4.tcp_syn_retries at its
+	// default of 6, 127 s.
 	detourTime = 3 * time.Minute
 	// maxDetours bounds them, in some 100 bytes each. An attempt beyond that is not led on.
 	maxDetours = 1 << 12
@@ -34,15 +35,9 @@ type route struct{ from, to netip.AddrPort }
 type detours struct {
 	nft   *nftables.Conn
 	track *conntrack.Conn
-	now   func() time.Time
-	all   map[route]detour
-	dirty bool
-}
-
-// detour is where an attempt is led to, until a time.
-type detour struct {
-	to    netip.AddrPort
-	until time.Time
+	all   map[route]netip.AddrPort
+	begun map[route]bool // their old connections are still tracked
+	dirty bool           // also at first: tables of an earlier process go
 }
 
 // newDetours returns detours of the network namespace of the calling thread.
@@ -55,45 +50,53 @@ func newDetours() (*detours, error) {
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
-	return &detours{nft: c, track: track, now: time.Now, all: map[route]detour{}}, nil
+	return &detours{nft: c, track: track, all: map[route]netip.AddrPort{}, begun: map[route]bool{}, dirty: true}, nil
 }
 
 func (d *detours) close() error { return errors.Join(d.nft.Close(), d.track.Close()) }
 
 // to returns where an attempt was led to.
 func (d *detours) to(r route) (netip.AddrPort, bool) {
-	has, ok := d.all[r]
-	return has.to, ok
+	at, ok := d.all[r]
+	return at, ok
 }
 
-// lead has an attempt led to an endpoint from the next commit on, and reports whether there was room.
+// leadsFrom reports whether an attempt to connect with an endpoint was led on.
+func (d *detours) leadsFrom(at netip.AddrPort) bool {
+	for r := range d.all {
+		if r.to == at {
+			return true
+		}
+	}
+	return false
+}
+
+// lead sends an attempt to an endpoint, from the next commit on, and reports whether there was room.
 func (d *detours) lead(r route, to netip.AddrPort) bool {
 	if _, has := d.all[r]; !has && len(d.all) >= maxDetours {
 		return false
 	}
-	d.all[r], d.dirty = detour{to, d.now().Add(detourTime)}, true
+	d.all[r], d.begun[r], d.dirty = to, true, true
 	return true
 }
 
-// expire removes the detours whose time is over from the next commit on, and returns the time until the next one is, 0 if there is none.
-func (d *detours) expire() (next time.Duration) {
-	now := d.now()
-	for r, one := range d.all {
-		left := one.until.Sub(now)
-		if left <= 0 {
+// keep drops the detours of all attempts but some, from the next commit on.
+func (d *detours) keep(of map[route]bool) {
+	for r := range d.all {
+		if !of[r] {
 			delete(d.all, r)
+			delete(d.begun, r)
 			d.dirty = true
-		} else if next == 0 || left < next {
-			next = left
 		}
 	}
-	return next
 }
 
-// commit writes all detours, then has the attempts begin again.
-func (d *detours) commit(begun []route) error {
+func (d *detours) size() int { return len(d.all) }
+
+// commit writes all detours, then has the attempts begin again that were led on. What has failed is done by the next one.
+func (d *detours) commit() error {
 	if d.dirty {
-		for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
+		for _, f := range socket.Families() {
 			if err := d.write(f); err != nil {
 				return err
 			}
@@ -101,23 +104,25 @@ func (d *detours) commit(begun []route) error {
 		d.dirty = false
 	}
 	var errs []error
-	for _, r := range begun {
-		_, err := d.track.Unanswer(svc.TCP, r.from, r.to)
-		errs = append(errs, err)
+	for r := range d.begun {
+		if _, err := d.track.Unanswer(svc.TCP, r.from, r.to); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		delete(d.begun, r)
 	}
 	return errors.Join(errs...)
 }
 
-// write replaces the table of a family in one transaction.
+// write replaces the table of a family in one transaction. Without detours there is none.
 func (d *detours) write(f svc.Family) error {
 	t, b := detourTableOf(f), nftables.NewBatch()
 	b.Tag(t)
 	b.AddTable(t, "")
 	b.DelTable(t)
-	now, some := d.now(), false
-	for r, one := range d.all {
-		left := one.until.Sub(now)
-		if svc.FamilyOf(r.to.Addr()) != f || left <= 0 {
+	some := false
+	for r, to := range d.all {
+		if svc.FamilyOf(r.to.Addr()) != f {
 			continue
 		}
 		if !some {
@@ -125,20 +130,17 @@ func (d *detours) write(f svc.Family) error {
 			addDetourTable(b, t, f)
 		}
 		b.AddElem(t, detourSet, &nftables.Elem{
-			Key: append(pairKey(r.from), pairKey(r.to)...), Data: pairKey(one.to), Timeout: uint64(left.Milliseconds()) + 1,
+			Key: append(pairKey(r.from), pairKey(r.to)...), Data: pairKey(to), Timeout: uint64(detourTime.Milliseconds()),
 		})
 	}
-	if err := d.nft.CommitTable(t, b); err != nil {
-		return fmt.Errorf("write nft table %s: %w", t, err)
-	}
-	return nil
+	return d.nft.CommitTable(t, b)
 }
 
 func detourTableOf(f svc.Family) nftables.Table {
 	return nftables.Table{Family: nftables.FamilyOf(f), Name: detourTable}
 }
 
-// addDetourTable adds what a table has beside elements.
+// addDetourTable adds a table with its set, its chains and its rules.
 func addDetourTable(b *nftables.Batch, t nftables.Table, f svc.Family) {
 	h := nftables.HeaderOf(f)
 	address := []nftables.Type{h.Addr, nftables.TypePort}
@@ -172,7 +174,7 @@ func Cleanup() error {
 		return err
 	}
 	var errs []error
-	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
+	for _, f := range socket.Families() {
 		t := detourTableOf(f)
 		if _, found, err := c.Table(t); err != nil || !found {
 			continue // a kernel without nf_tables has none

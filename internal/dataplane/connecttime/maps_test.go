@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/kernel/connect"
@@ -37,10 +36,11 @@ type kernelMaps struct {
 	// connected is a socket of UDP for each frontend, swept how often they were looked at.
 	connected map[netip.AddrPort]netip.AddrPort
 	swept     int
-	// attempts are connections of TCP without an answer, led where they are led to, begun the ones that began again.
+	// attempts are connections of TCP without an answer, led where they are led to, and again how often they began again.
 	attempts []connect.Attempt
-	led      map[route]netip.AddrPort
-	begun    []route
+	led      *detours
+	again    int
+	lost     error    // of each commit, nil for none
 	sweeper  *sweeper // of the last reconciler
 	reads    int      // of the frontends
 	room     int      // for slots
@@ -57,6 +57,7 @@ func newMaps() *kernelMaps {
 		fronts: map[connect.Front]connect.Route{}, slots: map[slot]netip.AddrPort{}, own: map[own]bool{},
 		member: map[member]bool{},
 		nodes:  map[netip.Addr]bool{}, room: 1 << 20, places: 1 << 10,
+		led: &detours{all: map[route]netip.AddrPort{}, begun: map[route]bool{}},
 	}
 }
 
@@ -228,41 +229,23 @@ func (m *kernelMaps) DelNode(a netip.Addr) error {
 	return m.write()
 }
 
-// Attempts and what follows are those of sockets and leader. A client of 192.0.2.9 is not known.
+// Attempts is sockets'. The client 192.0.2.9 is not known.
 func (m *kernelMaps) Attempts(stay func(front, at netip.AddrPort) bool) ([]connect.Attempt, error) {
 	return slices.DeleteFunc(slices.Clone(m.attempts), func(a connect.Attempt) bool { return stay(a.Front, a.To) }), nil
 }
 
-func (m *kernelMaps) Choose(a *connect.Attempt) (to netip.AddrPort, vain bool, err error) {
+func (m *kernelMaps) Choose(a *connect.Attempt) (to netip.AddrPort, err error) {
 	r, ok := m.fronts[connect.Front{Addr: a.Front, Protocol: uint8(svc.TCP)}]
-	switch {
-	case a.From.Addr() == flows.AP("192.0.2.9:0").Addr():
-		return to, false, nil
-	case !ok:
-		return to, true, nil
+	if a.From.Addr() == flows.AP("192.0.2.9:0").Addr() || !ok {
+		return to, nil
 	}
-	return m.slots[slot{r.List[0], 0}], false, nil
+	return m.slots[slot{r.List[0], 0}], nil
 }
 
-func (m *kernelMaps) EndAttempt(a *connect.Attempt) error {
-	m.attempts = slices.DeleteFunc(m.attempts, func(one connect.Attempt) bool { return one.From == a.From })
-	return nil
-}
-
-func (m *kernelMaps) to(r route) (netip.AddrPort, bool) {
-	at, ok := m.led[r]
-	return at, ok
-}
-
-func (m *kernelMaps) lead(r route, to netip.AddrPort) bool {
-	m.led[r] = to
-	return true
-}
-
-func (m *kernelMaps) expire() time.Duration { return 0 }
-
-func (m *kernelMaps) commit(begun []route) error {
-	m.begun = begun
+func (m *kernelMaps) EndAttempts(all []connect.Attempt) error {
+	m.attempts = slices.DeleteFunc(m.attempts, func(one connect.Attempt) bool {
+		return slices.ContainsFunc(all, func(a connect.Attempt) bool { return a.From == one.From })
+	})
 	return nil
 }
 
@@ -280,7 +263,7 @@ func (m *kernelMaps) reconciler() *dataplane.Reconciler {
 func (m *kernelMaps) reconcilerThatLogs(to slog.Handler) *dataplane.Reconciler {
 	r := dataplane.NewReconciler("nft", dataplane.Hooks{Unchanged: func() bool { return true }}) // as nft on a quiet node
 	families := []svc.Family{svc.IPv4, svc.IPv6}
-	s := newShared(m, m, m, slog.New(to), families, func() error { return nil })
+	s := newShared(m, noKernel{m.led, m}, m, slog.New(to), families, func() error { return nil })
 	m.sweeper = s.sweeper
 	for _, f := range families {
 		r.Add(f, &target{shared: s, family: f})
@@ -295,4 +278,19 @@ func (m *kernelMaps) text(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return b.String()
+}
+
+// noKernel are detours that are only remembered.
+type noKernel struct {
+	*detours
+	m *kernelMaps
+}
+
+func (n noKernel) commit() error {
+	if n.m.lost != nil {
+		return n.m.lost
+	}
+	n.m.again += len(n.begun)
+	clear(n.begun)
+	return nil
 }

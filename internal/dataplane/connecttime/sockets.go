@@ -23,22 +23,26 @@ const (
 	retry = 5 * time.Second
 	// maxLeft bounds the endpoints of TCP that have left within detourTime. An attempt to connect with one beyond that is not led on.
 	maxLeft = 1 << 14
+	// lookForAnswers is how often attempts that were led on are looked at: whose detours can go.
+	lookForAnswers = 5 * time.Second
 )
 
 // sockets is what the sweeper needs of connect.Programs.
 type sockets interface {
 	EndSockets(stay func(front, endpoint netip.AddrPort) bool) (int, error)
 	Attempts(stay func(front, endpoint netip.AddrPort) bool) ([]connect.Attempt, error)
-	Choose(a *connect.Attempt) (to netip.AddrPort, vain bool, err error)
-	EndAttempt(a *connect.Attempt) error
+	Choose(a *connect.Attempt) (netip.AddrPort, error)
+	EndAttempts(all []connect.Attempt) error
 }
 
 // leader is what the sweeper needs of detours.
 type leader interface {
 	to(r route) (netip.AddrPort, bool)
+	leadsFrom(at netip.AddrPort) bool
 	lead(r route, to netip.AddrPort) bool
-	expire() (next time.Duration)
-	commit(begun []route) error
+	keep(of map[route]bool)
+	size() int
+	commit() error
 }
 
 // sweeper ends connected sockets of UDP whose endpoint does not serve their frontend any more, and leads attempts to connect by TCP on,
@@ -55,14 +59,20 @@ type sweeper struct {
 	members map[connect.Front][]netip.AddrPort
 	// known are the families of which members has all.
 	known map[svc.Family]bool
-	// left are the endpoints that frontends of TCP were led to, and leftSize is their number.
-	left     map[connect.Front]map[netip.AddrPort]leaver
+	// left has the endpoints that connections to a frontend of TCP are not led to any more, and leftSize is their number.
+	left     map[connect.Front]*leavers
 	leftSize int
-	// looks is how often sockets of UDP are to be looked at.
+	// looks is the number of looks at sockets of UDP that are due.
 	looks int
 }
 
-// leaver is an endpoint that connections are not led to any more.
+// leavers are endpoints of a frontend that have left. none is set while no endpoint serves it.
+type leavers struct {
+	of   map[netip.AddrPort]leaver
+	none bool
+}
+
+// leaver is an endpoint that has left.
 type leaver struct {
 	since time.Time
 	// serves is set while it serves nevertheless, since others are preferred.
@@ -72,7 +82,7 @@ type leaver struct {
 func newSweeper(k sockets, lead leader, log *slog.Logger) *sweeper {
 	return &sweeper{
 		kernel: k, lead: lead, log: log, wake: loop.NewSignal(), members: map[connect.Front][]netip.AddrPort{},
-		known: map[svc.Family]bool{}, left: map[connect.Front]map[netip.AddrPort]leaver{},
+		known: map[svc.Family]bool{}, left: map[connect.Front]*leavers{},
 	}
 }
 
@@ -112,48 +122,61 @@ func (s *sweeper) look() {
 	s.wake.Set()
 }
 
-// leave takes over which endpoints a frontend of TCP had, and which ones serve it now; nil are none.
-func (s *sweeper) leave(front connect.Front, had *front, serving func() []netip.AddrPort) {
+// leave notes the endpoints that connections to a frontend of TCP are led to no more: had has them, want does not. Both are nil if they
+// lead to the same. serving returns the endpoints that still serve.
+func (s *sweeper) leave(front connect.Front, had, want *front, serving func() []netip.AddrPort) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	left := s.left[front]
-	if had == nil && left == nil {
+	gone := without(had, want)
+	if len(gone) == 0 && left == nil {
 		return
 	}
-	var now []netip.AddrPort
-	if serving != nil {
-		now = serving()
+	now := serving()
+	if left == nil {
+		left = &leavers{of: map[netip.AddrPort]leaver{}}
+		s.left[front] = left
 	}
-	for at, was := range left {
-		if serves := contains(now, at); serves != was.serves {
-			left[at] = leaver{was.since, serves}
-			s.wake.Set()
+	for _, at := range gone {
+		if _, has := left.of[at]; has || s.leftSize < maxLeft {
+			if !has {
+				s.leftSize++
+			}
+			left.of[at] = leaver{since: time.Now(), serves: true}
 		}
 	}
-	for i := 0; had != nil && i < len(had.lists); i++ {
-		for _, at := range had.lists[i].endpoints {
-			s.leaves(front, at, contains(now, at))
+	left.none = len(now) == 0
+	for at, was := range left.of {
+		switch serves := contains(now, at); {
+		case serves && !was.serves: // it is back
+			delete(left.of, at)
+			s.leftSize--
+		case !serves && was.serves:
+			left.of[at] = leaver{was.since, false}
+			s.wake.Set()
 		}
 	}
 }
 
-// leaves notes an endpoint that a frontend had. The caller holds s.mu.
-func (s *sweeper) leaves(front connect.Front, at netip.AddrPort, serves bool) {
-	left := s.left[front]
-	if _, has := left[at]; !has {
-		if s.leftSize >= maxLeft {
-			return
+// without returns the endpoints of had that want has not.
+func without(had, want *front) (out []netip.AddrPort) {
+	if had == nil {
+		return nil
+	}
+	kept := map[netip.AddrPort]bool{}
+	for i := 0; want != nil && i < len(want.lists); i++ {
+		for _, at := range want.lists[i].endpoints {
+			kept[at] = true
 		}
-		s.leftSize++
 	}
-	if left == nil {
-		left = map[netip.AddrPort]leaver{}
-		s.left[front] = left
+	for i := range had.lists {
+		for _, at := range had.lists[i].endpoints {
+			if !kept[at] {
+				out = append(out, at)
+			}
+		}
 	}
-	left[at] = leaver{time.Now(), serves}
-	if !serves {
-		s.wake.Set()
-	}
+	return out
 }
 
 // serves reports whether an endpoint may keep the sockets that are connected with a frontend or a node port.
@@ -172,17 +195,21 @@ func (s *sweeper) serves(front, at netip.AddrPort) bool {
 	return contains(members, at)
 }
 
-// stays reports whether an attempt to connect with an endpoint may go on.
-func (s *sweeper) stays(front, at netip.AddrPort) bool {
+// stays reports whether connections with an endpoint may go on, and if not, whether the frontend has others.
+func (s *sweeper) stays(front, at netip.AddrPort) (stays, others bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	address, node := keysOf(front, svc.TCP)
 	for _, k := range [...]connect.Front{address, node} {
-		if one, left := s.left[k][at]; left && !one.serves {
-			return false
+		left := s.left[k]
+		if left == nil {
+			continue
+		}
+		if one, has := left.of[at]; has && !one.serves {
+			return false, !left.none
 		}
 	}
-	return true
+	return true, true
 }
 
 // keysOf are the two frontends that may have led a connection with an address.
@@ -242,7 +269,7 @@ func (s *sweeper) run(ctx context.Context) {
 	}
 }
 
-// sweep does everything once. next is when something is to be done without a change, 0 if nothing is.
+// sweep looks at all sockets once. next is when to look again without a change, 0 for never.
 func (s *sweeper) sweep() (next time.Duration, err error) {
 	next, err = s.leadOn()
 	return next, errors.Join(s.endSockets(), err)
@@ -269,66 +296,80 @@ func (s *sweeper) endSockets() error {
 	return err
 }
 
-// leadOn has attempts to connect by TCP go on with another endpoint, and ends the ones for which there is none.
+// leadOn has attempts to connect by TCP go on with another endpoint, and ends the ones whose Service has none. An attempt that only the
+// packet filter can lead to another endpoint goes on trying.
 func (s *sweeper) leadOn() (next time.Duration, err error) {
 	begin := time.Now()
-	if !s.haveLeft() {
-		next = s.lead.expire()
-		return next, s.lead.commit(nil)
+	if !s.haveLeft() && s.lead.size() == 0 {
+		return 0, s.lead.commit()
 	}
-	all, err := s.kernel.Attempts(s.stays)
+	all, err := s.kernel.Attempts(func(front, at netip.AddrPort) bool {
+		stays, _ := s.stays(front, at)
+		return stays && !s.lead.leadsFrom(at) // which may serve again, while the endpoint that the attempt was led to has left
+	})
 	errs := []error{err}
-	var begun []route
-	ended := 0
-	tried := map[netip.AddrPort]bool{}
+	var ended []connect.Attempt
+	tried, routes, led := map[netip.AddrPort]bool{}, map[route]bool{}, 0
 	for i := range all {
 		a := &all[i]
-		tried[a.To] = true
 		r := route{a.From, a.To}
-		if to, led := s.lead.to(r); led && s.stays(a.Front, to) {
+		at, has := s.lead.to(r)
+		if !has {
+			at = a.To
+		}
+		tried[a.To], tried[at], routes[r] = true, true, true
+		stays, others := s.stays(a.Front, at)
+		if stays {
 			continue
 		}
-		to, vain, err := s.kernel.Choose(a)
-		switch {
-		case vain:
-			ended++
-			err = s.kernel.EndAttempt(a)
-		case to.IsValid() && s.lead.lead(r, to):
-			begun = append(begun, r)
+		if !others {
+			ended = append(ended, *a)
+			continue
 		}
+		to, err := s.kernel.Choose(a)
 		errs = append(errs, err)
+		if to.IsValid() && s.lead.lead(r, to) {
+			tried[to] = true
+			led++
+		}
+	}
+	if len(ended) > 0 {
+		errs = append(errs, s.kernel.EndAttempts(ended))
 	}
 	if err == nil {
 		s.forget(begin, tried)
+		s.lead.keep(routes)
 	}
-	next = s.lead.expire()
-	errs = append(errs, s.lead.commit(begun))
-	if len(begun)+ended > 0 {
-		s.log.Info("connections without an answer from endpoints which are gone", "led-on", len(begun), "ended", ended)
+	errs = append(errs, s.lead.commit())
+	if s.lead.size() > 0 {
+		next = lookForAnswers
+	}
+	if led+len(ended) > 0 {
+		s.log.Info("connections without an answer from endpoints which are gone", "led-on", led, "ended", len(ended))
 	}
 	return next, errors.Join(errs...)
 }
 
+// haveLeft reports whether an endpoint has left that something may try to connect with.
 func (s *sweeper) haveLeft() bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.leftSize > 0
 }
 
-// forget is for endpoints that nothing tries to connect with any more, as a look at a time has shown: new connections are not led to
-// them.
+// forget drops the endpoints that no attempt names any more, as a look at a time has shown: new connections are not led to them.
 func (s *sweeper) forget(looked time.Time, tried map[netip.AddrPort]bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for front, left := range s.left {
-		for at, one := range left {
+		for at, one := range left.of {
 			age := looked.Sub(one.since)
 			if age > detourTime || age >= lookAgain && !one.serves && !tried[at] {
-				delete(left, at)
+				delete(left.of, at)
 				s.leftSize--
 			}
 		}
-		if len(left) == 0 {
+		if len(left.of) == 0 {
 			delete(s.left, front)
 		}
 	}

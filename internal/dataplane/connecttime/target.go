@@ -254,7 +254,7 @@ func (t *target) writeAll(ctx context.Context, c *dataplane.Change) error {
 		}
 		for k := range t.fronts {
 			if _, f := c.Wanted(k); f == nil {
-				if err := t.replace(k, nil, nil); err != nil {
+				if err := t.replace(k, nil, func() []netip.AddrPort { return nil }); err != nil {
 					return err
 				}
 			}
@@ -298,9 +298,9 @@ func (t *target) replace(k dataplane.FrontKey, want *front, serving func() []net
 		return nil
 	}
 	if has != nil && want != nil && has.same(want) {
-		has = nil
+		has, want = nil, nil
 	}
-	t.sweeper.leave(keyOf(k, t.family), has, serving)
+	t.sweeper.leave(keyOf(k, t.family), has, want, serving)
 	return nil
 }
 

@@ -286,58 +286,89 @@ func manyEndpoints() (s *sweeper, front, at netip.AddrPort) {
 	return s, web4, at
 }
 
-// An attempt to connect by TCP is led on when its endpoint serves no more, and again when the next one leaves. It ends when there is
-// none. One that may go on, and one of a client that is not known yet, stay.
+// An attempt to connect by TCP is led on when its endpoint serves no more, and again when the next one leaves, also while the first one
+// serves again. It ends when no endpoint serves. One that may go on, and one of a client that is not known yet, stay.
 func TestAttemptsAreLedOn(t *testing.T) {
 	m := newMaps()
-	m.led = map[route]netip.AddrPort{}
 	rec := m.reconciler()
-	endpoints := []netip.AddrPort{flows.AP("10.244.0.1:80"), flows.AP("10.244.0.2:80"), flows.AP("10.244.0.3:80")}
+	e := []netip.AddrPort{flows.AP("10.244.0.1:80"), flows.AP("10.244.0.2:80"), flows.AP("10.244.0.3:80")}
 	list := func(at ...netip.AddrPort) (out []table.Endpoint) {
 		for _, a := range at {
 			out = append(out, table.Endpoint{Addr: a})
 		}
 		return out
 	}
-	apply := func(serving []table.Endpoint, endpoints ...netip.AddrPort) {
+	apply := func(p *table.ServicePort) error {
 		t.Helper()
-		p := flows.Port("web", "", svc.IPv4, svc.TCP, table.Frontend{Addr: web4, Endpoints: list(endpoints...)})
-		p.Serving = serving
 		if err := rec.Apply(t.Context(), table.New(p), []table.Key{p.Key()}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := m.sweeper.sweep(); err != nil {
-			t.Fatal(err)
-		}
+		_, err := m.sweeper.sweep()
+		return err
 	}
+	web := func(serving []table.Endpoint, endpoints ...netip.AddrPort) *table.ServicePort {
+		p := flows.Port("web", "", svc.IPv4, svc.TCP, table.Frontend{Addr: web4, Endpoints: list(endpoints...)})
+		p.Serving = serving
+		return p
+	}
+	sticky := web(nil, e[1])
+	sticky.Affinity = time.Hour // which the programs leave to nft
 	from := flows.AP("10.244.1.7:40000")
-	first := route{from, endpoints[0]}
-	apply(nil, endpoints[0])
-	m.attempts = []connect.Attempt{
-		{Front: web4, To: endpoints[0], From: from},
-		{Front: web4, To: endpoints[0], From: flows.AP("192.0.2.9:40000")},
-		{Front: flows.AP("10.96.0.11:80"), To: endpoints[0], From: flows.AP("10.244.1.7:40001")}, // of another Service
+	first := route{from, e[0]}
+	if err := apply(web(nil, e[0])); err != nil {
+		t.Fatal(err)
 	}
+	all := []connect.Attempt{
+		{Front: web4, To: e[0], From: from},
+		{Front: web4, To: e[0], From: flows.AP("192.0.2.9:40000")},
+		{Front: flows.AP("10.96.0.11:80"), To: e[0], From: flows.AP("10.244.1.7:40001")}, // of another Service
+	}
+	m.attempts = slices.Clone(all)
 	for _, c := range []struct {
-		what      string
-		serving   []table.Endpoint
-		endpoints []netip.AddrPort
-		led       netip.AddrPort // where the first attempt is led to
-		again     bool           // it begins again
-		left      int            // attempts that are not ended
+		what  string
+		port  *table.ServicePort
+		led   netip.AddrPort // where the first attempt is led to
+		again int            // how often it begins again
+		left  int            // attempts that are not ended
 	}{
-		{"another is preferred", list(endpoints[0]), endpoints[1:2], netip.AddrPort{}, false, 3},
-		{"it has left", nil, endpoints[1:2], endpoints[1], true, 3},
-		{"more", nil, endpoints[1:], endpoints[1], false, 3},
-		{"it is back", nil, endpoints, endpoints[1], false, 3},
-		{"the next one has left, too", nil, endpoints[2:], endpoints[2], true, 3},
-		{"none", nil, nil, endpoints[2], false, 2},
+		{"another is preferred", web(list(e[0]), e[1]), netip.AddrPort{}, 0, 3},
+		{"it has left, and nft serves", sticky, netip.AddrPort{}, 0, 3},
+		{"it has left", web(nil, e[1]), e[1], 1, 3},
+		{"more", web(nil, e[1:]...), e[1], 0, 3},
+		{"it is back", web(nil, e...), e[1], 0, 3},
+		{"the next one has left", web(nil, e[2], e[0]), e[2], 1, 3},
+		{"so has it, too", web(nil, e[2]), e[2], 0, 3},
+		{"none", web(nil), netip.AddrPort{}, 0, 1},
 	} {
-		apply(c.serving, c.endpoints...)
-		if m.led[first] != c.led || (len(m.begun) > 0) != c.again || len(m.attempts) != c.left {
-			t.Errorf("%s: led to %s, begun again %v, %d attempts are left; want %s, %v, %d",
-				c.what, m.led[first], m.begun, len(m.attempts), c.led, c.again, c.left)
+		if m.again = 0; apply(c.port) != nil {
+			t.Fatal(c.what)
 		}
+		if c.left < 3 { // what has ended has no detour
+			if _, err := m.sweeper.sweep(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if m.led.all[first] != c.led || m.again != c.again || len(m.attempts) != c.left {
+			t.Errorf("%s: led to %s, begun again %d times, %d attempts are left; want %s, %d, %d",
+				c.what, m.led.all[first], m.again, len(m.attempts), c.led, c.again, c.left)
+		}
+	}
+
+	// What could not be written is written by the next look, and a detour goes when its attempt has an answer.
+	if err := apply(web(nil, e[0], e[1])); err != nil {
+		t.Fatal(err)
+	}
+	m.attempts, m.lost, m.again = slices.Clone(all[:1]), errors.New("no"), 0
+	if err := apply(web(nil, e[1])); err == nil || m.again != 0 {
+		t.Errorf("a failure is lost: %v", err)
+	}
+	m.lost = nil
+	if next, err := m.sweeper.sweep(); err != nil || m.again != 1 || next != lookForAnswers {
+		t.Errorf("after a failure: begun again %d times, next look after %s, %v", m.again, next, err)
+	}
+	m.attempts = nil
+	if next, err := m.sweeper.sweep(); err != nil || m.led.size() != 0 || next != 0 {
+		t.Errorf("with an answer: %d detours, next look after %s, %v", m.led.size(), next, err)
 	}
 }
 
@@ -372,7 +403,7 @@ func TestSweeper(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			k := &slowSockets{takes: c.takes, err: c.err, begin: time.Now()}
-			s := newSweeper(k, newMaps(), slog.New(slog.DiscardHandler))
+			s := newSweeper(k, newMaps().led, slog.New(slog.DiscardHandler))
 			stop := s.start()
 			for range c.wakes {
 				begin := time.Now()
@@ -553,9 +584,10 @@ func TestClassifiedByBothFamilies(t *testing.T) {
 // Endpoints that have left are forgotten when nothing tries to connect with them.
 func TestLeaversAreForgotten(t *testing.T) {
 	s := newSweeper(nil, nil, nil)
-	at := []netip.AddrPort{flows.AP("10.244.0.1:80"), flows.AP("10.244.0.2:80"), flows.AP("10.244.0.3:80")}
-	s.leave(keyOf(dataplane.FrontKey{Addr: web4.Addr(), Port: web4.Port(), Proto: svc.TCP}, svc.IPv4),
-		&front{lists: [2]list{{endpoints: at}, {endpoints: at[:1]}}}, func() []netip.AddrPort { return at[2:] })
+	at := []netip.AddrPort{flows.AP("10.244.0.1:80"), flows.AP("10.244.0.2:80"), flows.AP("10.244.0.3:80"), flows.AP("10.244.0.4:80")}
+	had, want := &front{lists: [2]list{{endpoints: at}, {endpoints: at[:1]}}}, &front{lists: [2]list{{endpoints: at[3:]}}}
+	s.leave(keyOf(dataplane.FrontKey{Addr: web4.Addr(), Port: web4.Port(), Proto: svc.TCP}, svc.IPv4), had, want,
+		func() []netip.AddrPort { return at[2:] })
 	for _, c := range []struct {
 		after time.Duration
 		tried []netip.AddrPort

@@ -296,3 +296,13 @@ func orElse(s, other string) string {
 	}
 	return s
 }
+
+// Redirects reports whether annotations may send clients elsewhere than to the same place by HTTPS.
+func Redirects(annotations map[string]string) bool {
+	for _, name := range []string{"permanent-redirect", "temporal-redirect", "app-root", "from-to-www-redirect"} {
+		if annotations[Prefix+name] != "" {
+			return true
+		}
+	}
+	return false
+}

@@ -84,6 +84,7 @@ type controller struct {
 	unserved *unserved
 
 	settled map[kinds.Route]settled
+	looping looping
 	// due are the routes whose statuses may have to change, and unservedBefore is what unserved.why returned for them.
 	due               map[kinds.Route]bool
 	unservedBefore    string
@@ -101,7 +102,7 @@ type controller struct {
 // Run works until ctx ends, and returns when everything that it started has ended.
 func Run(ctx context.Context, o Options) error {
 	c := &controller{
-		o: o, wake: loop.NewSignal(), fronts: map[svc.Name]*corev1.Service{}, settled: map[kinds.Route]settled{},
+		o: o, wake: loop.NewSignal(), fronts: map[svc.Name]*corev1.Service{}, settled: map[kinds.Route]settled{}, looping: looping{},
 		due: map[kinds.Route]bool{}, counted: map[types.UID]time.Time{}, problems: recorded{}, ignored: recorded{},
 		awaited: map[svc.Name]*awaited{}, announcer: announcer{to: o.Events}, loops: ingressLoops{recorded: recorded{}},
 	}

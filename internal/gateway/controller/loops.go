@@ -2,13 +2,14 @@ package controller
 
 import (
 	"slices"
-	"strings"
 
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/dialect/nginx"
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/loops"
 	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -16,13 +17,33 @@ import (
 
 // part is how many statuses of a route are of a front.
 type part struct {
+	of    svc.Name
 	front *gateway.Front
 	n     int
 }
 
-// withLoops appends names.ConditionLoop to the statuses of an HTTPRoute for the fronts at which its redirects send clients back. It
-// looks at a route when the route or its fronts change, and not when only another route of the chain does.
-func withLoops(all []gwv1.RouteParentStatus, o metav1.Object, parts []part) {
+// maxLooping bounds the routes that are looked at again when another route of a front changes.
+const maxLooping = 100
+
+// looping are the routes whose redirects send clients back, with the tables of fronts by which they did.
+type looping map[kinds.Route]map[svc.Name]*gateway.Table
+
+// changed calls f with each route of which a front has another table now: the other end of its loop may have been mended.
+func (l looping) changed(fronts map[svc.Name]*gateway.Front, f func(kinds.Route)) {
+	for key, tables := range l {
+		for n, t := range tables {
+			if now := fronts[n]; now == nil || now.Table != t {
+				f(key)
+				break
+			}
+		}
+	}
+}
+
+// add appends names.ConditionLoop to the statuses of an HTTPRoute for the fronts at which its redirects send clients back. A loop that
+// begins since another route of it changes shows at that one.
+func (l looping) add(all []gwv1.RouteParentStatus, key kinds.Route, o metav1.Object, parts []part) {
+	delete(l, key)
 	r, is := o.(*gwv1.HTTPRoute)
 	if !is {
 		return
@@ -31,6 +52,12 @@ func withLoops(all []gwv1.RouteParentStatus, o metav1.Object, parts []part) {
 		of := all[:p.n]
 		all = all[p.n:]
 		why := loops.OfRoute(p.front.Table, r)
+		if why != "" && (l[key] != nil || len(l) < maxLooping) {
+			if l[key] == nil {
+				l[key] = map[svc.Name]*gateway.Table{}
+			}
+			l[key][p.of] = p.front.Table
+		}
 		for i := range of {
 			if why != "" {
 				of[i].Conditions = append(slices.Clip(of[i].Conditions), metav1.Condition{
@@ -55,12 +82,9 @@ func (l *ingressLoops) update(t *gateway.Table, all map[svc.Name]*networkingv1.I
 	}
 	l.of, l.why = t, map[svc.Name]string{}
 	for n, in := range all {
-		for key := range in.Annotations {
-			if strings.Contains(key, "redirect") || strings.HasSuffix(key, "/app-root") {
-				if why := loops.OfIngress(t, in); why != "" {
-					l.why[n] = why
-				}
-				break
+		if nginx.Redirects(in.Annotations) {
+			if why := loops.OfIngress(t, in); why != "" {
+				l.why[n] = why
 			}
 		}
 	}

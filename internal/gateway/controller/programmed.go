@@ -48,13 +48,14 @@ func (c *controller) pending(n svc.Name, g *gwv1.Gateway, version string, addrs 
 	if why == "" && a.served.IsZero() {
 		a.served = now
 	}
-	if why == "" && !announced && now.Sub(a.served) < announceWait {
+	unannounced := why == "" && !announced && now.Sub(a.served) < announceWait
+	if unannounced {
 		why = "no node announces its addresses yet"
 	}
 	a.done = why == ""
 	hold = !a.done && now.Sub(a.since) < holdPeriod && meta.IsStatusConditionTrue(g.Status.Conditions, programmed)
 	// Time ends these two; what nodes lack ends with a change of their Speakers.
-	c.postponed = c.postponed || hold || !a.done && !a.served.IsZero()
+	c.postponed = c.postponed || hold || unannounced
 	return why, hold
 }
 

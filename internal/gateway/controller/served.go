@@ -29,8 +29,8 @@ const (
 	announcePeriod = 10 * time.Second
 )
 
-// announcer records what becomes of Gateways and routes, when a status that differs was written. The status before tells what has been
-// recorded: also by another process, and after each resync.
+// announcer records Events of Gateways and routes when a new status was written. It compares with the status before, so that another
+// process, or a resync, records nothing twice.
 type announcer struct {
 	to    Recorder // nil for none
 	since time.Time
@@ -160,12 +160,15 @@ func (a *announcer) route(r *routed, next []gwv1.RouteParentStatus) {
 	if lost := lostParents(r, next); lost != "" {
 		now = strings.TrimSuffix(lost+"; "+now, "; ")
 	}
-	ours := slices.ContainsFunc(next, func(p gwv1.RouteParentStatus) bool { return p.ControllerName == names.ControllerName })
+	is, had := slices.ContainsFunc(next, isOurs), slices.ContainsFunc(r.have, isOurs)
 	switch before := problemsOfRoute(r, r.have); {
-	case now == before:
+	case now == before && (had || !is):
 	case now != "":
 		a.record(r.object, r.key.Kind, corev1.EventTypeWarning, routeNotServed, now)
-	case ours: // else it names no parent of ours any more
+	case is: // not if it no longer has one of our parents
 		a.record(r.object, r.key.Kind, corev1.EventTypeNormal, routeServed, "all of its parents serve it")
 	}
 }
+
+// isOurs reports whether a status of a route is of a parent of this controller.
+func isOurs(p gwv1.RouteParentStatus) bool { return p.ControllerName == names.ControllerName }

@@ -53,7 +53,7 @@ func TestEventsOfRoutes(t *testing.T) {
 		Services: map[svc.Name]*services.Service{},
 	}
 	events := &recorder{}
-	c := &controller{announcer: announcer{to: events}, settled: map[kinds.Route]settled{}, due: map[kinds.Route]bool{}}
+	c := &controller{announcer: announcer{to: events}, settled: map[kinds.Route]settled{}, looping: looping{}, due: map[kinds.Route]bool{}}
 	sync := func(works bool) []string {
 		t.Helper()
 		s := &watch.State{Listed: true, Routes: o.Routes, Fronts: map[svc.Name]*gateway.Front{}, Touched: map[kinds.Route]bool{key: true}}
@@ -103,9 +103,12 @@ func TestEventsOfRoutes(t *testing.T) {
 			want("no redirect", sync(true), "Normal HTTPRoute shop/r: RouteServed: ")
 		}
 	}
+	gateways := o.Gateways
 	o.Gateways = nil
 	want("no Gateway", sync(true), "Warning HTTPRoute shop/r: RouteNotServed: Gateway shop/front: it is no longer there")
 	want("no change", sync(true))
+	o.Gateways = gateways
+	want("the Gateway again", sync(true), "Normal HTTPRoute shop/r: RouteServed: ")
 }
 
 // A Gateway has an Event when it is served, refused, or has lost its address, and none while it waits for nodes.

@@ -144,6 +144,10 @@ type settled struct {
 // take makes the routes due whose statuses may have to change. unserved is why nodes do not serve routes at Services, "" if all do.
 func (c *controller) take(s *watch.State, unserved string) {
 	maps.Copy(c.due, s.Touched)
+	c.looping.changed(s.Fronts, func(key kinds.Route) {
+		c.due[key] = true
+		delete(c.settled, key)
+	})
 	if !s.AllTouched && unserved == c.unservedBefore || !s.Listed {
 		return
 	}
@@ -168,6 +172,7 @@ func (c *controller) writeRoutes(s *watch.State, attempt func(func(context.Conte
 		r := c.routed(s, key)
 		if r == nil {
 			delete(c.settled, key)
+			delete(c.looping, key)
 		}
 		if r == nil || c.writeRoute(s, attempt, r) {
 			delete(c.due, key)
@@ -217,7 +222,7 @@ func (c *controller) writeRoute(s *watch.State, attempt func(func(context.Contex
 		if f := s.Fronts[g]; f != nil && !seen[g] {
 			seen[g] = true
 			if of := f.Parents(r.key); len(of) > 0 {
-				all, now.parents, parts = append(all, of...), append(now.parents, &of[0]), append(parts, part{f, len(of)})
+				all, now.parents, parts = append(all, of...), append(now.parents, &of[0]), append(parts, part{g, f, len(of)})
 			}
 		}
 	}
@@ -228,7 +233,7 @@ func (c *controller) writeRoute(s *watch.State, attempt func(func(context.Contex
 	if was, known := c.settled[r.key]; known && len(services) == 0 && was.object == now.object && slices.Equal(was.parents, now.parents) {
 		return true
 	}
-	withLoops(all, r.object, parts)
+	c.looping.add(all, r.key, r.object, parts)
 	for _, n := range services {
 		if m := s.Meshes[n]; m != nil {
 			all = append(all, m.Parents(r.key)...)

@@ -39,7 +39,7 @@ func TestDueRoutes(t *testing.T) {
 		r.Status.Parents = []gwv1.RouteParentStatus{{ControllerName: names.ControllerName}}
 		s.Routes[key(i).Name] = r
 	}
-	c := &controller{settled: map[kinds.Route]settled{key(99): {}}, due: map[kinds.Route]bool{}}
+	c := &controller{settled: map[kinds.Route]settled{key(99): {}}, looping: looping{}, due: map[kinds.Route]bool{}}
 	writes := func(succeed bool) (n int) {
 		c.writeRoutes(s, func(func(context.Context) error) bool { n++; return succeed })
 		return n

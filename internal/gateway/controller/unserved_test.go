@@ -67,7 +67,7 @@ func TestUnknownMeshesKeepStatuses(t *testing.T) {
 	}
 	for why, want := range map[string]int{"no rights": 0, "": 1} {
 		writes := 0
-		c := &controller{settled: map[kinds.Route]settled{}}
+		c := &controller{settled: map[kinds.Route]settled{}, looping: looping{}}
 		if done := c.writeRoute(&watch.State{NoMeshes: why}, func(func(context.Context) error) bool { writes++; return true }, r); !done {
 			t.Errorf("%q: the route stays due", why)
 		}

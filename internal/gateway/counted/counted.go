@@ -44,13 +44,16 @@ func (s *Set[T]) Remove(values ...T) {
 // Clone returns a set of the same values and uses.
 func (s *Set[T]) Clone() Set[T] { return Set[T]{slices.Clone(s.list), maps.Clone(s.uses)} }
 
-// Index has which users each value has. The zero value is empty.
-type Index[T, U comparable] struct{ users map[T][]U }
+// Index maps each value to its users. The zero value is empty.
+type Index[T, U comparable] struct {
+	users map[T][]U
+	clone bool // it may share lists with the index that it was made of, which may go on appending to them
+}
 
 // Has reports whether a value has a user.
 func (x *Index[T, U]) Has(v T) bool { return len(x.users[v]) > 0 }
 
-// Of returns the users of a value, which belong to the index. One that uses it several times is there as often.
+// Of returns the users of a value, which belong to the index. A user appears once for each use.
 func (x *Index[T, U]) Of(v T) []U { return x.users[v] }
 
 // All returns the values that have users, with these.
@@ -61,7 +64,11 @@ func (x *Index[T, U]) Add(v T, user U) {
 	if x.users == nil {
 		x.users = map[T][]U{}
 	}
-	x.users[v] = append(slices.Clip(x.users[v]), user) // a clone may have the same list
+	list := x.users[v]
+	if x.clone {
+		list = slices.Clip(list)
+	}
+	x.users[v] = append(list, user)
 }
 
 // Remove notes the end of one use.
@@ -79,4 +86,4 @@ func (x *Index[T, U]) Remove(v T, user U) {
 }
 
 // Clone returns an index of the same users.
-func (x *Index[T, U]) Clone() Index[T, U] { return Index[T, U]{maps.Clone(x.users)} }
+func (x *Index[T, U]) Clone() Index[T, U] { return Index[T, U]{maps.Clone(x.users), true} }

@@ -112,44 +112,55 @@ func (s *diagSocket) id(family uint8) netlink.SocketID {
 	}
 }
 
-// EndAttempt ends the socket of an attempt: its program gets ECONNABORTED. It is no error if the socket is gone.
-func (p *Programs) EndAttempt(a *Attempt) error {
-	_, err := allNamespaces(p.homePath()).each(map[uint64]stale{a.namespace: {}}, func(uint64) error {
-		if err := destroy(a.family, unix.IPPROTO_TCP, &a.id); err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("cannot end an attempt to connect with %s: %w", a.To, err)
+// EndAttempts ends the sockets of attempts: their programs get ECONNABORTED. It is no error if one is gone.
+func (p *Programs) EndAttempts(all []Attempt) error {
+	of := map[uint64]stale{}
+	for i := range all {
+		of[all[i].namespace] = stale{}
+	}
+	_, err := allNamespaces(p.homePath()).each(of, func(cookie uint64) error {
+		var errs []error
+		for i := range all {
+			a := &all[i]
+			if a.namespace != cookie {
+				continue
+			}
+			if err := destroy(a.family, unix.IPPROTO_TCP, &a.id); err != nil && !errors.Is(err, unix.ENOENT) {
+				errs = append(errs, fmt.Errorf("cannot end an attempt to connect with %s: %w", a.To, err))
+			}
 		}
-		return nil
+		return errors.Join(errs...)
 	})
 	return err
 }
 
-// Choose returns an endpoint that the programs may choose for a new connection of the attempt's client to its Service. vain reports that
-// there is none for it. Without both nothing is known of the client yet. An endpoint with the client's own address is none: the packet
-// filter masquerades what is sent to it.
-func (p *Programs) Choose(a *Attempt) (to netip.AddrPort, vain bool, err error) {
+// Choose returns an endpoint that the programs may choose for a new connection of the attempt's client to its Service. The zero value is
+// none: the programs leave the client to the packet filter, or do not know it yet. An endpoint with the client's own address is none,
+// since the packet filter masquerades what is sent to it.
+func (p *Programs) Choose(a *Attempt) (to netip.AddrPort, err error) {
 	// Twice, as the programs do: the list that a frontend had may be gone when its slot is looked up.
 	for range 2 {
 		front, err := p.maps.route(a.Front)
 		if front == nil {
-			return to, err == nil, err
+			return to, err
 		}
-		list, known, err := p.maps.listFor(front, a, p.cookie)
+		list, err := p.maps.listFor(front, a, p.cookie)
 		if list < 0 {
-			return to, known, err
+			return to, err
 		}
 		count := front.Count[list]
 		for i, first := uint32(0), rand.Uint32(); i < count; i++ {
 			var e programEndpoint
 			err := p.maps.Slots.Lookup(&programSlotKey{List: front.List[list], Slot: (first%count + i) % count}, &e)
 			if err == nil && e.addrPort().Addr() != a.From.Addr() {
-				return e.addrPort(), false, nil
+				return e.addrPort(), nil
 			}
 			if gone(err) != nil {
-				return to, false, problem("read an endpoint", err)
+				return to, problem("read an endpoint", err)
 			}
 		}
 	}
-	return to, true, nil
+	return to, nil
 }
 
 // route returns what a connection with an address of TCP finds, nil for nothing: find of connect.c.
@@ -180,28 +191,27 @@ func (m *programMaps) route(at netip.AddrPort) (*programFront, error) {
 	return lookup(Front{Addr: netip.AddrPortFrom(all, at.Port()), Protocol: unix.IPPROTO_TCP, Node: true})
 }
 
-// listFor returns which list of a frontend the client of an attempt is sent to, below 0 for none, and whether the client is known:
-// list_for of connect.c. home is the cookie of the node's namespace.
-func (m *programMaps) listFor(front *programFront, a *Attempt, home uint64) (list int, known bool, err error) {
+// listFor returns which list of a frontend the client of an attempt is sent to, below 0 for none: list_for of connect.c. home is the
+// cookie of the node's namespace.
+func (m *programMaps) listFor(front *programFront, a *Attempt, home uint64) (list int, err error) {
 	if a.namespace == home {
-		return int(front.Split), true, nil
+		return int(front.Split), nil
 	}
 	var c programClient
-	if err := m.Clients.Lookup(a.namespace, &c); err != nil || c.State == stateAsked {
-		return -1, false, problem("read a client", gone(err))
+	if err := m.Clients.Lookup(a.namespace, &c); err != nil || c.State != statePod {
+		return -1, problem("read a client", gone(err))
 	}
 	six := 0
 	if a.To.Addr().Is6() {
 		six = 1
 	}
 	switch flags := c.Flags[six]; {
-	case c.State != statePod:
 	case front.Split != 0 && flags&flagLocal != 0:
-		return 1, true, nil
+		return 1, nil
 	case front.Masquerade == masqueradeNone, front.Masquerade == masqueradeOutside && flags&flagInPods != 0:
-		return 0, true, nil
+		return 0, nil
 	}
-	return -1, true, nil
+	return -1, nil
 }
 
 // The values of enum in connect.c.

@@ -91,7 +91,7 @@ type WatchedTool struct {
 	plain *Tool
 	conn  *nftables.Conn
 	// tables are the tables of the Watch, if they have to be looked at, and known what
-	// they were last; foreign has those that others have changed since.
+	// they were last; foreign has the tables that others have changed since.
 	tables  []string
 	known   map[string]info
 	foreign map[string]bool

@@ -30,7 +30,7 @@ type gate struct {
 func (g *gate) Accept(conn *relay.Conn, client netip.AddrPort) (relay.Session, time.Duration) {
 	c := g.listener.relays.Load()
 	defer g.server.panics.Recover(c.Service) // the relay's threads have other connections
-	to := c.target()
+	to, route := c.target()
 	if to == nil {
 		return nil, 0
 	}
@@ -45,7 +45,7 @@ func (g *gate) Accept(conn *relay.Conn, client netip.AddrPort) (relay.Session, t
 		g.server.admission.forget(conn, c)
 		return nil, 0
 	}
-	r := &relayed{server: g.server, config: c, pool: to.Pool, conn: conn, client: client, at: g.listener.at, began: time.Now()}
+	r := &relayed{server: g.server, config: c, pool: to.Pool, route: route, conn: conn, client: client, at: g.listener.at, began: time.Now()}
 	return r, c.Spec.IdleTimeout.Std()
 }
 
@@ -54,6 +54,7 @@ type relayed struct {
 	server     *Server
 	config     *Config
 	pool       *pods.Pool
+	route      *traffic.Route // may be nil
 	conn       *relay.Conn
 	client, at netip.AddrPort
 	began      time.Time
@@ -98,6 +99,7 @@ func (r *relayed) Answered() (first []byte, ok bool) {
 		return nil, false
 	}
 	r.pool.Reached(r.member)
+	r.route.Opened()
 	r.link, r.before = k, time.Since(r.began)
 	if v := r.config.Spec.ProxyProtocol; v != 0 {
 		first = proxyproto.Header(v, r.client, r.at)

@@ -69,7 +69,7 @@ func (s *Server) serve(socket *net.TCPConn, l *Listener, c *Config) Parked {
 		front, protocol = t, t.ConnectionState().NegotiatedProtocol
 		line.TLS(t.ConnectionState())
 	}
-	to := c.target()
+	to, route := c.target()
 	if to == nil {
 		line.Before = -1
 		return nil
@@ -79,6 +79,7 @@ func (s *Server) serve(socket *net.TCPConn, l *Listener, c *Config) Parked {
 		line.Before = -1
 		return nil
 	}
+	route.Opened()
 	line.Pod, line.Before = m.Addr(), time.Since(began)
 	defer pod.Close()
 	defer to.Pool.Remove(m, k)

@@ -24,33 +24,34 @@ type streams struct {
 	counts  traffic.Routes
 }
 
-// pick chooses a backend of a rule by the weights. It returns nil if there is none: then the connection is rejected.
-func (o *streams) pick(rule *gateway.Rule) *Config {
+// pick chooses a backend of a rule by the weights, and returns it with the counters of the rule's route. It returns nil if there is none:
+// then the connection is rejected.
+func (o *streams) pick(rule *gateway.Rule) (*Config, *traffic.Route) {
 	if rule == nil {
-		return nil
+		return nil, nil
 	}
 	w := rule.Pick(rand.Uint64())
 	if w == nil || !w.Valid {
-		return nil
+		return nil, nil
 	}
 	to := o.targets[rule.Target(w)]
-	if to != nil {
-		o.counts.Of(rule, routeName(rule)).Opened()
+	if to == nil {
+		return nil, nil
 	}
-	return to
+	return to, o.counts.Of(rule, routeName(rule))
 }
 
 // whole chooses a backend for a connection, or a client of UDP, that sends no name first.
-func (o *streams) whole() *Config {
+func (o *streams) whole() (*Config, *traffic.Route) {
 	_, rule := o.port.Connection("")
 	return o.pick(rule)
 }
 
 // target returns what has the Pods for a connection of TCP, or for a client of UDP: c itself without routes. nil means that
-// it is rejected.
-func (c *Config) target() *Config {
+// it is rejected. The caller counts the connection for the route, which may be nil, when a backend has it.
+func (c *Config) target() (*Config, *traffic.Route) {
 	if c.streams == nil {
-		return c
+		return c, nil
 	}
 	return c.streams.whole()
 }
@@ -74,7 +75,7 @@ func serveNamed(s *Server, socket *net.TCPConn, conn stream.Conn, l *Listener, c
 		s.log.Debug("no route for a client", "service", c.Service, "client", client, "name", name)
 		return nil
 	}
-	to := c.streams.pick(rule)
+	to, route := c.streams.pick(rule)
 	if to == nil {
 		s.log.Debug("no backend for a client", "service", c.Service, "client", client, "name", name)
 		return nil
@@ -93,6 +94,7 @@ func serveNamed(s *Server, socket *net.TCPConn, conn stream.Conn, l *Listener, c
 	if pod == nil {
 		return nil
 	}
+	route.Opened()
 	line.Pod, line.Before = m.Addr(), time.Since(began)
 	defer pod.Close()
 	defer to.Pool.Remove(m, k)

@@ -147,7 +147,7 @@ func (l *udpListener) session(client, from netip.AddrPort) *udpSession {
 // begin returns a session with a Pod, nil if there is none, or too many clients are there.
 func (l *udpListener) begin(c *Config, client netip.AddrPort) *udpSession {
 	s := l.server
-	to := c.target()
+	to, route := c.target()
 	if to == nil {
 		s.log.Debug("dropped a datagram, for which there is no route", "service", c.Service, "client", client)
 		return nil
@@ -168,6 +168,7 @@ func (l *udpListener) begin(c *Config, client netip.AddrPort) *udpSession {
 		_ = pod.Close()
 		return nil
 	}
+	route.Opened()
 	return u
 }
 

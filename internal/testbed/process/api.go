@@ -19,8 +19,8 @@ func API(t testing.TB) *rest.Config {
 }
 
 // StartAPI runs an API server with an etcd and without controllers until the test ends, and waits until it is ready. Its
-// data is not synced to disk. Where $FAIRLEAD_KUBERNETES is set, it is the real kube-apiserver, with the controllers of a cluster but
-// those that RunWorkloads and 'fairlead controllers' run. Tests that need the server's options or code use apiservertest.
+// data is not synced to disk. Where $FAIRLEAD_KUBERNETES is set, it is the real kube-apiserver, with the controllers of a cluster except
+// the ones that RunWorkloads and 'fairlead controllers' run. Tests that need the server's options or code use apiservertest.
 func StartAPI(t testing.TB) *Server {
 	t.Helper()
 	if Kubernetes() {

@@ -51,8 +51,7 @@ type controlPlane struct {
 	certs              *pki.Directory
 }
 
-// startKubernetes runs etcd, kube-apiserver, and all controllers but those of RunWorkloads and the ones that 'fairlead controllers' is
-// in the place of.
+// startKubernetes runs etcd, kube-apiserver, and all controllers except the ones that RunWorkloads or 'fairlead controllers' runs.
 func startKubernetes(t testing.TB, programs string) *Server {
 	t.Helper()
 	k := &controlPlane{programs: programs, dir: t.TempDir(), url: "https://127.0.0.1:" + strconv.Itoa(FreePort(t))}

@@ -45,8 +45,8 @@ func (forwarder) PortForward(ctx context.Context, _, _ string, port int32, strea
 	return err
 }
 
-// A node without an agent is asked by the Pod of its proxy, if the user may forward ports to it. If not, the error tells what is
-// missing.
+// A node without an agent is asked by the Pod of its proxy, if the user may forward ports to it. If not, the error names the
+// missing right.
 func TestGetByProxy(t *testing.T) {
 	proxy := httptest.NewServer(handler(map[string]api.View{"explain": func(_ context.Context, q url.Values) (any, error) {
 		return "proxy of " + q.Get("service"), nil

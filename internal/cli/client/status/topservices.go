@@ -205,7 +205,7 @@ func connectionsOf(ctx context.Context, from *asking.Nodes, names []string, name
 	return r, nil
 }
 
-// uncounted are the nodes that do not tell what open connections carry.
+// uncounted names the nodes that do not count the bytes of open connections.
 func uncounted(answers map[string]*flows.Report) (problems []string) {
 	for _, node := range slices.Sorted(maps.Keys(answers)) {
 		switch a := answers[node]; {

@@ -13,6 +13,8 @@ import (
 // Bounds of the routes that have series.
 const (
 	maxRoutes = 1000 // of all Services
+	// restPeriod is how often a place for further routes is looked for.
+	restPeriod = time.Second
 	// routeRest is how long a route must have been silent before it gives its series to another one when there are no more.
 	routeRest = 10 * time.Minute
 )
@@ -23,7 +25,7 @@ type RouteName struct {
 	svc.Name
 }
 
-// Route has the counters of a route of a Service. Its methods are safe for concurrent use, and pass over a nil Route.
+// Route has the counters of a route of a Service. Its methods are safe for concurrent use, and do nothing for a nil Route.
 type Route struct {
 	service svc.Name  // empty for the one of all others
 	name    RouteName // likewise
@@ -32,7 +34,7 @@ type Route struct {
 	nanos    atomic.Int64 // of requests that are a matter of one answer
 	opened   atomic.Uint64
 	last     atomic.Int64 // when it was used, in nanoseconds since 1970
-	gone     atomic.Bool  // it has no series any more
+	gone     atomic.Bool  // it has lost its series
 }
 
 // Request counts a request of HTTP that has ended, as the one of Service does.
@@ -51,17 +53,18 @@ func (r *Route) Opened() {
 	}
 }
 
-// use notes that the route is used now. It reports false if it has no series any more.
+// use notes that the route is used now, and reports whether it still has its series.
 func (r *Route) use(now time.Time) bool {
 	r.last.Store(now.UnixNano())
 	return !r.gone.Load()
 }
 
-// Routes finds the counters of routes by a key of the caller's, such as a rule that does not change. Finding one that has been found
-// before takes no lock.
+// Routes finds the counters of routes by a key of the caller's, such as a rule that does not change. To find one again takes no
+// lock, nor do further routes when there is no place.
 type Routes struct {
 	Service *Service
-	known   sync.Map // *Route by key
+	known   sync.Map     // *Route by key
+	full    atomic.Int64 // until when further routes are counted together without a look for a place, in nanoseconds since 1970
 }
 
 // Of returns the counters of the route with a key and a name.
@@ -70,11 +73,15 @@ func (o *Routes) Of(key any, name RouteName) *Route {
 	if r, ok := o.known.Load(key); ok && r.(*Route).use(now) {
 		return r.(*Route)
 	}
-	r := o.Service.route(name, now)
-	r.use(now)
-	if r.name != (RouteName{}) { // what is counted together may find a place later
-		o.known.Store(key, r)
+	r := &o.Service.restRoute
+	if now.UnixNano() >= o.full.Load() {
+		if r = o.Service.route(name, now); r.name == (RouteName{}) {
+			o.full.Store(now.Add(restPeriod).UnixNano())
+		} else {
+			o.known.Store(key, r)
+		}
 	}
+	r.use(now)
 	return r
 }
 
@@ -101,7 +108,7 @@ func (s *Service) route(name RouteName, now time.Time) *Route {
 // rest ends the series of the routes that have been silent for routeRest, and reports whether there were any. It looks at all of them,
 // at most once a second. The caller holds mu.
 func (b *Book) rest(now time.Time) (any bool) {
-	if now.Sub(b.rested) < time.Second {
+	if now.Sub(b.rested) < restPeriod {
 		return false
 	}
 	b.rested = now
