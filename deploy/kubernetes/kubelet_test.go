@@ -48,6 +48,7 @@ func startKubelet(r *rig, programs map[string]string, others ...*testbed.Host) {
 	for _, h := range others {
 		k.nodes[h.Name()] = h
 	}
+	r.mu.Lock()
 	r.podLog = func(namespace, name string) (string, bool) {
 		p, ok := k.logs.Load(namespace + "/" + name)
 		if !ok {
@@ -55,6 +56,7 @@ func startKubelet(r *rig, programs map[string]string, others ...*testbed.Host) {
 		}
 		return p.(*process.Process).Log(), true
 	}
+	r.mu.Unlock()
 	ctx, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {

@@ -57,13 +57,12 @@ type rig struct {
 	// beforeRemoval, if there is one, is called before a Pod whose process has ended is removed.
 	beforeRemoval func(pod *corev1.Pod)
 
-	// podLog, if there is one, returns what a Pod has written. It is in the place of the kubelet's own port, which the API server asks.
-	podLog func(namespace, name string) (text string, ok bool)
-
 	requests requests // of the node's programs
 
 	mu       sync.Mutex
 	rejected []string // requests that the API server answered with 401 or 403
+	// podLog, if there is one, returns what a Pod has written. It is in the place of the kubelet's own port, which the API server asks.
+	podLog func(namespace, name string) (text string, ok bool)
 }
 
 func newRig(t *testing.T) *rig {
@@ -110,8 +109,11 @@ func (r *rig) serveGateway() {
 	}
 	r.gateway = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		r.requests.note(req)
-		if m := podLogPath.FindStringSubmatch(req.URL.Path); m != nil && r.podLog != nil {
-			if text, ok := r.podLog(m[1], m[2]); ok {
+		r.mu.Lock()
+		podLog := r.podLog
+		r.mu.Unlock()
+		if m := podLogPath.FindStringSubmatch(req.URL.Path); m != nil && podLog != nil {
+			if text, ok := podLog(m[1], m[2]); ok {
 				_, _ = io.WriteString(w, text)
 				return
 			}

@@ -28,9 +28,12 @@ func Resolve(q *Question, o *Objects) svc.Name {
 // MayHave reports whether a Service has an address, whatever its ports, or has a node port with the number: a question about the address
 // needs no other Services.
 func MayHave(s *corev1.Service, at netip.AddrPort) bool {
-	text := at.Addr().String()
-	return s.Spec.ClusterIP == text || slices.Contains(s.Spec.ClusterIPs, text) || slices.Contains(s.Spec.ExternalIPs, text) ||
-		slices.ContainsFunc(s.Status.LoadBalancer.Ingress, func(i corev1.LoadBalancerIngress) bool { return i.IP == text }) ||
+	is := func(text string) bool { // which may have another spelling
+		a, err := netip.ParseAddr(text)
+		return err == nil && a.Unmap() == at.Addr().Unmap()
+	}
+	return is(s.Spec.ClusterIP) || slices.ContainsFunc(s.Spec.ClusterIPs, is) || slices.ContainsFunc(s.Spec.ExternalIPs, is) ||
+		slices.ContainsFunc(s.Status.LoadBalancer.Ingress, func(i corev1.LoadBalancerIngress) bool { return is(i.IP) }) ||
 		slices.ContainsFunc(s.Spec.Ports, func(p corev1.ServicePort) bool { return p.NodePort == int32(at.Port()) })
 }
 

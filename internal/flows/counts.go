@@ -111,7 +111,7 @@ func (r *Reader) read(ctx context.Context, lost []dataplane.DropCount) ([]Port, 
 	return ports(&r.totals, owners, lost), nil
 }
 
-// Report returns the counts as an answer, with the connections that are open, and with clients who has them.
+// Report returns the counts as an answer, with the connections that are open. With clients set it also names the clients.
 func (r *Reader) Report(ctx context.Context, clients bool) (*Report, error) {
 	ports, err := r.Ports(ctx)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// MaxClients bounds the clients that are named for a port, and maxKnown the ones that are told apart while the connections are read.
+// MaxClients bounds the clients that are named for a port, and maxKnown the clients that one read keeps apart.
 const (
 	MaxClients = 10
 	maxKnown   = 20_000
@@ -53,7 +53,7 @@ func sum(a, b conntrack.Traffic) conntrack.Traffic {
 	return conntrack.Traffic{Packets: a.Packets + b.Packets, Bytes: a.Bytes + b.Bytes}
 }
 
-// Client is who has connections to a port.
+// Client is a client of a port, with its connections.
 type Client struct {
 	Address string `json:"address"`
 	Open
@@ -91,7 +91,12 @@ func (r *Reader) open(ctx context.Context, to *Report, clients bool) error {
 		}
 		switch {
 		case k.endpoint.IsValid():
-			p.endpoint(k.endpoint.String()).Open = o
+			// In mode userspace the kernel's endpoint is the proxy's own port.
+			if e := p.endpoint(k.endpoint.String()); e != nil {
+				e.Open = o
+			} else if owners.HasEndpoint(k.port.id, k.endpoint) {
+				p.Endpoints = append(p.Endpoints, Endpoint{Address: k.endpoint.String(), Open: o})
+			}
 		case k.client.IsValid():
 			p.Clients = append(p.Clients, Client{k.client.String(), *o})
 		default:
@@ -159,13 +164,12 @@ func keyOf(p *Port) portKey {
 	return portKey{svc.PortName{Name: svc.Name{Namespace: p.Namespace, Name: p.Service}, Port: p.Port}, protocol}
 }
 
-// endpoint finds an endpoint by its address, or adds it.
+// endpoint finds an endpoint by its address, nil if there is none.
 func (p *Port) endpoint(address string) *Endpoint {
 	for i := range p.Endpoints {
 		if p.Endpoints[i].Address == address {
 			return &p.Endpoints[i]
 		}
 	}
-	p.Endpoints = append(p.Endpoints, Endpoint{Address: address})
-	return &p.Endpoints[len(p.Endpoints)-1]
+	return nil
 }

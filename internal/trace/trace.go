@@ -125,7 +125,7 @@ type Next struct {
 	Device  string         `json:"device,omitempty"`
 	Node    string         `json:"node"`
 	Address netip.AddrPort `json:"address"`
-	// Command shows what that node does with such a packet.
+	// Command shows what that node does with a packet of its own to the same endpoint.
 	Command string `json:"command"`
 }
 

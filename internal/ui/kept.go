@@ -20,7 +20,8 @@ const (
 	maxKept = 32
 )
 
-// kept has answers for a while: many pages of a user cost what one does. Users do not share them, for their rights differ.
+// kept remembers answers for a while, so that many pages of a user cost as much as one. Users do not share answers, because their rights
+// differ.
 type kept struct {
 	mu sync.Mutex
 	of map[string]*keptAnswer
@@ -29,7 +30,7 @@ type kept struct {
 // keptAnswer is read when done is closed.
 type keptAnswer struct {
 	done  chan struct{}
-	at    time.Time // when it was there; zero before
+	at    time.Time // when the answer came; zero until then
 	value any
 	err   error
 }
@@ -39,7 +40,7 @@ func keyOf(path string, user *rest.ImpersonationConfig, params url.Values) strin
 	return fmt.Sprintf("%q %q %q %q %s?%s", user.UserName, user.UID, user.Groups, user.Extra, path, params.Encode())
 }
 
-// get returns a kept answer, or asks. Whoever comes while it is asked waits for the same answer. An error is not kept.
+// get returns a kept answer, or asks. A request during the question waits for the same answer. An error is not kept.
 func (k *kept) get(ctx context.Context, key string, keep time.Duration, ask func(context.Context) (any, error)) (any, error) {
 	k.mu.Lock()
 	for other, a := range k.of {

@@ -2,6 +2,7 @@ package base
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -9,7 +10,7 @@ import (
 )
 
 // maxAnswer bounds an answer of this machine, in bytes.
-const maxAnswer = 4 << 20
+const maxAnswer = 32 << 20
 
 // GetLocal asks this machine at an address to listen on.
 func GetLocal(ctx context.Context, bind, path string) (code int, body []byte, err error) {
@@ -33,6 +34,9 @@ func GetLocal(ctx context.Context, bind, path string) (code int, body []byte, er
 		return 0, nil, err
 	}
 	defer answer.Body.Close()
-	body, err = io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
+	body, err = io.ReadAll(io.LimitReader(answer.Body, maxAnswer+1))
+	if err == nil && len(body) > maxAnswer {
+		return answer.StatusCode, nil, fmt.Errorf("its answer is longer than %d MiB", maxAnswer>>20)
+	}
 	return answer.StatusCode, body, err
 }

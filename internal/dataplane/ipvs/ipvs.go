@@ -150,6 +150,9 @@ func (m *Mode) open() error {
 	if err != nil {
 		return errors.Join(err, m.drops.Close(), k.Close())
 	}
+	if err := m.looks.open(); err != nil {
+		return errors.Join(err, watch.Close(), m.drops.Close(), k.Close())
+	}
 	for _, t := range m.targets {
 		t.rules.tool = watch.Tool(t.rules.plain)
 	}

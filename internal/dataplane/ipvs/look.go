@@ -19,9 +19,9 @@ import (
 func (m *Mode) Look(ctx context.Context, fronts []dataplane.Asked, _ netip.Addr) ([]dataplane.Installed, error) {
 	m.looks.mu.Lock()
 	defer m.looks.mu.Unlock()
-	k, err := m.looks.open()
-	if err != nil {
-		return nil, err
+	k := m.looks.kernel
+	if k == nil {
+		return nil, errors.New("ipvs: nothing is programmed yet")
 	}
 	out := make([]dataplane.Installed, len(fronts))
 	for _, t := range m.targets {
@@ -47,40 +47,36 @@ func (m *Mode) Look(ctx context.Context, fronts []dataplane.Asked, _ netip.Addr)
 	return out, nil
 }
 
-// looks has the sockets of Look, beside the ones of the user of the Mode.
+// looks holds the sockets of Look. The Mode's others belong to the caller of Apply.
 type looks struct {
 	mu     sync.Mutex
-	kernel *kernel // without a device; nil before the first Look
-	ended  bool
+	kernel *kernel // without a device; nil until Apply has opened it, and after Close
 }
 
-func (l *looks) open() (*kernel, error) {
-	if l.ended {
-		return nil, errors.New("ipvs: the mode has ended")
-	}
-	if l.kernel != nil {
-		return l.kernel, nil
-	}
+// open opens the sockets in the namespace of the calling thread.
+func (l *looks) open() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	vs, err := ipvs.Dial()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	sets, err := ipset.Dial()
 	if err != nil {
-		return nil, errors.Join(err, vs.Close())
+		return errors.Join(err, vs.Close())
 	}
 	l.kernel = &kernel{servers: serverConn{vs}, sets: sets}
-	return l.kernel, nil
+	return nil
 }
 
 func (l *looks) close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.ended = true
-	if l.kernel == nil {
+	k := l.kernel
+	if l.kernel = nil; k == nil {
 		return nil
 	}
-	return errors.Join(l.kernel.servers.Close(), l.kernel.sets.Close())
+	return errors.Join(k.servers.Close(), k.sets.Close())
 }
 
 // lookSets reads what decides about a packet before it meets a virtual server.

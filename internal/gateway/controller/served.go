@@ -19,11 +19,13 @@ import (
 const (
 	gatewayNotServed = "GatewayNotServed"
 	gatewayServed    = "GatewayServed"
+	setNotServed     = "ListenerSetNotServed"
+	setServed        = "ListenerSetServed"
 	routeNotServed   = "RouteNotServed"
 	routeServed      = "RouteServed"
 )
 
-// Bounds of these Events: a Gateway that is deleted may have thousands of routes. The conditions tell about all.
+// Bounds of these Events: a Gateway that is deleted may have thousands of routes. The conditions cover all of them.
 const (
 	maxAnnounced   = 100
 	announcePeriod = 10 * time.Second
@@ -145,12 +147,31 @@ func problemOfGateway(s *gwv1.GatewayStatus, lost bool) string {
 
 // gateway records what has become of a Gateway.
 func (a *announcer) gateway(g *gwv1.Gateway, next *gwv1.GatewayStatus) {
-	was, is := meta.IsStatusConditionTrue(g.Status.Conditions, programmed), meta.IsStatusConditionTrue(next.Conditions, programmed)
-	before, now := problemOfGateway(&g.Status, false), problemOfGateway(next, was)
+	a.listeners(g, "Gateway", &g.Status, next, gatewayServed, gatewayNotServed)
+}
+
+// set records what has become of a ListenerSet.
+func (a *announcer) set(s *gwv1.ListenerSet, next *gwv1.ListenerSetStatus) {
+	a.listeners(s, "ListenerSet", ofSet(&s.Status), ofSet(next), setServed, setNotServed)
+}
+
+// ofSet returns the status of a ListenerSet as the one of a Gateway.
+func ofSet(s *gwv1.ListenerSetStatus) *gwv1.GatewayStatus {
+	out := &gwv1.GatewayStatus{Conditions: s.Conditions}
+	for _, l := range s.Listeners {
+		out.Listeners = append(out.Listeners, gwv1.ListenerStatus(l))
+	}
+	return out
+}
+
+// listeners records what has become of an object with listeners.
+func (a *announcer) listeners(o metav1.Object, kind gwv1.Kind, have, next *gwv1.GatewayStatus, served, notServed string) {
+	was, is := meta.IsStatusConditionTrue(have.Conditions, programmed), meta.IsStatusConditionTrue(next.Conditions, programmed)
+	before, now := problemOfGateway(have, false), problemOfGateway(next, was)
 	if now == "" && (before != "" || !was) && is {
-		a.record(g, "Gateway", corev1.EventTypeNormal, gatewayServed, "nodes serve it, and all of its listeners")
+		a.record(o, kind, corev1.EventTypeNormal, served, "nodes serve it, and all of its listeners")
 	} else if now != "" && now != before {
-		a.record(g, "Gateway", corev1.EventTypeWarning, gatewayNotServed, now)
+		a.record(o, kind, corev1.EventTypeWarning, notServed, now)
 	}
 }
 

@@ -11,12 +11,15 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/kinds"
+	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/gateway/watch"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -26,7 +29,10 @@ import (
 type recorder struct{ all []string }
 
 func (r *recorder) Event(object runtime.Object, eventType, reason, message string) {
-	o := object.(*corev1.ObjectReference)
+	o, ok := object.(*corev1.ObjectReference)
+	if in, whole := object.(*networkingv1.Ingress); !ok && whole {
+		o = &corev1.ObjectReference{Kind: "Ingress", Namespace: in.Namespace, Name: in.Name}
+	}
 	r.all = append(r.all, fmt.Sprintf("%s %s %s/%s: %s: %s", eventType, o.Kind, o.Namespace, o.Name, reason, message))
 }
 
@@ -111,7 +117,7 @@ func TestEventsOfRoutes(t *testing.T) {
 	want("the Gateway again", sync(true), "Normal HTTPRoute shop/r: RouteServed: ")
 }
 
-// A Gateway has an Event when it is served, refused, or has lost its address, and none while it waits for nodes.
+// A Gateway has an Event when it is served, refused, or has lost its address, and none while it waits for nodes. So has a ListenerSet.
 func TestEventsOfGateways(t *testing.T) {
 	t.Parallel()
 	client := clientOf(t, func(w http.ResponseWriter, r *http.Request) {
@@ -121,6 +127,7 @@ func TestEventsOfGateways(t *testing.T) {
 	events := &recorder{}
 	c := &controller{announcer: announcer{to: events}, api: client}
 	g := &gwv1.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "front"}}
+	set := &gwv1.ListenerSet{ObjectMeta: g.ObjectMeta}
 	k := func(text string) (out metav1.Condition) {
 		parts := strings.Fields(text)
 		return metav1.Condition{Type: parts[0], Status: metav1.ConditionStatus(parts[1]), Reason: parts[2], Message: "why"}
@@ -157,8 +164,17 @@ func TestEventsOfGateways(t *testing.T) {
 			if !strings.HasPrefix(got, step.want) || step.want == "" && got != "" {
 				t.Errorf("%v %v: %q, want %q", step.conditions, step.listener, got, step.want)
 			}
+			ofSet := gwv1.ListenerSetStatus{Conditions: next.Conditions, Listeners: []gwv1.ListenerEntryStatus{
+				gwv1.ListenerEntryStatus(next.Listeners[0]),
+			}}
+			if err := c.writeSet(t.Context(), set, *ofSet.DeepCopy()); err != nil {
+				t.Fatalf("%v %v: %v", step.conditions, step.listener, err)
+			}
+			if got, same := strings.Join(events.got(), "\n"), strings.ReplaceAll(got, "Gateway", "ListenerSet"); got != same {
+				t.Errorf("%v %v: %q, want %q", step.conditions, step.listener, got, same)
+			}
 			keepTimes(next.Conditions, g.Status.Conditions)
-			g.Status, step.want = *next.DeepCopy(), ""
+			g.Status, set.Status, step.want = *next.DeepCopy(), *ofSet.DeepCopy(), ""
 		}
 	}
 }
@@ -180,4 +196,26 @@ func TestEventsAreBounded(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A problem of an Ingress is recorded once, and so is its end, which another Ingress of the same name does not have.
+func TestEventsOfIngresses(t *testing.T) {
+	t.Parallel()
+	events, r := &recorder{}, recorded{}
+	in := &networkingv1.Ingress{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "in", UID: "1"}}
+	for _, step := range []struct{ uid, problem, want string }{
+		{"1", "", ""},
+		{"1", "no Service", "Warning Ingress shop/in: IngressNotServed: no Service"},
+		{"1", "no Service", ""},
+		{"1", "", "Normal Ingress shop/in: IngressServed: all of its paths and hosts are served"},
+		{"1", "", ""},
+		{"1", "no port", "Warning Ingress shop/in: IngressNotServed: no port"},
+		{"2", "", ""},
+	} {
+		in.UID = types.UID(step.uid)
+		r.record(events, in, names.IngressNotServed, names.IngressServed, step.problem)
+		if got := strings.Join(events.got(), "\n"); got != step.want {
+			t.Errorf("%v: %q", step, got)
+		}
+	}
 }

@@ -310,9 +310,9 @@ func (c *controller) syncIngresses(ctx context.Context, s *watch.State, have *co
 			_, err := c.client.NetworkingV1().Ingresses(n.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
 			*errs = append(*errs, ignoreRaces(err))
 		}
-		c.problems.record(c.o.Events, in, "IngressNotServed", s.Ingress.Problems[n])
-		c.ignored.record(c.o.Events, in, "IngressAnnotationIgnored", s.Ingress.Ignored[n])
-		c.loops.recorded.record(c.o.Events, in, "IngressRedirectLoop", c.loops.why[n])
+		c.problems.record(c.o.Events, in, names.IngressNotServed, names.IngressServed, s.Ingress.Problems[n])
+		c.ignored.record(c.o.Events, in, "IngressAnnotationIgnored", "", s.Ingress.Ignored[n])
+		c.loops.recorded.record(c.o.Events, in, "IngressRedirectLoop", "", c.loops.why[n])
 	}
 	return err
 }
@@ -333,12 +333,19 @@ type eventText struct {
 	text string
 }
 
-// record records an Event about an Ingress, once for each change of its text, none for "".
-func (r recorded) record(events Recorder, in *networkingv1.Ingress, reason, text string) {
-	if n, now := svc.NameOf(in), (eventText{in.UID, text}); r[n] != now {
-		if r[n] = now; text != "" {
-			events.Event(in, corev1.EventTypeWarning, reason, text)
-		}
+// record records an Event about an Ingress, once for each change of its text. For "" there is none, or a normal one with the reason
+// resolved after another text, unless that is empty, too.
+func (r recorded) record(events Recorder, in *networkingv1.Ingress, reason, resolved, text string) {
+	n, now := svc.NameOf(in), eventText{in.UID, text}
+	was := r[n]
+	if was == now {
+		return
+	}
+	switch r[n] = now; {
+	case text != "":
+		events.Event(in, corev1.EventTypeWarning, reason, text)
+	case resolved != "" && was.of == now.of && was.text != "":
+		events.Event(in, corev1.EventTypeNormal, resolved, "all of its paths and hosts are served")
 	}
 }
 

@@ -60,6 +60,9 @@ func (c *controller) writeSet(ctx context.Context, set *gwv1.ListenerSet, want g
 	next := set.DeepCopy()
 	next.Status = want
 	_, err := c.api.Sets(set.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+	if err == nil {
+		c.announcer.set(set, &want)
+	}
 	return err
 }
 

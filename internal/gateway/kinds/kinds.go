@@ -110,7 +110,7 @@ func httpFilters(from []gwv1.GRPCRouteFilter) (out []gwv1.HTTPRouteFilter) {
 	return out
 }
 
-// From returns who a ReferenceGrant permits something: the objects of a kind and a namespace.
+// From returns the entry of a ReferenceGrant's from for a kind and a namespace.
 func From(kind gwv1.Kind, namespace string) gwv1.ReferenceGrantFrom {
 	return gwv1.ReferenceGrantFrom{Group: gwv1.GroupName, Kind: kind, Namespace: gwv1.Namespace(namespace)}
 }

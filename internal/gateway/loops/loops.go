@@ -156,7 +156,8 @@ func each(t *gateway.Table, f func(*gateway.Port) string) string {
 	return ""
 }
 
-// OfRoute returns a place to which the redirects of an HTTPRoute and of the other routes of a front send clients back, "" for none. Matches by regular expressions are passed over, and hosts that only DNS could lead back to the front.
+// OfRoute returns a place to which the redirects of an HTTPRoute and of the other routes of a front send clients back, "" for none. Matches
+// by regular expressions are passed over, and hosts that only DNS could lead back to the front.
 func OfRoute(t *gateway.Table, r *gwv1.HTTPRoute) string {
 	var hosts []string
 	for _, h := range r.Spec.Hostnames {

@@ -23,7 +23,7 @@ const (
 	IngressController = svc.Domain + "/ingress"
 	// NginxController is for classes of Ingresses that were written for ingress-nginx: a host with TLS has only that.
 	NginxController = svc.Domain + "/ingress-nginx"
-	// ConditionLoop is of a route whose redirects send clients back to where they came from. There is none in good times.
+	// ConditionLoop is True on a route whose redirects lead clients back to where they came from. It is absent otherwise.
 	ConditionLoop = svc.Domain + "/RedirectLoop"
 	// ClassName is the name of the GatewayClass and of the IngressClass that are made.
 	ClassName = "fairlead"
@@ -142,3 +142,9 @@ func ClassOf(in *networkingv1.Ingress, byDefault string) string {
 
 // annotationIngressClass named the class before spec.ingressClassName.
 const annotationIngressClass = "kubernetes.io/ingress.class"
+
+// The reasons of Events on Ingresses about what is left out of them, and that nothing is any more.
+const (
+	IngressNotServed = "IngressNotServed"
+	IngressServed    = "IngressServed"
+)

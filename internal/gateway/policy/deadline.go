@@ -8,7 +8,7 @@ import (
 // maxDeadlineDigits is how many digits a timeout of gRPC has at most.
 const maxDeadlineDigits = 8
 
-// Deadline reads the field grpc-timeout of a call: how long it may take. It returns 0 for what is none
+// Deadline reads the field grpc-timeout of a call: how long it may take. It returns 0 for an invalid value
 // (https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md).
 func Deadline(text string) time.Duration {
 	if len(text) < 2 || len(text) > maxDeadlineDigits+1 {
@@ -24,4 +24,16 @@ func Deadline(text string) time.Duration {
 		n = min(n, 1_000_000)
 	}
 	return time.Duration(n) * unit //nolint:gosec // of at most eight digits
+}
+
+// Over reports whether there is a deadline, not zero, that has passed.
+func Over(deadline time.Time) bool { return !deadline.IsZero() && !time.Now().Before(deadline) }
+
+// Within returns how long to wait for something until a deadline: d, or the time that is left if that is shorter, but more than nothing.
+// A deadline that is zero is none.
+func Within(deadline time.Time, d time.Duration) time.Duration {
+	if deadline.IsZero() {
+		return d
+	}
+	return max(min(d, time.Until(deadline)), time.Millisecond)
 }

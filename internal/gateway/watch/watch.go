@@ -281,8 +281,8 @@ func (w *Watch) build() {
 	w.dirtyMeshes, w.dirtyIngress = false, false
 }
 
-// change has a front built again of whose HTTPRoutes and GRPCRoutes no others have changed, nor what these are made from. What it has
-// beside them is built again in any case. The caller holds mu.
+// change marks HTTPRoutes and GRPCRoutes of a Gateway as changed. Its listeners and its routes of connections are built again in any
+// case. The caller holds mu.
 func change(w *Watch, g svc.Name, routes ...kinds.Route) {
 	if w.changed[g] == nil {
 		w.changed[g] = map[kinds.Route]bool{}
@@ -292,7 +292,7 @@ func change(w *Watch, g svc.Name, routes ...kinds.Route) {
 	}
 }
 
-// changeBeside is change if routes of connections may have another status, too.
+// changeBeside is change, and marks all routes of connections, too: their statuses may differ.
 func changeBeside(w *Watch, g svc.Name, routes ...kinds.Route) {
 	change(w, g, routes...)
 	w.touch(slices.Collect(maps.Keys(w.objects.Streams))...)

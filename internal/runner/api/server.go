@@ -116,13 +116,24 @@ func (s *Server) Run(ctx context.Context) {
 	<-done
 }
 
+// viewsAtOnce bounds the questions that are answered at a time: some read the kernel's tables. Others wait.
+const viewsAtOnce = 8
+
 // handler is the endpoint. Streams end with ctx.
 func (s *Server) handler(ctx context.Context) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") })
 	mux.HandleFunc("GET /status", s.serveStatus)
+	places := make(chan struct{}, viewsAtOnce)
 	for name, view := range s.o.Views {
-		mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, q *http.Request) { serveView(ctx, view, w, q) })
+		mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, q *http.Request) {
+			select {
+			case places <- struct{}{}:
+				defer func() { <-places }()
+				serveView(ctx, view, w, q)
+			case <-q.Context().Done():
+			}
+		})
 	}
 	for path, h := range s.o.Handlers {
 		mux.HandleFunc(path, func(w http.ResponseWriter, q *http.Request) {

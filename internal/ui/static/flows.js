@@ -29,6 +29,7 @@ export function take(answer, at) {
     }
     by.set(key, f);
   }
+  if (at === flows.at) return; // an answer that the server has kept
   const seconds = (at - flows.at) / 1000;
   // Counts of other nodes than before have no difference.
   const comparable = flows.at && seconds > 0 && at - flows.at < maxGap && flows.nodes === answer.nodes.join();
@@ -47,10 +48,10 @@ export function take(answer, at) {
     series.set(key, points);
   }
   for (const key of series.keys()) {
-    if (series.size <= maxSeries && state.services.has(key)) continue;
     if (series.size > maxSeries || !state.services.has(key)) series.delete(key);
   }
-  Object.assign(flows, { at, by, nodes: answer.nodes.join(), trouble: answer.problems.join('; ') });
+  const more = answer.notAsked ? [`${answer.notAsked} more nodes were not asked`] : [];
+  Object.assign(flows, { at, by, nodes: answer.nodes.join(), trouble: answer.problems.concat(more).join('; ') });
 }
 
 export const seriesOf = (key) => series.get(key) || [];
@@ -106,6 +107,6 @@ export function Traffic({ of }) {
       <thead><tr><th>client</th><th>open</th><th>sent</th><th>received</th></tr></thead>
       <tbody>${f.clients.slice(0, maxClients).map((c) => html`<tr key=${c.address}><td>${nameOf(c.address)}</td><td>${c.open}</td>
         <td>${size(c.sent)}</td><td>${size(c.received)}</td></tr>`)}</tbody></table></div>`
-    : html`<p class="quiet">${flows.at ? 'no client has a connection now' : 'not known yet'}</p>`}
+    : html`<p class="quiet">${!flows.at ? 'not known yet' : f && f.open ? 'the nodes do not name the clients' : 'no connection is tracked now'}</p>`}
     ${points.length ? html`<${Line} points=${points} of="rate" what="connections" /><${Line} points=${points} of="errors" what="refused and dropped packets" bad />` : ''}`;
 }

@@ -40,9 +40,17 @@ export function endpointsOf(key) {
   return [...by.values()].sort((a, b) => b.length - a.length)[0] || [];
 }
 
+const nodeOf = new Map(); // the name of the node with an address, as of nodesNamed
+let nodesNamed = -1;
+
 // nameOf is an address with the name of the Pod or the node that has it, as far as the page knows them.
 export function nameOf(address) {
-  const name = podOf.get(address) || [...state.nodes.values()].filter((n) => n.addresses.includes(address)).map((n) => 'node ' + n.name)[0];
+  if (nodesNamed !== state.nodesVersion) {
+    nodesNamed = state.nodesVersion;
+    nodeOf.clear();
+    for (const n of state.nodes.values()) for (const a of n.addresses) nodeOf.set(a, 'node ' + n.name);
+  }
+  const name = nodeOf.get(address) || (podOf.get(address) || {}).name; // a Pod with its node's address is not told from others there
   return name ? `${name} (${address})` : address;
 }
 
@@ -248,11 +256,17 @@ export function setService(key, s) {
 
 const ownerOf = new Map(); // the key of the Service of each slice, by NAMESPACE/NAME of the slice
 
-const podOf = new Map(); // NAMESPACE/NAME of the Pod with an address
+const podOf = new Map(); // the Pod with an address: its NAMESPACE/NAME, and the slice that has told
+
+// forgetPods forgets what a slice has told.
+function forgetPods(id, of, name) {
+  for (const e of of && of.has(name) ? of.get(name).endpoints : []) if ((podOf.get(e.address) || {}).by === id) podOf.delete(e.address);
+}
 
 function place(s) {
-  for (const e of s.endpoints) if (e.pod) podOf.set(e.address, s.id.split('/')[0] + '/' + e.pod);
   const before = ownerOf.get(s.id);
+  forgetPods(s.id, state.slices.get(before), s.name);
+  for (const e of s.endpoints) if (e.pod) podOf.set(e.address, { name: s.id.split('/')[0] + '/' + e.pod, by: s.id });
   if (before !== undefined && before !== s.service) displace(s.id, s.name);
   ownerOf.set(s.id, s.service);
   if (!state.slices.has(s.service)) state.slices.set(s.service, new Map());
@@ -262,7 +276,6 @@ function place(s) {
 function displace(id, name) {
   const key = ownerOf.get(id);
   const of = state.slices.get(key);
-  for (const e of of && of.has(name) ? of.get(name).endpoints : []) podOf.delete(e.address);
   ownerOf.delete(id);
   if (!of) return;
   of.delete(name);
@@ -281,7 +294,10 @@ export function setSlices(list) {
 export function setSlice(s, gone) {
   const owner = ownerOf.get(s.id);
   const before = owner === undefined ? undefined : state.slices.get(owner).get(s.name);
-  if (gone) displace(s.id, s.name); else place(s);
+  if (gone) {
+    forgetPods(s.id, state.slices.get(owner), s.name);
+    displace(s.id, s.name);
+  } else place(s);
   const keys = [...new Set([owner ?? s.service, s.service])];
   for (const k of keys) {
     state.explained.delete(k);

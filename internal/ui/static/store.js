@@ -214,7 +214,8 @@ async function readFlows() {
   if (out || document.hidden || Date.now() < flowsAfter) return;
   flowsAfter = Infinity;
   try {
-    take((await ask('/fairlead/connections', place())).value, Date.now());
+    const answer = (await ask('/fairlead/connections', place())).value;
+    take(answer, Date.parse(answer.at));
     flowsAfter = Date.now() + flowsEvery;
   } catch (e) {
     flows.by.clear();

@@ -10,7 +10,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"strings"
 	"sync"
 	"time"
 
@@ -74,7 +73,7 @@ func (n *Nodes) Get(ctx context.Context, node, path string, query url.Values) ([
 	if err == nil || n.config == nil || !base.IsAnswer(err) || apierrors.IsBadRequest(err) || apierrors.IsTooManyRequests(err) {
 		return text, err
 	}
-	n.once.Do(func() { n.look(ctx) })
+	n.once.Do(func() { n.look(context.WithoutCancel(ctx)) })
 	where := path
 	if len(query) > 0 {
 		where += "?" + query.Encode()
@@ -115,12 +114,14 @@ func readAnswer(from io.Reader) ([]byte, error) {
 
 // look finds the proxies of the cluster, and the node that this machine is.
 func (n *Nodes) look(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	defer cancel()
 	n.proxies, n.unlisted = proxies(ctx, n.client)
 	if n.here == "" {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, hereTimeout)
-	defer cancel()
+	ctx, end := context.WithTimeout(ctx, hereTimeout)
+	defer end()
 	var status struct {
 		Node string `json:"node"`
 	}
@@ -155,8 +156,10 @@ func WhyNot(err error) string {
 		return fmt.Sprintf("its proxy, %s, does not answer: %s", name, base.OneLine(err))
 	}
 	var agent *noAgent
-	unlisted := errors.As(err, &agent) && agent.unlisted != nil
+	unlisted := errors.As(err, &agent) && apierrors.IsForbidden(agent.unlisted)
 	switch {
+	case agent != nil && agent.unlisted != nil && !unlisted:
+		return "no agent of fairlead answers there, and the Pods of fairlead proxy are not known: " + base.OneLine(agent.unlisted)
 	case apierrors.IsForbidden(err) && unlisted:
 		return "it takes the right to get nodes/proxy to ask it, or, where only fairlead proxy runs, to list pods and create " +
 			"pods/portforward in " + namespace
@@ -171,9 +174,9 @@ func WhyNot(err error) string {
 	return "its agent does not answer: " + base.OneLine(err)
 }
 
-// ThereItself reports that the node has, or may have, a proxy that a command on the node can ask without a right.
+// ThereItself reports whether the node has, or may have, a proxy that a command on the node can ask without a right.
 func ThereItself(err error) bool {
 	var agent *noAgent
 	var proxy *noProxy
-	return errors.As(err, &proxy) || errors.As(err, &agent) && strings.Contains(WhyNot(err), "portforward")
+	return errors.As(err, &proxy) || errors.As(err, &agent) && agent.unlisted != nil
 }

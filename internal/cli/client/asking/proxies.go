@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -128,7 +127,7 @@ func (n *Nodes) byPod(ctx context.Context, p *corev1.Pod, where string) ([]byte,
 	return text, nil
 }
 
-// dial opens a connection for forwarded ports, which ends with the Timeout whatever the other side does.
+// dial opens a connection for forwarded ports. The caller closes it, also at the end of ctx.
 func (n *Nodes) dial(ctx context.Context, p *corev1.Pod) (httpstream.Connection, error) {
 	tlsConfig, err := rest.TLSConfigFor(n.config)
 	if err != nil {
@@ -137,19 +136,14 @@ func (n *Nodes) dial(ctx context.Context, p *corev1.Pod) (httpstream.Connection,
 	if tlsConfig == nil { // without one the upgrade would not verify the server
 		tlsConfig = &tls.Config{MinVersion: tls.VersionTLS12}
 	}
-	dial := n.config.Dial
-	if dial == nil {
-		dial = (&net.Dialer{}).DialContext
+	how := spdy.RoundTripperConfig{TLS: tlsConfig, Proxier: n.config.Proxy}
+	if how.Proxier == nil {
+		how.Proxier = http.ProxyFromEnvironment
 	}
-	limited := func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := dial(ctx, network, addr)
-		if err != nil {
-			return nil, err
-		}
-		return conn, conn.SetDeadline(time.Now().Add(Timeout))
+	if n.config.Dial != nil {
+		how = spdy.RoundTripperConfig{UpgradeTransport: &http.Transport{TLSClientConfig: tlsConfig, DialContext: n.config.Dial}}
 	}
-	transport := &http.Transport{TLSClientConfig: tlsConfig, DialContext: limited}
-	upgrader, err := spdy.NewRoundTripperWithConfig(spdy.RoundTripperConfig{UpgradeTransport: transport})
+	upgrader, err := spdy.NewRoundTripperWithConfig(how)
 	if err != nil {
 		return nil, err
 	}

@@ -287,7 +287,11 @@ func (c *cluster) facts(ctx context.Context, nodes *asking.Nodes, node string, q
 	t := c.table(node)
 	why := asking.WhyNot(err)
 	if asking.ThereItself(err) {
-		why += fmt.Sprintf("; on that node 'fairlead explain %s --node %s' asks it", a.Question, node)
+		question := a.Question
+		if target != (svc.Name{}) {
+			question = target.String()
+		}
+		why += fmt.Sprintf("; on that node 'fairlead explain %s --node %s' asks it", question, node)
 	}
 	return explain.Assumed(node, why, t, explain.Choose(t, target, q.Address, q.Protocol))
 }

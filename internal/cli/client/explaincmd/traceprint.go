@@ -35,7 +35,7 @@ func printTrace(out io.Writer, r *trace.Report) {
 	line("%s", text)
 	printWay(line, s)
 	if n := r.Next; n != nil {
-		line("\nnext: node %s passed it on by %s to %s on node %s; what that node does with such a packet: %s", n.From, n.Device, n.Address,
+		line("\nnext: node %s passed it on by %s to %s on node %s; the way from that node itself: %s", n.From, n.Device, n.Address,
 			n.Node, n.Command)
 	}
 	if len(r.Elements) > 0 {

@@ -3,6 +3,7 @@ package lbview
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,7 +11,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
@@ -28,7 +31,7 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// lbFront is what a Service that is a front leads to. Its JSON form is a part of the one of Report.
+// lbFront is what a Service that is a front leads to. It is part of the JSON of Report.
 type lbFront struct {
 	// Kind is Gateway or Ingress, and Name that of the Gateway.
 	Kind string `json:"kind"`
@@ -81,6 +84,8 @@ type frontObjects struct {
 	sets       map[svc.Name]*gwv1.ListenerSet
 	routes     []lbRouteObject
 	namespaces map[string]labels.Set
+	unread     []string // kinds that the user may not list
+	failed     error    // why they are not known
 }
 
 // lbRouteObject is a route of any kind.
@@ -98,7 +103,7 @@ func (r *Report) fronts(ctx context.Context, client kubernetes.Interface, gatewa
 	}
 }
 
-// frontOf returns what a Service leads to, nil if it is no front with an address.
+// frontOf returns what a Service leads to, nil unless it is a front.
 func (o *frontObjects) frontOf(ctx context.Context, s *corev1.Service) *lbFront {
 	owner := metav1.GetControllerOf(s)
 	switch {
@@ -122,12 +127,17 @@ func (o *frontObjects) frontOf(ctx context.Context, s *corev1.Service) *lbFront 
 
 // read reads the objects of the Gateway API. Kinds that are not defined have none.
 func (o *frontObjects) read(ctx context.Context) error {
-	if o.gateways != nil {
-		return nil
+	if o.gateways == nil {
+		o.failed = o.readAll(ctx)
 	}
+	return o.failed
+}
+
+func (o *frontObjects) readAll(ctx context.Context) error {
 	all := metav1.ListOptions{}
 	gateways, sets := map[svc.Name]*gwv1.Gateway{}, map[svc.Name]*gwv1.ListenerSet{}
 	var routes []lbRouteObject
+	o.gateways = gateways // also after an error: it is not tried again for each front
 	for _, read := range []func() error{
 		func() error {
 			list, err := o.api.Gateways("").List(ctx, all)
@@ -179,7 +189,12 @@ func (o *frontObjects) read(ctx context.Context) error {
 			return err
 		},
 	} {
-		if err := read(); err != nil && !apierrors.IsNotFound(err) {
+		var refused apierrors.APIStatus
+		switch err := read(); {
+		case err == nil, apierrors.IsNotFound(err):
+		case apierrors.IsForbidden(err) && errors.As(err, &refused) && refused.Status().Details != nil:
+			o.unread = append(o.unread, refused.Status().Details.Kind)
+		default:
 			return err
 		}
 	}
@@ -208,7 +223,9 @@ func (o *frontObjects) gateway(f *lbFront, n svc.Name) {
 		f.Problem = "the Gateway does not exist"
 		return
 	}
-	f.Problem = wrongOf(g.Status.Conditions)
+	if f.Problem = wrongOf(g.Status.Conditions); f.Problem == "" && len(o.unread) > 0 {
+		f.Problem = "you may not list " + strings.Join(o.unread, ", ") + ": what they lead to is not known"
+	}
 	for i := range g.Spec.Listeners {
 		f.Listeners = append(f.Listeners, o.listener(n.Namespace, "", &g.Spec.Listeners[i], g.Status.Listeners))
 	}
@@ -296,9 +313,9 @@ func (o *frontObjects) attached(r *lbRouteObject, g svc.Name, listeners []lbList
 		is = true
 		wrong, accepted := "its controller has not looked at it yet", false
 		for _, s := range r.status {
-			if s.ControllerName == names.ControllerName && sameRef(&s.ParentRef, p) {
+			if s.ControllerName == names.ControllerName && equality.Semantic.DeepEqual(&s.ParentRef, p) {
 				wrong = wrongOf(s.Conditions, string(gwv1.RouteConditionPartiallyInvalid))
-				accepted = !strings.HasPrefix(wrong, string(gwv1.RouteConditionAccepted))
+				accepted = meta.IsStatusConditionTrue(s.Conditions, string(gwv1.RouteConditionAccepted))
 			}
 		}
 		if wrong != "" && !slices.Contains(problems, wrong) {
@@ -336,13 +353,6 @@ func (l *lbListener) takes(r *lbRoute, p *gwv1.ParentReference) bool {
 	})
 }
 
-func sameRef(a, b *gwv1.ParentReference) bool {
-	return a.Name == b.Name && same(a.Namespace, b.Namespace) && same(a.SectionName, b.SectionName) && same(a.Port, b.Port) &&
-		same(a.Kind, b.Kind)
-}
-
-func same[T comparable](a, b *T) bool { return a == b || a != nil && b != nil && *a == *b }
-
 // wrongOf returns the first condition that is not as it should be, "" if all are. bad are the types that should not be True, beside
 // fairlead's.
 func wrongOf(all []metav1.Condition, bad ...string) string {
@@ -359,7 +369,7 @@ func wrongOf(all []metav1.Condition, bad ...string) string {
 }
 
 // ingresses fills in what the Ingresses of this controller lead to. What is wrong with each is found as nodes find it, but for what is
-// in Secrets, which are not read: an Event tells about these for an hour.
+// in Secrets, which are not read: Events of the last hour name these.
 func (o *frontObjects) ingresses(ctx context.Context, f *lbFront) error {
 	all := metav1.ListOptions{}
 	classes, err := o.client.NetworkingV1().IngressClasses().List(ctx, all)
@@ -408,13 +418,19 @@ func (o *frontObjects) ingresses(ctx context.Context, f *lbFront) error {
 // ingressEvents returns why Ingresses were not served, by their UIDs, as far as Events may be read.
 func ingressEvents(ctx context.Context, client kubernetes.Interface) map[string]string {
 	out, last := map[string]string{}, map[string]metav1.Time{}
-	list, err := client.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=Ingress,reason=IngressNotServed"})
-	if err != nil {
-		return out
-	}
-	for _, e := range list.Items {
-		if uid := string(e.InvolvedObject.UID); !e.LastTimestamp.Before(new(last[uid])) {
-			out[uid], last[uid] = e.Message, e.LastTimestamp
+	for _, reason := range []string{names.IngressServed, names.IngressNotServed} {
+		list, err := client.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=Ingress,reason=" + reason})
+		if err != nil {
+			return map[string]string{}
+		}
+		for _, e := range list.Items {
+			uid := string(e.InvolvedObject.UID)
+			if e.LastTimestamp.Before(new(last[uid])) {
+				continue
+			}
+			if out[uid], last[uid] = e.Message, e.LastTimestamp; reason == names.IngressServed {
+				out[uid] = ""
+			}
 		}
 	}
 	return out

@@ -42,6 +42,8 @@ type topServicesReport struct {
 	// Nodes are the nodes that have answered, sorted; NotAsked is how many were left out.
 	Nodes    []string `json:"nodes"`
 	NotAsked int      `json:"notAsked,omitempty"`
+	// At is when they had answered; zero for a command, which shows it at once.
+	At time.Time `json:"at,omitzero"`
 
 	answers map[string]*flows.Report // by node
 }
@@ -171,7 +173,7 @@ func ConnectionsOf(ctx context.Context, from *asking.Nodes, namespace string) (a
 	n := min(len(names), maxNodes)
 	r, err := connectionsOf(ctx, from, names[:n], namespace, "", true, "connections")
 	if err == nil {
-		r.NotAsked = len(names) - n
+		r.NotAsked, r.At, r.answers = len(names)-n, time.Now().UTC(), nil
 	}
 	return r, err
 }
@@ -330,7 +332,8 @@ func (r *topServicesReport) print(out io.Writer) error {
 				sent, received = size(o.Sent.Bytes), size(o.Received.Bytes)
 			}
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%d\t%d\t%d\n", s.Namespace, s.Service, cmp.Or(s.Port.Port, "-"), s.Protocol,
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%d\t%d\t%d\n", base.PlainLine(s.Namespace), base.PlainLine(s.Service),
+			base.PlainLine(cmp.Or(s.Port.Port, "-")), base.PlainLine(s.Protocol),
 			rate, s.Connections, open, sent, received, s.Refused, s.Dropped, len(s.Endpoints))
 	}
 	return w.Flush()

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/lb/proxied/heads"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http2"
@@ -259,7 +260,7 @@ func (p *pump) run(poll time.Duration) error {
 		if p.abandoned.Load() {
 			return errAbandoned
 		}
-		if over(p.until) {
+		if policy.Over(p.until) {
 			return errSilent
 		}
 		data, last, err := p.from.next()

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/compress"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
@@ -186,7 +187,7 @@ func judge(x *exchange, m *pods.Member, err error) {
 		x.to.Pool.Answered(m, x.podStatus, nil, x.answered.Sub(x.asked))
 		return
 	}
-	if err == nil || x.drained.Load() || errors.Is(err, errLeft) || x.conn.malformed.Load() || over(x.deadline) {
+	if err == nil || x.drained.Load() || errors.Is(err, errLeft) || x.conn.malformed.Load() || policy.Over(x.deadline) {
 		return
 	}
 	if up := x.upload; up != nil && up.err != nil && !errors.Is(up.err, errSink) { // it has ended: see endUpload
@@ -288,7 +289,7 @@ func (x *exchange) readAnswer(b pod, first, waits bool) error {
 			if waits {
 				return errContinue
 			}
-			if x.silentFor() >= x.patience() || x.again.late() || over(x.deadline) {
+			if x.silentFor() >= x.patience() || x.again.late() || policy.Over(x.deadline) {
 				return errSilent
 			}
 			if x.client.left() {
@@ -306,7 +307,7 @@ func (x *exchange) readAnswer(b pod, first, waits bool) error {
 
 // waited decides whether to go on waiting for a Pod whose answer has begun.
 func (x *exchange) waited() error {
-	if x.silentFor() >= x.limit() || over(x.deadline) {
+	if x.silentFor() >= x.limit() || policy.Over(x.deadline) {
 		return errSilent
 	}
 	if x.client.left() {
@@ -330,8 +331,7 @@ func (x *exchange) answer(b pod, m *pods.Member, waits bool) error {
 	}
 	x.answering, x.status = true, x.res.Status
 	to := x.client.answer(body, cookie)
-	x.down = pump{to: to, from: body, trailers: true, timeout: x.limit() + x.grace(), bytes: &x.sent, of: x}
-	x.down.until = x.deadline
+	x.down = pump{to: to, from: body, trailers: true, timeout: x.limit() + x.grace(), bytes: &x.sent, of: x, until: x.deadline}
 	return x.down.run(x.poll())
 }
 
@@ -383,7 +383,7 @@ func (x *exchange) failed(err error) bool {
 		return false
 	}
 	answer := &proxied.Reply{Status: status}
-	if over(x.deadline) {
+	if policy.Over(x.deadline) {
 		answer = proxied.Late()
 	}
 	x.reply(answer)

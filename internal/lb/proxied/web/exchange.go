@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/hubble/seen"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/accesslog"
@@ -87,20 +88,19 @@ type exchange struct {
 	// upgrades is true if the client asks for another protocol, and websocket if that is one that it gets.
 	upgrades, websocket bool
 
-	search   reaching // for a Pod
-	member   *pods.Member
-	link     *pods.Link
-	drained  atomic.Bool
-	most     int64           // bytes that the body may have, 0 without a bound
-	bodyLong atomic.Bool     // the body is longer than it may be
-	counted  *proxied.Config // by Host.AdmitRequest, nil if it was not
-	deadline time.Time       // zero without one
-
-	hasInterim bool // 100 was sent to the client
-	answering  bool // the answer has begun
-	isHead     bool // the method is HEAD. The bytes of the request end with its head: they may be overwritten while a body is read
-	unread     bool // the client may still send something of its body
-	reusable   bool // so is the connection to the Pod
+	search     reaching // for a Pod
+	member     *pods.Member
+	link       *pods.Link
+	drained    atomic.Bool
+	most       int64           // bytes that the body may have, 0 without a bound
+	bodyLong   atomic.Bool     // the body is longer than it may be
+	counted    *proxied.Config // by Host.AdmitRequest, nil if it was not
+	deadline   time.Time       // zero without one
+	hasInterim bool            // 100 was sent to the client
+	answering  bool            // the answer has begun
+	isHead     bool            // the method is HEAD. The bytes of the request end with its head: they may be overwritten while a body is read
+	unread     bool            // the client may still send something of its body
+	reusable   bool            // so is the connection to the Pod
 	upload     *upload
 	down       pump // the body of the answer
 	cookies    []string
@@ -199,15 +199,8 @@ func (x *exchange) patience() time.Duration {
 
 // poll is how long something is waited for before a look at the rest.
 func (x *exchange) poll() time.Duration {
-	d := min(pollInterval, x.patience()/4, x.limit()/4)
-	if !x.deadline.IsZero() {
-		d = max(min(d, time.Until(x.deadline)), time.Millisecond)
-	}
-	return d
+	return policy.Within(x.deadline, min(pollInterval, x.patience()/4, x.limit()/4))
 }
-
-// over reports whether there is a deadline that has passed.
-func over(deadline time.Time) bool { return !deadline.IsZero() && !time.Now().Before(deadline) }
 
 // drain ends the request: its Pod has left, and the time to drain is over.
 func (x *exchange) drain() {

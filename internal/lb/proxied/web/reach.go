@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/lb/proxied/panics"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 )
@@ -93,7 +94,7 @@ func (r *reaching) reach() (pod, *pods.Member, error) {
 		}
 		result, came := r.wait(err == nil)
 		switch {
-		case !came && r.x.again.late():
+		case !came && (r.x.again.late() || policy.Over(r.x.deadline)):
 			return nil, nil, errSilent
 		case !came:
 		case result.err == nil:
@@ -164,7 +165,7 @@ func (r *reaching) wait(others bool) (result reached, came bool) {
 	if !others || len(r.tried) >= pods.MaxDials {
 		patience = 2 * pods.DialTimeout // after that there is a result in any case
 	}
-	timer := time.NewTimer(r.x.again.within(patience))
+	timer := time.NewTimer(policy.Within(r.x.deadline, r.x.again.within(patience)))
 	defer timer.Stop()
 	select {
 	case result = <-r.results:
