@@ -239,12 +239,14 @@ spec: {parentRefs: [{name: shop}], rules: [{backendRefs: [{name: a, port: 80}]}]
 // DEADLINE_EXCEEDED, or its stream ends. That is not the Pod's fault. A timeout of the Gateway that is shorter counts before.
 func TestDeadlinesOfCalls(t *testing.T) {
 	r := newRig(t, map[string]string{lbProtocol: "http", "fairlead.dev/lb-eject": "errors=1", "fairlead.dev/lb-request-timeout": "2"})
-	r.front(map[string]netip.AddrPort{"a": r.grpcPod("a")}, `
+	r.front(map[string]netip.AddrPort{"a": r.grpcPod("a"), "dark": r.dark()}, `
 kind: GRPCRoute
 metadata: {name: r, namespace: default}
-spec: {parentRefs: [{name: shop}], rules: [{backendRefs: [{name: a, port: 80}]}]}`)
+spec: {parentRefs: [{name: shop}], rules: [
+  {backendRefs: [{name: a, port: 80}]}, {matches: [{method: {method: Dark}}], backendRefs: [{name: dark, port: 80}]}]}`)
 	client := r.clientOf(2)
 	for _, c := range []struct{ method, service, timeout, want string }{
+		{"Dark", "", "100m", "200 4 in time"}, // no connection is made
 		{"Check", "slow", "100m", "200 4 in time"},
 		{"Check", "slow", "50m", "200 4 in time"},
 		{"Check", "", "30S", "200 0 in time"}, // the Pod is not ejected
