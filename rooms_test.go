@@ -205,7 +205,7 @@ var rooms = map[string]int{
 // import.
 var testOnly = map[string]bool{
 	"testbed": true, "controller/kittest": true, "lb/proxied/lbtest": true, "testbed/arp": true, "testbed/bird": true, "testbed/etcd": true,
-	"testbed/flows": true, "testbed/nszone": true, "testbed/process": true,
+	"testbed/flows": true, "testbed/nszone": true, "testbed/process": true, "testbed/questions": true,
 	"testbed/systemd": true, "testbed/uml": true,
 }
 

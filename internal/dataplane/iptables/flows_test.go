@@ -4,8 +4,10 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/explain"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/flows"
+	"github.com/fairlead/fairlead/internal/testbed/questions"
 )
 
 // create makes Planes of a variant.
@@ -38,6 +40,9 @@ func TestFlows(t *testing.T) {
 func TestStories(t *testing.T) {
 	variants(t, func(t *testing.T, v Variant) { flows.Stories(t, create(v)) })
 }
+
+// The mode does not know where a client is kept. Both variants are read in the same words, so one is asked.
+func TestExplanations(t *testing.T) { questions.Run(t, "iptables", create(NFT), explain.AffinityDead) }
 
 func TestLostPacketsAreCounted(t *testing.T) {
 	variants(t, func(t *testing.T, v Variant) { flows.Counts(t, create(v)) })

@@ -7,10 +7,12 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/explain"
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
 	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/flows"
+	"github.com/fairlead/fairlead/internal/testbed/questions"
 )
 
 // From row to row only what differs is changed, as in the life of a node:
@@ -56,6 +58,9 @@ func (b *byChanges) open() bool {
 	}
 	return open
 }
+
+// The mode does not know where a client is kept.
+func TestExplanations(t *testing.T) { questions.Run(t, mode, create(""), explain.AffinityDead) }
 
 // Affinity lasts as long as any flow of a client is known, so for the story of its
 // end UDP flows are forgotten soon. With them goes what connection tracking

@@ -11,6 +11,7 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/flows"
+	"github.com/fairlead/fairlead/internal/testbed/questions"
 )
 
 func create(t testing.TB, _ *testbed.Host) dataplane.Applier {
@@ -25,6 +26,8 @@ func create(t testing.TB, _ *testbed.Host) dataplane.Applier {
 func TestFlows(t *testing.T) { flows.Run(t, "nft", create) }
 
 func TestStories(t *testing.T) { flows.Stories(t, create) }
+
+func TestExplanations(t *testing.T) { questions.Run(t, "nft", create) }
 
 // behaviour 46, D4: in turn, each endpoint as often as every other, and the turns
 // of one frontend are not disturbed by those of another.

@@ -57,8 +57,8 @@ COMMIT
 COMMIT
 `
 
-// questions are asked beside a neighbour.
-func questions() []flows.Row {
+// rows are questions that are asked beside a neighbour.
+func rows() []flows.Row {
 	nodePort := []flows.Service{{Name: "web", Fronts: []flows.Front{{Kind: table.NodePort, To: "a d", Masquerade: true}}}}
 	cluster := []flows.Service{{Name: "web", Fronts: []flows.Front{{Kind: table.ClusterIP, To: "a d"}}}}
 	return []flows.Row{
@@ -90,7 +90,7 @@ func TestBesideFirewalld(t *testing.T) {
 		flows.Command(t, firewalld, "nft", "-f", "-")
 		before = flows.Command(t, "", "nft", "list", "table", "inet", "firewalld")
 	})
-	ask(t, e, questions())
+	ask(t, e, rows())
 	e.Node.Do(func() { after = flows.Command(t, "", "nft", "list", "table", "inet", "firewalld") })
 	if before != after {
 		t.Errorf("firewalld's table was\n%s\nis\n%s", before, after)
@@ -103,11 +103,11 @@ func TestBesideFirewalld(t *testing.T) {
 func TestBesideDocker(t *testing.T) {
 	e := flows.NewEnv(t, create)
 	e.Node.Do(func() { flows.Command(t, docker, "iptables-restore", "--noflush") })
-	alone := questions()[0]
+	alone := rows()[0]
 	alone.Want = flows.Want{Dropped: true}
 	ask(t, e, []flows.Row{alone})
 	e.Node.Do(func() {
 		flows.Command(t, "", "iptables", "-I", "DOCKER-USER", "-m", "conntrack", "--ctstate", "DNAT", "-j", "ACCEPT")
 	})
-	ask(t, e, questions())
+	ask(t, e, rows())
 }

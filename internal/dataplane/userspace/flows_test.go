@@ -5,8 +5,10 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/explain"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/flows"
+	"github.com/fairlead/fairlead/internal/testbed/questions"
 )
 
 func TestMain(m *testing.M) { testbed.Main(m) }
@@ -35,5 +37,10 @@ func open(t testing.TB, c Config) *Mode {
 func TestFlows(t *testing.T) { flows.Run(t, "userspace", withoutFailover) }
 
 func TestStories(t *testing.T) { flows.Stories(t, withoutFailover, flows.Relayed) }
+
+// No client stays at a dead endpoint: the proxy tries another one.
+func TestExplanations(t *testing.T) {
+	questions.Run(t, "userspace", withoutFailover, explain.AffinityDead)
+}
 
 func TestLostPacketsAreCounted(t *testing.T) { flows.Counts(t, withoutFailover) }
