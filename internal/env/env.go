@@ -68,10 +68,13 @@ func visible(namespace string, services []*corev1.Service, links bool) []*corev1
 	return out
 }
 
+// HostVariable returns the name of the variable that has the address of a Service.
+func HostVariable(service string) string { return variable(service) + "_SERVICE_HOST" }
+
 func serviceVars(s *corev1.Service) []corev1.EnvVar {
 	prefix := variable(s.Name) + "_SERVICE_"
 	out := []corev1.EnvVar{
-		{Name: prefix + "HOST", Value: s.Spec.ClusterIP},
+		{Name: HostVariable(s.Name), Value: s.Spec.ClusterIP},
 		{Name: prefix + "PORT", Value: number(s.Spec.Ports[0].Port)},
 	}
 	for _, p := range s.Spec.Ports {

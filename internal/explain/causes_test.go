@@ -3,6 +3,7 @@ package explain
 import (
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -301,6 +302,58 @@ func TestUnreachedEndpoint(t *testing.T) {
 	want := Line{"ready, but node here does not reach node there: it is the last choice", "node here"}
 	if len(v.Endpoints) != 2 || !v.Endpoints[0].May || v.Endpoints[1].May || !slices.Contains(v.Endpoints[1].Why, want) {
 		t.Errorf("want %v in\n%s", want, text(v))
+	}
+}
+
+// What else the kernel knows is added: how endpoints are reached, and which connections are tracked, also at what is no endpoint any more.
+func TestKernel(t *testing.T) {
+	const former = "10.244.9.9:8080"
+	tracked := func(e ...TrackedEndpoint) func(*Facts) {
+		return func(f *Facts) {
+			at := netip.MustParseAddrPort(first)
+			f.Routes = []Route{{To: at.Addr(), Device: "vxlan0", Via: netip.MustParseAddr("10.244.1.0"), Source: netip.MustParseAddr("10.244.2.1")},
+				{To: netip.MustParseAddrPort(second).Addr(), Error: "network is unreachable"}}
+			f.Tracked = &Tracked{Connections: 7, Endpoints: e}
+		}
+	}
+	for _, c := range []struct {
+		name           string
+		facts          func(*Facts)
+		want, unwanted string
+	}{
+		{"nothing is known", func(*Facts) {}, "", "tracked|route"},
+		{"routes", tracked(), "{route: device vxlan0, by router 10.244.1.0, from 10.244.2.1 routes of node here}", "any more"},
+		{"no route", tracked(), "{no route: network is unreachable routes of node here}", "any more"},
+		{"connections", tracked(TrackedEndpoint{netip.MustParseAddrPort(first), 4}),
+			"{4 connections are tracked connection tracking of node here}", "any more"},
+		{"a former endpoint", tracked(TrackedEndpoint{netip.MustParseAddrPort(former), 3}),
+			"{3 of them are with " + former + ", which is no endpoint any more: they stay there until they end connection tracking of node here}", ""},
+		{"mode userspace", func(f *Facts) {
+			f.Mode = "userspace"
+			tracked(TrackedEndpoint{netip.MustParseAddrPort(former), 3})(f)
+		}, "{7 connections are tracked connection tracking of node here}", "any more"},
+		{"unread", func(f *Facts) { f.Tracked = &Tracked{Error: "deadline exceeded"} },
+			"{tracked connections are not known: deadline exceeded connection tracking of node here}", "are tracked"},
+	} {
+		b := newBed()
+		b.facts = c.facts
+		got := fmt.Sprint(b.explain())
+		if !strings.Contains(got, c.want) || c.unwanted != "" && regexp.MustCompile(c.unwanted).MatchString(got) {
+			t.Errorf("%s: want %q, and not %q, in %s", c.name, c.want, c.unwanted, got)
+		}
+	}
+}
+
+// A Service is in the environment of Pods that start later, unless another one takes its variable.
+func TestVariables(t *testing.T) {
+	b := newBed()
+	const want = "start from now on have it as WEB_SERVICE_HOST"
+	if got := text(b.explain()); !strings.Contains(got, want) {
+		t.Errorf("no %q in %s", want, got)
+	}
+	b.service.Spec.ClusterIP, b.service.Spec.ClusterIPs = corev1.ClusterIPNone, []string{corev1.ClusterIPNone}
+	if got := text(b.explain()); strings.Contains(got, "_SERVICE_HOST") {
+		t.Errorf("a headless Service has a variable: %s", got)
 	}
 }
 

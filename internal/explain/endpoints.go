@@ -324,6 +324,7 @@ func (e *explaining) endpointOf(l *listed, at netip.AddrPort) Endpoint {
 	if p, known := e.facts.probe(at); known && p.Result != Connected {
 		say("it does not answer: "+p.Error, "connection from node "+e.facts.Node)
 	}
+	e.ofKernel(at, say)
 	return out
 }
 

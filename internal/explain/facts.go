@@ -30,6 +30,10 @@ type Facts struct {
 
 	Ports  []Port  `json:"ports,omitempty"`
 	Probes []Probe `json:"probes,omitempty"`
+	// Routes are to the endpoints, some of many.
+	Routes []Route `json:"routes,omitempty"`
+	// Tracked is nil if it was not read.
+	Tracked *Tracked `json:"tracked,omitempty"`
 	// Problems are of the Service, as table.Problem has them.
 	Problems []string `json:"problems,omitempty"`
 }

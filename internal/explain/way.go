@@ -11,6 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/fairlead/fairlead/internal/env"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
@@ -65,6 +66,7 @@ func (e *explaining) all(which func(*table.Frontend) bool) {
 	}
 	e.worst()
 	e.endpoints()
+	e.tracked()
 }
 
 // then explains what a node had for a Service at an earlier time.
@@ -152,6 +154,12 @@ func (e *explaining) headless(s *corev1.Service) {
 func (e *explaining) names(s *corev1.Service) {
 	for _, d := range e.objects.Domains {
 		e.verdict.add("its name is "+s.Name+"."+s.Namespace+".svc."+d, "DNS of the cluster domain "+d)
+	}
+	host := env.HostVariable(s.Name)
+	for _, v := range env.For(s.Namespace, e.objects.Services, true) {
+		if v.Name == host && v.Value == s.Spec.ClusterIP {
+			e.verdict.add("Pods of its namespace that start from now on have it as "+host, "environment of Pods with enableServiceLinks")
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"regexp"
@@ -14,6 +15,7 @@ import (
 	"github.com/fairlead/fairlead/internal/cli/client/explaincmd"
 	"github.com/fairlead/fairlead/internal/explain"
 	"github.com/fairlead/fairlead/internal/flows"
+	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
@@ -123,6 +125,19 @@ func (c *cluster) explains() {
 	}
 	if !strings.Contains(fmt.Sprint(v.Frontends[0].Proof), "map endpoints") {
 		c.t.Errorf("the kernel's elements are not shown: %+v", v.Frontends[0].Proof)
+	}
+	at := netip.MustParseAddrPort(v.Frontends[0].Address)
+	conn, err := c.node.Dial(c.t.Context(), svc.TCP, at)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	text := fmt.Sprint(ask("my-service"))
+	_ = conn.Close()
+	for _, want := range []string{`[1-9]\d* connections are tracked connection tracking of node node1\}`,
+		`10\.244\S+:\d+ \S+ node1 true \[[^\]]*\{route: device \S+, from \S+ routes of node node1\} \{[1-9]\d* connections are tracked `} {
+		if !regexp.MustCompile(want).MatchString(text) {
+			c.t.Errorf("while a connection is open, no %s in %s", want, text)
+		}
 	}
 	for _, wrong := range [][]string{{"10.96.0.1"}, {"a/b/c"}, {"my-service", "--protocol", "icmp"}, {}} {
 		var exit *exec.ExitError

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"net/url"
@@ -17,6 +18,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/explain"
+	"github.com/fairlead/fairlead/internal/kernel/conntrack"
+	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/kernel/nftrace"
 	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/runner/api"
@@ -26,15 +29,18 @@ import (
 	"github.com/fairlead/fairlead/internal/trace/follow"
 )
 
-// Bounds of the connections to endpoints.
+// Bounds of the connections to endpoints, and of the look at tracked ones.
 const (
 	connectTimeout = time.Second
 	probeAtOnce    = 16
 	maxProbes      = 32
+	trackedTimeout = 2 * time.Second
+	maxTracked     = 1000 // endpoints
 )
 
 // Explain is the View with the Facts of this node. Its query has service (NAMESPACE/NAME) or address (IP:PORT,
-// with protocol), and may have client (IP, one of each family) and probe ("false" to connect to no endpoint).
+// with protocol), and may have client (IP, one of each family) and probe ("false" to connect to no endpoint, and to leave out routes and
+// tracked connections).
 func Explain(p func() *proxy.Proxy) api.View {
 	return func(ctx context.Context, query url.Values) (any, error) {
 		q, err := parseExplain(query)
@@ -49,7 +55,8 @@ func Explain(p func() *proxy.Proxy) api.View {
 		}
 		facts := factsOf(view, p().Status())
 		if q.probe {
-			facts.Probes = probe(ctx, facts.Ports)
+			facts.Probes, facts.Routes = probe(ctx, facts.Ports), routes(facts.Ports)
+			facts.Tracked = tracked(ctx, facts)
 		}
 		return facts, nil
 	}
@@ -155,15 +162,15 @@ func bounded(list []dataplane.Proof) []dataplane.Proof {
 	return append(list[:maxProof:maxProof], dataplane.Proof{Element: "not shown", Text: more})
 }
 
-// probe connects to the endpoints that new connections of TCP may go to, up to maxProbes.
-func probe(ctx context.Context, ports []explain.Port) []explain.Probe {
+// endpoints returns the first maxProbes endpoints that new connections of some ports may go to.
+func endpoints(ports []explain.Port, which func(*explain.Port) bool) []netip.AddrPort {
 	var to []netip.AddrPort
-	for _, p := range ports {
-		if p.Protocol != svc.TCP {
+	for i := range ports {
+		if !which(&ports[i]) {
 			continue
 		}
-		for i := range p.Frontends {
-			for _, list := range [][]table.Endpoint{p.Frontends[i].Endpoints, p.Frontends[i].LocalClients} {
+		for _, f := range ports[i].Frontends {
+			for _, list := range [][]table.Endpoint{f.Endpoints, f.LocalClients} {
 				for _, e := range list {
 					to = append(to, e.Addr)
 				}
@@ -172,7 +179,72 @@ func probe(ctx context.Context, ports []explain.Port) []explain.Probe {
 	}
 	slices.SortFunc(to, netip.AddrPort.Compare)
 	to = slices.Compact(to)
-	out := make([]explain.Probe, min(len(to), maxProbes))
+	return to[:min(len(to), maxProbes)]
+}
+
+// routes looks up how this node sends packets to endpoints.
+func routes(ports []explain.Port) (out []explain.Route) {
+	for _, at := range endpoints(ports, func(*explain.Port) bool { return true }) {
+		to := at.Addr()
+		if len(out) > 0 && out[len(out)-1].To == to {
+			continue // another port
+		}
+		r, err := link.PathTo(to)
+		found := explain.Route{To: to, Device: r.Device, Via: r.Via, Source: r.Source}
+		if err != nil {
+			found.Error = err.Error()
+		}
+		out = append(out, found)
+	}
+	return out
+}
+
+// tracked counts the connections to the frontends of ports.
+func tracked(ctx context.Context, f *explain.Facts) *explain.Tracked {
+	ctx, cancel := context.WithTimeout(ctx, trackedTimeout)
+	defer cancel()
+	type front struct {
+		protocol svc.Protocol
+		at       netip.AddrPort
+	}
+	fronts := map[front]bool{}
+	for _, p := range f.Ports {
+		for i := range p.Frontends {
+			switch at := p.Frontends[i].Addr; {
+			case p.Frontends[i].Kind != table.NodePort:
+				fronts[front{p.Protocol, at}] = true
+			default:
+				for _, a := range f.NodePortAddrs {
+					if a.Is4() == at.Addr().Is4() {
+						fronts[front{p.Protocol, netip.AddrPortFrom(a, at.Port())}] = true
+					}
+				}
+			}
+		}
+	}
+	out, by := &explain.Tracked{}, map[netip.AddrPort]uint64{}
+	err := conntrack.EachUsage(ctx, func(u *conntrack.Usage) {
+		if u.Closed || !fronts[front{u.Protocol, u.OrigDst}] {
+			return
+		}
+		out.Connections++
+		if _, known := by[u.ReplySrc]; u.ReplySrc != u.OrigDst && (known || len(by) < maxTracked) {
+			by[u.ReplySrc]++
+		}
+	})
+	if err != nil {
+		return &explain.Tracked{Error: err.Error()}
+	}
+	for _, at := range slices.SortedFunc(maps.Keys(by), netip.AddrPort.Compare) {
+		out.Endpoints = append(out.Endpoints, explain.TrackedEndpoint{Endpoint: at, Connections: by[at]})
+	}
+	return out
+}
+
+// probe connects to the endpoints that new connections of TCP may go to, up to maxProbes.
+func probe(ctx context.Context, ports []explain.Port) []explain.Probe {
+	to := endpoints(ports, func(p *explain.Port) bool { return p.Protocol == svc.TCP })
+	out := make([]explain.Probe, len(to))
 	var group errgroup.Group
 	group.SetLimit(probeAtOnce)
 	for i := range out {

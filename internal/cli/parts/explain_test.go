@@ -58,6 +58,10 @@ func TestProbe(t *testing.T) {
 	for _, p := range got {
 		found[p.Endpoint] = p.Result
 	}
+	ways := routes([]explain.Port{port(svc.UDP)})
+	if len(ways) != 1 || ways[0].To != open.Addr() || ways[0].Device != "lo" || ways[0].Error != "" {
+		t.Errorf("routes: %+v", ways)
+	}
 	if len(got) != 2 || found[open] != explain.Connected || found[closed] != explain.NotOpen {
 		t.Errorf("%+v", got)
 	}

@@ -36,7 +36,11 @@ function Wrong({ open }) {
   if (!causes && !others) {
     if (!state.judged || !state.report || blind) return html`<p role="status" class="headline wait">${
       blind ? 'not everything can be seen' : 'looking …'}</p>`;
-    return html`<p role="status" class="headline good">nothing is wrong</p>`;
+    const { notProbed = 0, notAllowed = 0 } = state.report;
+    if (!notProbed && !notAllowed) return html`<p role="status" class="headline good">nothing is wrong</p>`;
+    return html`<p role="status" class="headline wait">nothing else is wrong that could be checked: ${[
+      notProbed ? `${notProbed} endpoint${notProbed === 1 ? '' : 's'} written by hand not probed` : '',
+      notAllowed ? `${notAllowed} node${notAllowed === 1 ? '' : 's'} not asked` : ''].filter(Boolean).join(', ')}</p>`;
   }
   return html`<p role="status" class="headline bad">${causes} Service${causes === 1 ? '' : 's'} with a cause, ${others} other problem${others === 1 ? '' : 's'}</p>
     <ul class="wrong">${wrong.list.slice(0, maxShown).map((row) => html`<${Cause} key=${row.key} row=${row} open=${open} />`)}

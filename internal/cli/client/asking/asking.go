@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// Timeout bounds a question to one node.
+	// Timeout bounds a question to one node. The first questions may also wait that long for the list of the proxies.
 	Timeout = 10 * time.Second
 	// maxAnswer bounds the answer of a node, in bytes: what a machine sends is not trusted.
 	maxAnswer = 32 << 20

@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -171,4 +172,42 @@ func handler(views map[string]api.View) http.Handler {
 		mux.Handle(path, h)
 	}
 	return mux
+}
+
+// A server, or a proxy on the way to it, that takes a connection and says nothing ends no question late.
+func TestSilence(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var taking sync.WaitGroup
+	taking.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			taking.Go(func() { _, _ = io.Copy(io.Discard, conn); _ = conn.Close() })
+		}
+	})
+	defer taking.Wait()
+	defer l.Close()
+	silent := "http://" + l.Addr().String()
+	for name, cfg := range map[string]*rest.Config{
+		"server": {Host: silent},
+		"proxy":  {Host: "http://198.51.100.1", Proxy: func(*http.Request) (*url.URL, error) { return url.Parse(silent) }},
+		"dialer": {Host: silent, Dial: (&net.Dialer{}).DialContext},
+	} {
+		n := For(kubernetes.NewForConfigOrDie(cfg), cfg)
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		began := time.Now()
+		if conn, err := n.dial(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "p"}}); err == nil {
+			_ = conn.Close()
+			t.Errorf("%s: it has answered", name)
+		}
+		cancel()
+		if took := time.Since(began); took > Timeout/2 {
+			t.Errorf("%s: given up after %s", name, took)
+		}
+	}
 }

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"syscall"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -141,12 +142,13 @@ func (n *Nodes) dial(ctx context.Context, p *corev1.Pod) (httpstream.Connection,
 		how.Proxier = http.ProxyFromEnvironment
 	}
 	if n.config.Dial != nil {
-		how = spdy.RoundTripperConfig{UpgradeTransport: &http.Transport{TLSClientConfig: tlsConfig, DialContext: n.config.Dial}}
+		how = spdy.RoundTripperConfig{UpgradeTransport: &http.Transport{TLSClientConfig: tlsConfig, DialContext: until(n.config.Dial)}}
 	}
 	upgrader, err := spdy.NewRoundTripperWithConfig(how)
 	if err != nil {
 		return nil, err
 	}
+	upgrader.Dialer = dialer(ctx)
 	authorized, err := rest.HTTPWrappersForConfig(n.config, upgrader)
 	if err != nil {
 		return nil, err
@@ -174,4 +176,26 @@ func (n *Nodes) dial(ctx context.Context, p *corev1.Pod) (httpstream.Connection,
 		return nil, fmt.Errorf("the API server answers %s: %s", answer.Status, text[:min(len(text), 200)])
 	}
 	return upgrader.NewConnection(answer)
+}
+
+// dialer returns a dialer whose connections end with ctx: the upgrade does not look at its context once it is connected, nor while it
+// waits for a proxy.
+func dialer(ctx context.Context) *net.Dialer {
+	return &net.Dialer{Timeout: Timeout, ControlContext: func(_ context.Context, _, _ string, c syscall.RawConn) error {
+		context.AfterFunc(ctx, func() {
+			_ = c.Control(func(fd uintptr) { _ = syscall.Shutdown(int(fd), syscall.SHUT_RDWR) })
+		})
+		return nil
+	}}
+}
+
+// until returns dial with connections that end at the deadline of its context.
+func until(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		if end, ok := ctx.Deadline(); ok && err == nil {
+			err = conn.SetDeadline(end)
+		}
+		return conn, err
+	}
 }

@@ -234,6 +234,8 @@ func collect(ctx context.Context, client kubernetes.Interface, own string, probe
 	}
 	if probe != nil {
 		r.probe(ctx, probe, nodes.Items, handMade(services, slicesList.Items, nodes.Items, probe.local))
+	} else {
+		r.NotProbed = len(handMade(services, slicesList.Items, nodes.Items, nil))
 	}
 	return r, nil
 }
@@ -466,7 +468,12 @@ func (r *Report) print(out io.Writer) error {
 	if r.NotAllowed > 0 {
 		fmt.Fprintf(out, "\n%d nodes were not asked: it takes the right to get nodes/proxy\n", r.NotAllowed)
 	}
-	if len(r.Problems) == 0 {
+	switch {
+	case len(r.Problems) > 0:
+	case r.NotProbed > 0 || r.NotAllowed > 0:
+		fmt.Fprintln(out, "\nnothing else is wrong that could be checked")
+		return nil
+	default:
 		fmt.Fprintln(out, "\nnothing is wrong")
 		return nil
 	}

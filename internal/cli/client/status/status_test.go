@@ -367,8 +367,16 @@ func TestProbesAreShared(t *testing.T) {
 		r.probe(t.Context(), p, node, all)
 		return len(dialled), r
 	}
-	if n, r := probed(); n != 0 || r.NotProbed != len(all) || len(r.Problems) != 0 {
+	n, r := probed()
+	if n != 0 || r.NotProbed != len(all) || len(r.Problems) != 0 {
 		t.Errorf("a machine that is no node connects to %d endpoints, and reports %d as not probed", n, r.NotProbed)
+	}
+	for _, known := range []bool{false, true} {
+		var out strings.Builder
+		if err := r.print(&out); err != nil || strings.HasSuffix(out.String(), "\nnothing is wrong\n") != known {
+			t.Errorf("all known: %t: %v\n%s", known, err, &out)
+		}
+		r.NotProbed = 0
 	}
 	want := len(all) - maxProbes
 	p.anywhere = true
