@@ -38,14 +38,14 @@ const (
 type legacyFamily struct {
 	domain, level int
 	targetAt      int // next_offset comes behind it
-	tables        string
+	tables        string // of thread-self: /proc/net is of the process's first thread, which may be in another namespace
 }
 
 func legacyOf(f svc.Family) legacyFamily {
 	if f == svc.IPv6 {
-		return legacyFamily{unix.AF_INET6, unix.SOL_IPV6, 140, "/proc/net/ip6_tables_names"}
+		return legacyFamily{unix.AF_INET6, unix.SOL_IPV6, 140, "/proc/thread-self/net/ip6_tables_names"}
 	}
-	return legacyFamily{unix.AF_INET, unix.SOL_IP, 88, "/proc/net/ip_tables_names"}
+	return legacyFamily{unix.AF_INET, unix.SOL_IP, 88, "/proc/thread-self/net/ip_tables_names"}
 }
 
 // LegacyChains returns the names of the chains that programs have added to a table of the variant Legacy, none where the network
