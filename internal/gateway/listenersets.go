@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/parents"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -17,8 +18,6 @@ import (
 const (
 	kindGateway     gwv1.Kind = "Gateway"
 	kindListenerSet gwv1.Kind = "ListenerSet"
-	// parentNotProgrammed has no constant in the API's module, only its comment.
-	parentNotProgrammed gwv1.ListenerSetConditionReason = "ParentNotProgrammed"
 	// maxListeners bounds the listeners of a Gateway and its ListenerSets: each port is a socket on each node.
 	maxListeners = 1024
 )
@@ -172,7 +171,7 @@ func (f *Front) SetStatus(name svc.Name, unprogrammed string) gwv1.ListenerSetSt
 	case refused != "":
 		programmed, why = accepted, refused
 	case unprogrammed != "":
-		programmed, why = parentNotProgrammed, unprogrammed
+		programmed, why = names.ParentNotProgrammed, unprogrammed
 	}
 	out.Conditions = []metav1.Condition{
 		condition(gwv1.ListenerSetConditionAccepted, refused == "", accepted, generation, refused),

@@ -22,6 +22,8 @@ type annotation struct {
 	needs string
 	// long lets the value have maxList bytes.
 	long bool
+	// redirects means that it may send clients elsewhere than to the same place by HTTPS.
+	redirects bool
 }
 
 // Names returns the names of the annotations that are known, without the prefix, in order.
@@ -76,10 +78,10 @@ var annotations = func() map[string]annotation {
 	all := map[string]annotation{
 		"rewrite-target":       {read: readRewrite, guards: true},
 		"use-regex":            {read: flag(func(r *reader, on bool) { r.UseRegex = on }), guards: true},
-		"app-root":             {read: readAppRoot},
+		"app-root":             {read: readAppRoot, redirects: true},
 		"ssl-redirect":         {read: flag(func(r *reader, on bool) { r.SSLRedirect = &on }), guards: true},
 		"force-ssl-redirect":   {read: flag(func(r *reader, on bool) { r.ForceSSL = on }), guards: true},
-		"from-to-www-redirect": {read: flag(func(r *reader, on bool) { r.WWW = on })},
+		"from-to-www-redirect": {read: flag(func(r *reader, on bool) { r.WWW = on }), redirects: true},
 		"server-alias":         {read: readAliases},
 		"backend-protocol":     {read: readBackend, guards: true},
 		"upstream-vhost":       {read: readBackendHost, guards: true},

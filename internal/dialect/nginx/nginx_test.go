@@ -242,3 +242,16 @@ func TestDocument(t *testing.T) {
 		}
 	}
 }
+
+// Annotations that may send clients to another place are known, with a value that asks for it.
+func TestRedirectsOf(t *testing.T) {
+	for text, want := range map[string]bool{
+		"permanent-redirect=https://a.example": true, "temporal-redirect=/x": true, "app-root=/app": true, "from-to-www-redirect=true": true,
+		"from-to-www-redirect=false": false, "app-root=": false, "permanent-redirect-code=308": false, "force-ssl-redirect=true": false,
+	} {
+		name, value, _ := strings.Cut(text, "=")
+		if got := Redirects(map[string]string{"app-root": "/of-another-prefix", Prefix + name: value}); got != want {
+			t.Errorf("%s: %t", text, got)
+		}
+	}
+}

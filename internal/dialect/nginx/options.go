@@ -298,9 +298,10 @@ func orElse(s, other string) string {
 }
 
 // Redirects reports whether annotations may send clients elsewhere than to the same place by HTTPS.
-func Redirects(annotations map[string]string) bool {
-	for _, name := range []string{"permanent-redirect", "temporal-redirect", "app-root", "from-to-www-redirect"} {
-		if annotations[Prefix+name] != "" {
+func Redirects(all map[string]string) bool {
+	for key, value := range all {
+		name, ours := strings.CutPrefix(key, Prefix)
+		if a, known := annotations[name]; ours && known && a.redirects && !a.off(value) {
 			return true
 		}
 	}

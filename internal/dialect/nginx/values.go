@@ -238,7 +238,7 @@ func readWhitelist(r *reader, v string) error {
 
 func addRedirects(all map[string]annotation) {
 	for kind, most := range map[string]int{"temporal-redirect": 307, "permanent-redirect": 308} {
-		all[kind] = annotation{guards: true, read: func(r *reader, v string) error {
+		all[kind] = annotation{guards: true, redirects: true, read: func(r *reader, v string) error {
 			if err := checkURL(v); err != nil {
 				return err
 			}

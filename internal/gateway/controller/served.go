@@ -25,32 +25,39 @@ const (
 	routeServed      = "RouteServed"
 )
 
-// Bounds of these Events: a Gateway that is deleted may have thousands of routes. The conditions cover all of them.
+// Bounds of these Events: a Gateway that is deleted may have thousands of routes. The conditions cover all of them. Good news do not take
+// the places of warnings.
 const (
 	maxAnnounced   = 100
+	maxServed      = maxAnnounced / 2
 	announcePeriod = 10 * time.Second
 )
 
-// announcer records Events of Gateways and routes when a new status was written. It compares with the status before, so that another
-// process, or a resync, records nothing twice.
+// announcer records Events of Gateways, ListenerSets and routes when a new status was written. It compares with the status before, so that
+// another process, or a resync, records nothing twice.
 type announcer struct {
 	to    Recorder // nil for none
 	since time.Time
-	n     int // since then
+	// warned and served are how many there were since then.
+	warned, served int
 }
 
-// allows reports whether there may be one more.
-func (a *announcer) allows(now time.Time) bool {
+// allows reports whether there may be one more of a type.
+func (a *announcer) allows(now time.Time, eventType string) bool {
 	if now.Sub(a.since) >= announcePeriod {
-		a.since, a.n = now, 0
+		a.since, a.warned, a.served = now, 0, 0
 	}
-	a.n++
-	return a.n <= maxAnnounced
+	if eventType == corev1.EventTypeNormal {
+		a.served++
+		return a.served <= maxServed
+	}
+	a.warned++
+	return a.warned <= maxAnnounced
 }
 
 // record records an Event.
 func (a *announcer) record(o metav1.Object, kind gwv1.Kind, eventType, reason, text string) {
-	if a.to == nil || !a.allows(time.Now()) {
+	if a.to == nil || !a.allows(time.Now(), eventType) {
 		return
 	}
 	a.to.Event(&corev1.ObjectReference{
@@ -127,11 +134,11 @@ func problemOfConditions(all []metav1.Condition, bad ...string) string {
 	return ""
 }
 
-// problemOfGateway returns what is wrong with a Gateway, "" if nothing is. That nodes have not taken a change over yet is not wrong, nor
-// that the Gateway has no address yet: lost is true if it had one.
+// problemOfGateway returns what is wrong with a Gateway or a ListenerSet, "" if nothing is. That nodes have not taken a change over yet is
+// not wrong, nor that the Gateway has no address yet: lost is true if it had one. What its Gateway lacks is not said of a ListenerSet.
 func problemOfGateway(s *gwv1.GatewayStatus, lost bool) string {
 	conditions := slices.DeleteFunc(slices.Clone(s.Conditions), func(k metav1.Condition) bool {
-		return k.Type == programmed && (k.Reason == string(gwv1.GatewayReasonPending) ||
+		return k.Type == programmed && (k.Reason == string(gwv1.GatewayReasonPending) || k.Reason == names.ParentNotProgrammed ||
 			k.Reason == string(gwv1.GatewayReasonAddressNotAssigned) && !lost)
 	})
 	out := problemOfConditions(conditions)

@@ -143,7 +143,10 @@ func ClassOf(in *networkingv1.Ingress, byDefault string) string {
 // annotationIngressClass named the class before spec.ingressClassName.
 const annotationIngressClass = "kubernetes.io/ingress.class"
 
-// The reasons of Events on Ingresses about what is left out of them, and that nothing is any more.
+// ParentNotProgrammed is the reason of a ListenerSet whose Gateway is not programmed. The API's module has it only in a comment.
+const ParentNotProgrammed = "ParentNotProgrammed"
+
+// The reasons of Events on Ingresses: something is left out of what they ask for, or nothing is any longer.
 const (
 	IngressNotServed = "IngressNotServed"
 	IngressServed    = "IngressServed"

@@ -29,8 +29,8 @@ func Deadline(text string) time.Duration {
 // Over reports whether there is a deadline, not zero, that has passed.
 func Over(deadline time.Time) bool { return !deadline.IsZero() && !time.Now().Before(deadline) }
 
-// Within returns how long to wait for something until a deadline: d, or the time that is left if that is shorter, but more than nothing.
-// A deadline that is zero is none.
+// Within returns how long to wait for something: d, or the time until the deadline if that is shorter, but more than nothing. A zero
+// deadline does not count.
 func Within(deadline time.Time, d time.Duration) time.Duration {
 	if deadline.IsZero() {
 		return d

@@ -37,7 +37,7 @@ const (
 // legacyFamily is where a family's entries have their offsets, and where the kernel lists its tables.
 type legacyFamily struct {
 	domain, level int
-	targetAt      int // next_offset comes behind it
+	targetAt      int    // next_offset comes behind it
 	tables        string // of thread-self: /proc/net is of the process's first thread, which may be in another namespace
 }
 

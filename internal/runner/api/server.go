@@ -127,12 +127,15 @@ func (s *Server) handler(ctx context.Context) http.Handler {
 	places := make(chan struct{}, viewsAtOnce)
 	for name, view := range s.o.Views {
 		mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, q *http.Request) {
-			select {
-			case places <- struct{}{}:
-				defer func() { <-places }()
-				serveView(ctx, view, w, q)
-			case <-q.Context().Done():
-			}
+			serveView(ctx, func(ctx context.Context, query url.Values) (any, error) {
+				select {
+				case places <- struct{}{}:
+					defer func() { <-places }()
+				case <-ctx.Done():
+					return nil, Busy("this node answers other questions: try again")
+				}
+				return view(ctx, query)
+			}, w, q)
 		})
 	}
 	for path, h := range s.o.Handlers {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/kubernetes"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
@@ -218,14 +219,16 @@ func listed[L any](list *L, err error) *L {
 
 // gateway fills in the listeners and routes of a Gateway, by its status and the statuses of its routes.
 func (o *frontObjects) gateway(f *lbFront, n svc.Name) {
+	unread := ""
+	if len(o.unread) > 0 {
+		unread = "you may not list " + strings.Join(o.unread, ", ") + ": what they lead to is not known"
+	}
 	g := o.gateways[n]
 	if g == nil {
-		f.Problem = "the Gateway does not exist"
+		f.Problem = cmp.Or(unread, "the Gateway does not exist")
 		return
 	}
-	if f.Problem = wrongOf(g.Status.Conditions); f.Problem == "" && len(o.unread) > 0 {
-		f.Problem = "you may not list " + strings.Join(o.unread, ", ") + ": what they lead to is not known"
-	}
+	f.Problem = cmp.Or(wrongOf(g.Status.Conditions), unread)
 	for i := range g.Spec.Listeners {
 		f.Listeners = append(f.Listeners, o.listener(n.Namespace, "", &g.Spec.Listeners[i], g.Status.Listeners))
 	}
@@ -417,7 +420,7 @@ func (o *frontObjects) ingresses(ctx context.Context, f *lbFront) error {
 
 // ingressEvents returns why Ingresses were not served, by their UIDs, as far as Events may be read.
 func ingressEvents(ctx context.Context, client kubernetes.Interface) map[string]string {
-	out, last := map[string]string{}, map[string]metav1.Time{}
+	out, last := map[string]string{}, map[string]string{}
 	for _, reason := range []string{names.IngressServed, names.IngressNotServed} {
 		list, err := client.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=Ingress,reason=" + reason})
 		if err != nil {
@@ -425,10 +428,12 @@ func ingressEvents(ctx context.Context, client kubernetes.Interface) map[string]
 		}
 		for _, e := range list.Items {
 			uid := string(e.InvolvedObject.UID)
-			if e.LastTimestamp.Before(new(last[uid])) {
+			// Times have whole seconds, in which both may come.
+			newer, err := resourceversion.CompareResourceVersion(e.ResourceVersion, cmp.Or(last[uid], "1"))
+			if err == nil && newer < 0 {
 				continue
 			}
-			if out[uid], last[uid] = e.Message, e.LastTimestamp; reason == names.IngressServed {
+			if out[uid], last[uid] = e.Message, e.ResourceVersion; reason == names.IngressServed {
 				out[uid] = ""
 			}
 		}

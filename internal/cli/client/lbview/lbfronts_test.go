@@ -3,11 +3,15 @@ package lbview
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
+	"path"
+	"slices"
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
@@ -33,7 +37,7 @@ var frontLists = map[string]string{
 - metadata: {name: other}`,
 	"/api/v1/nodes": "[]",
 	"/api/v1/events": `
-- {metadata: {name: e}, involvedObject: {uid: i2}, message: "tls[0]: Secret team/c: it does not exist"}`,
+- {metadata: {name: e}, involvedObject: {uid: i2}, reason: IngressNotServed, message: "tls[0]: Secret team/c: it does not exist"}`,
 	"/apis/networking.k8s.io/v1/ipaddresses":    "[]",
 	"/apis/networking.k8s.io/v1/ingressclasses": `[{metadata: {name: fairlead}, spec: {controller: fairlead.dev/ingress}}]`,
 	"/apis/networking.k8s.io/v1/ingresses": `
@@ -89,21 +93,32 @@ var frontLists = map[string]string{
 	"/apis/lb.fairlead.dev/v1/speakers": "[]",
 }
 
-// 'fairlead lb status' and 'explain' name the listeners and routes of fronts, where these lead, and why one is not served.
-func TestRoutesOfFronts(t *testing.T) {
+// forbidden is a list that the user may not read.
+const forbidden = "forbidden"
+
+// reportOf reports about the lists of an API server.
+func reportOf(t *testing.T, lists map[string]string) *Report {
+	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		text, ok := frontLists[r.URL.Path]
-		if !ok {
-			w.WriteHeader(http.StatusNotFound)
-			_, _ = w.Write([]byte(`{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}`))
+		text, ok := lists[r.URL.Path]
+		if !ok || text == forbidden {
+			status := metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonNotFound, Code: http.StatusNotFound}
+			if ok {
+				status.Reason, status.Code = metav1.StatusReasonForbidden, http.StatusForbidden
+				status.Details = &metav1.StatusDetails{Kind: path.Base(r.URL.Path)}
+			}
+			w.WriteHeader(int(status.Code))
+			_ = json.NewEncoder(w).Encode(status)
 			return
 		}
-		items, err := yaml.YAMLToJSON([]byte(text))
-		if err != nil {
+		var items []map[string]any
+		if err := yaml.Unmarshal([]byte(text), &items); err != nil {
 			t.Errorf("%s: %v", r.URL.Path, err)
 		}
-		_ = json.NewEncoder(w).Encode(map[string]json.RawMessage{"metadata": json.RawMessage(`{"resourceVersion": "1"}`), "items": items})
+		_, reason, _ := strings.Cut(r.URL.Query().Get("fieldSelector"), ",reason=")
+		items = slices.DeleteFunc(items, func(i map[string]any) bool { return reason != "" && i["reason"] != reason })
+		_ = json.NewEncoder(w).Encode(map[string]any{"metadata": map[string]any{"resourceVersion": "1"}, "items": items})
 	}))
 	t.Cleanup(server.Close)
 	config := &rest.Config{Host: server.URL}
@@ -112,6 +127,45 @@ func TestRoutesOfFronts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return r
+}
+
+// Of the Events of an Ingress the last one counts, also of two within a second.
+func TestLastEventOfIngress(t *testing.T) {
+	event := func(version int, reason string) string {
+		return fmt.Sprintf("- {metadata: {name: e%d, resourceVersion: '%d'}, involvedObject: {uid: i2}, reason: %s, message: m%d, "+
+			"lastTimestamp: '2026-01-01T00:00:00Z'}\n", version, version, reason, version)
+	}
+	for text, want := range map[string]string{
+		event(9, "IngressNotServed"):                                  "m9",
+		event(9, "IngressNotServed") + event(10, "IngressServed"):     "",
+		event(9, "IngressServed") + event(10, "IngressNotServed"):     "m10",
+		event(11, "IngressNotServed") + event(10, "IngressNotServed"): "m11",
+	} {
+		lists := maps.Clone(frontLists)
+		lists["/api/v1/events"] = text
+		routes := reportOf(t, lists).Services[1].Front.Routes
+		if i := slices.IndexFunc(routes, func(r lbRoute) bool { return r.Name == "tea" }); i < 0 || routes[i].Problem != want {
+			t.Errorf("%s: %+v, want the problem %q", text, routes, want)
+		}
+	}
+}
+
+// A user who may not list Gateways is told that, and not that there is none.
+func TestUnreadGateways(t *testing.T) {
+	const at = "/apis/gateway.networking.k8s.io/v1/gateways"
+	for text, want := range map[string]string{forbidden: "you may not list gateways", "[]": "the Gateway does not exist"} {
+		lists := maps.Clone(frontLists)
+		lists[at] = text
+		if got := reportOf(t, lists).Services[0].Front.Problem; !strings.HasPrefix(got, want) {
+			t.Errorf("Gateways %s: %q, want %q", text, got, want)
+		}
+	}
+}
+
+// 'fairlead lb status' and 'explain' name the listeners and routes of fronts, where these lead, and why one is not served.
+func TestRoutesOfFronts(t *testing.T) {
+	r := reportOf(t, frontLists)
 	var out strings.Builder
 	if err := r.print(&out); err != nil {
 		t.Fatal(err)

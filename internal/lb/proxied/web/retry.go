@@ -55,7 +55,7 @@ func (r *retrying) within(d time.Duration) time.Duration {
 	if r == nil || r.n == 0 {
 		return d
 	}
-	return max(min(d, time.Until(r.until)), time.Millisecond)
+	return policy.Within(r.until, d)
 }
 
 // keep begins to keep the request while its body is uploaded. It returns nil for one that is not kept.
