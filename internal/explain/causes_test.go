@@ -325,15 +325,15 @@ func TestKernel(t *testing.T) {
 		{"routes", tracked(), "{route: device vxlan0, by router 10.244.1.0, from 10.244.2.1 routes of node here}", "any more"},
 		{"no route", tracked(), "{no route: network is unreachable routes of node here}", "any more"},
 		{"connections", tracked(TrackedEndpoint{netip.MustParseAddrPort(first), 4}),
-			"{4 connections are tracked connection tracking of node here}", "any more"},
+			"{tracked connections: 4 connection tracking of node here}", "any more"},
 		{"a former endpoint", tracked(TrackedEndpoint{netip.MustParseAddrPort(former), 3}),
-			"{3 of them are with " + former + ", which is no endpoint any more: they stay there until they end connection tracking of node here}", ""},
+			"{tracked connections with " + former + ", which is no endpoint any more: 3; they stay there until they end connection tracking of node here}", ""},
 		{"mode userspace", func(f *Facts) {
 			f.Mode = "userspace"
 			tracked(TrackedEndpoint{netip.MustParseAddrPort(former), 3})(f)
-		}, "{7 connections are tracked connection tracking of node here}", "any more"},
+		}, "{tracked connections: 7 connection tracking of node here}", "any more"},
 		{"unread", func(f *Facts) { f.Tracked = &Tracked{Error: "deadline exceeded"} },
-			"{tracked connections are not known: deadline exceeded connection tracking of node here}", "are tracked"},
+			"{tracked connections are not known: deadline exceeded connection tracking of node here}", "connections: "},
 	} {
 		b := newBed()
 		b.facts = c.facts

@@ -57,7 +57,7 @@ func (e *explaining) ofKernel(at netip.AddrPort, say func(text, source string)) 
 	if t := e.facts.Tracked; t != nil {
 		for _, to := range t.Endpoints {
 			if to.Endpoint == at {
-				say(fmt.Sprintf("%d connections are tracked", to.Connections), e.tracking())
+				say(fmt.Sprintf("tracked connections: %d", to.Connections), e.tracking())
 			}
 		}
 	}
@@ -76,7 +76,7 @@ func (e *explaining) tracked() {
 		e.verdict.add("tracked connections are not known: "+t.Error, e.tracking())
 		return
 	}
-	e.verdict.add(fmt.Sprintf("%d connections are tracked", t.Connections), e.tracking())
+	e.verdict.add(fmt.Sprintf("tracked connections: %d", t.Connections), e.tracking())
 	if e.facts.Mode == "userspace" {
 		return // the proxy answers them
 	}
@@ -88,7 +88,7 @@ func (e *explaining) tracked() {
 		return cmp.Or(cmp.Compare(b.Connections, a.Connections), a.Endpoint.Compare(b.Endpoint))
 	})
 	for _, to := range left[:min(len(left), maxLeft)] {
-		e.verdict.add(fmt.Sprintf("%d of them are with %s, which is no endpoint any more: they stay there until they end", to.Connections,
-			to.Endpoint), e.tracking())
+		e.verdict.add(fmt.Sprintf("tracked connections with %s, which is no endpoint any more: %d; they stay there until they end", to.Endpoint,
+			to.Connections), e.tracking())
 	}
 }

@@ -133,8 +133,8 @@ func (c *cluster) explains() {
 	}
 	text := fmt.Sprint(ask("my-service"))
 	_ = conn.Close()
-	for _, want := range []string{`[1-9]\d* connections are tracked connection tracking of node node1\}`,
-		`10\.244\S+:\d+ \S+ node1 true \[[^\]]*\{route: device \S+, from \S+ routes of node node1\} \{[1-9]\d* connections are tracked `} {
+	for _, want := range []string{`tracked connections: [1-9]\d* connection tracking of node node\}\]`,
+		`\{route: device \S+, from \S+ routes of node node\} \{tracked connections: [1-9]`} {
 		if !regexp.MustCompile(want).MatchString(text) {
 			c.t.Errorf("while a connection is open, no %s in %s", want, text)
 		}
