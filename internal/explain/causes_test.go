@@ -327,7 +327,8 @@ func TestKernel(t *testing.T) {
 		{"connections", tracked(TrackedEndpoint{netip.MustParseAddrPort(first), 4}),
 			"{tracked connections: 4 connection tracking of node here}", "any more"},
 		{"a former endpoint", tracked(TrackedEndpoint{netip.MustParseAddrPort(former), 3}),
-			"{tracked connections with " + former + ", which is no endpoint any more: 3; they stay there until they end connection tracking of node here}", ""},
+			"{tracked connections with " + former + ", which is no endpoint any more: 3; they stay there until they end connection tracking " +
+				"of node here}", ""},
 		{"mode userspace", func(f *Facts) {
 			f.Mode = "userspace"
 			tracked(TrackedEndpoint{netip.MustParseAddrPort(former), 3})(f)

@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"syscall"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -21,6 +20,8 @@ import (
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/streaming/pkg/httpstream"
 	"k8s.io/streaming/pkg/httpstream/spdy"
+
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 )
 
 const (
@@ -148,7 +149,8 @@ func (n *Nodes) dial(ctx context.Context, p *corev1.Pod) (httpstream.Connection,
 	if err != nil {
 		return nil, err
 	}
-	upgrader.Dialer = dialer(ctx)
+	// The upgrade does not look at its context once it is connected, nor while it waits for a proxy.
+	upgrader.Dialer = &net.Dialer{Timeout: Timeout, ControlContext: socket.EndWith(ctx)}
 	authorized, err := rest.HTTPWrappersForConfig(n.config, upgrader)
 	if err != nil {
 		return nil, err
@@ -178,19 +180,10 @@ func (n *Nodes) dial(ctx context.Context, p *corev1.Pod) (httpstream.Connection,
 	return upgrader.NewConnection(answer)
 }
 
-// dialer returns a dialer whose connections end with ctx: the upgrade does not look at its context once it is connected, nor while it
-// waits for a proxy.
-func dialer(ctx context.Context) *net.Dialer {
-	return &net.Dialer{Timeout: Timeout, ControlContext: func(_ context.Context, _, _ string, c syscall.RawConn) error {
-		context.AfterFunc(ctx, func() {
-			_ = c.Control(func(fd uintptr) { _ = syscall.Shutdown(int(fd), syscall.SHUT_RDWR) })
-		})
-		return nil
-	}}
-}
+type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
 
 // until returns dial with connections that end at the deadline of its context.
-func until(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
+func until(dial dialFunc) dialFunc {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := dial(ctx, network, address)
 		if end, ok := ctx.Deadline(); ok && err == nil {
