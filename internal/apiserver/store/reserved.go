@@ -10,7 +10,7 @@ import (
 const reservedFor = 10 * time.Second
 
 // reservations are the bytes of writes that were admitted and are not counted yet, by object: writes of one moment must not all take
-// what is left of a share. A write that is tried again replaces its own.
+// what is left of a share. Of the writes of one object, only one succeeds at a time: the largest counts for all.
 type reservations struct {
 	of       map[objectID]reservation
 	bytes    int64
@@ -49,10 +49,11 @@ func (r *reservations) take(id objectID, used, more, limit int64) room {
 		return hasRoom
 	}
 	own := r.of[id].bytes // without a name there is none
+	kept := max(own, more)
 	switch {
 	case used+more > limit:
 		return noRoom
-	case used+r.bytes-own+more > limit:
+	case used+r.bytes-own+kept > limit:
 		return perhapsRoom
 	}
 	if r.of == nil {
@@ -67,7 +68,7 @@ func (r *reservations) take(id objectID, used, more, limit int64) room {
 	if len(r.of) == 0 {
 		r.earliest = until
 	}
-	r.of[id], r.bytes = reservation{more, until}, r.bytes-own+more
+	r.of[id], r.bytes = reservation{kept, until}, r.bytes-own+kept
 	return hasRoom
 }
 

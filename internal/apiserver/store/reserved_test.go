@@ -9,7 +9,8 @@ import (
 )
 
 // Writes of one moment take no more than the rest of a share together, whatever their sizes. A write that is counted makes room for its
-// own bytes only, one that is tried again takes them once, and one that has failed makes room later.
+// own bytes only, one that is tried again takes them once, also beside a smaller one of the same object, and one that has failed makes
+// room later.
 func TestReservations(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -29,6 +30,8 @@ func TestReservations(t *testing.T) {
 		h.put("/registry/configmaps/shop/other", 1)
 		reserve("shop", "b", 98, perhapsRoom) // 303 are there, 600 reserved
 		reserve("shop", "large", 600, hasRoom)
+		reserve("shop", "large", 1, hasRoom) // the other write of it goes on
+		reserve("shop", "b", 98, perhapsRoom)
 		reserve("shop", "b", 97, hasRoom)
 		reserve("shop", "c", 1, perhapsRoom)
 		reserve("bank", "a", 1000, hasRoom)
