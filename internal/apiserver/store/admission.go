@@ -31,7 +31,8 @@ type spaceAdmission struct {
 	space *Space
 }
 
-// shareAdmission keeps each namespace within its share of the store. It is the last plugin: it reserves what a write takes.
+// shareAdmission keeps each namespace within its share of the store. It reserves what a write takes, so only quotas may reject a write
+// after it: what they reject keeps its reservation for reservedFor.
 type shareAdmission struct {
 	*admission.Handler
 	holdings *holdings
