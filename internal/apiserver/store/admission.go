@@ -111,7 +111,7 @@ func (p shareAdmission) Validate(_ context.Context, a admission.Attributes, _ ad
 		namespaceShare, bytes, more, bytes, used, bytes, limit, bytes))
 }
 
-// nameOf returns the name of the object that is written, "" if the server makes it later.
+// nameOf returns the name of the object that is written. The server generates it before validation.
 func nameOf(a admission.Attributes) string {
 	if o, err := meta.Accessor(a.GetObject()); err == nil {
 		return o.GetName()

@@ -209,7 +209,7 @@ func (h *holdings) put(key string, size int64) {
 			delete(h.namespaces, namespace)
 		}
 	}
-	h.counted(id, event, old.size == 0)
+	h.counted(id, event)
 }
 
 // putEvent is put for an Event, which is the youngest now. The caller holds h.mu.

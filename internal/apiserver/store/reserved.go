@@ -1,10 +1,6 @@
 package store
 
-import (
-	"fmt"
-	"slices"
-	"time"
-)
+import "time"
 
 // reservedFor is how long a write that was admitted may take before it is taken for one that has failed.
 const reservedFor = 10 * time.Second
@@ -15,9 +11,6 @@ type reservations struct {
 	of       map[objectID]reservation
 	bytes    int64
 	earliest time.Time // before this none expires
-	// late has the objects whose names come later, by what they are without a name, and made is how many there were.
-	late map[objectID][]objectID
-	made int
 }
 
 // objectID names an object of a namespace. The group is left out: keys of etcd do not have it for all kinds.
@@ -48,7 +41,7 @@ func (r *reservations) take(id objectID, used, more, limit int64) room {
 		}
 		return hasRoom
 	}
-	own := r.of[id].bytes // without a name there is none
+	own := r.of[id].bytes
 	kept := max(own, more)
 	switch {
 	case used+more > limit:
@@ -57,12 +50,7 @@ func (r *reservations) take(id objectID, used, more, limit int64) room {
 		return perhapsRoom
 	}
 	if r.of == nil {
-		r.of, r.late = map[objectID]reservation{}, map[objectID][]objectID{}
-	}
-	if kind := id; id.name == "" {
-		r.made++
-		id.name = fmt.Sprint("/", r.made) // no name has a slash
-		r.late[kind] = append(r.late[kind], id)
+		r.of = map[objectID]reservation{}
 	}
 	until := now.Add(reservedFor)
 	if len(r.of) == 0 {
@@ -72,28 +60,10 @@ func (r *reservations) take(id objectID, used, more, limit int64) room {
 	return hasRoom
 }
 
-// counted forgets the reservation of an object, which is counted now. A new object without one may be one whose name has come later.
-func (r *reservations) counted(id objectID, fresh bool) {
-	if _, has := r.of[id]; has {
-		r.drop(id)
-		return
-	}
-	kind := objectID{id.namespace, id.resource, ""}
-	if list := r.late[kind]; fresh && len(list) > 0 {
-		r.drop(list[0])
-	}
-}
-
+// drop forgets the reservation of an object, if it has one.
 func (r *reservations) drop(id objectID) {
 	r.bytes -= r.of[id].bytes
 	delete(r.of, id)
-	if id.name[0] != '/' {
-		return
-	}
-	kind := objectID{id.namespace, id.resource, ""}
-	if r.late[kind] = slices.DeleteFunc(r.late[kind], func(o objectID) bool { return o == id }); len(r.late[kind]) == 0 {
-		delete(r.late, kind)
-	}
 }
 
 // expire forgets writes that have failed. It looks at all reservations at most once in reservedFor.
@@ -141,12 +111,12 @@ func (h *holdings) reserveEvent(id objectID, more int64) room {
 }
 
 // counted forgets the reservation of an object that is counted now. The caller holds mu.
-func (h *holdings) counted(id objectID, event, fresh bool) {
+func (h *holdings) counted(id objectID, event bool) {
 	switch r := h.reserved[id.namespace]; {
 	case event:
-		h.reservedEvents.counted(id, fresh)
+		h.reservedEvents.drop(id)
 	case r != nil:
-		r.counted(id, fresh)
+		r.drop(id)
 		h.keep(id.namespace)
 	}
 }

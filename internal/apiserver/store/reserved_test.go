@@ -36,16 +36,13 @@ func TestReservations(t *testing.T) {
 		reserve("shop", "c", 1, perhapsRoom)
 		reserve("bank", "a", 1000, hasRoom)
 		h.put("/registry/configmaps/shop/large", 500) // its form in the store is shorter
-		reserve("shop", "", 100, hasRoom)
-		reserve("shop", "", 1, perhapsRoom)
 		h.put("/registry/configmaps/shop/b", 97)
-		h.put("/registry/configmaps/shop/xyz12", 90) // a name that the server has made
-		reserve("shop", "d", 10, hasRoom)
+		reserve("shop", "d", 100, hasRoom)
 		reserve("shop", "e", 1, perhapsRoom)
 		time.Sleep(reservedFor + time.Second)
-		reserve("shop", "e", 10, hasRoom)
-		reserve("shop", "f", 11, noRoom)
-		h.put("/registry/configmaps/shop/e", 10)
+		reserve("shop", "e", 100, hasRoom)
+		reserve("shop", "f", 101, noRoom)
+		h.put("/registry/configmaps/shop/e", 100)
 		h.expire()
 		if len(h.reserved) > 0 {
 			t.Errorf("reservations are left: %v", h.reserved)
