@@ -2,15 +2,19 @@ package store
 
 import "time"
 
-// reservedFor is how long a write that was admitted may take before it is taken for one that has failed.
-const reservedFor = 10 * time.Second
+const (
+	// reservedFor is how long a write that was admitted may take before it is taken for one that has failed.
+	reservedFor = 10 * time.Second
+	// expirePause is the least time between two looks at all reservations of a share, which writes wait for.
+	expirePause = reservedFor / 10
+)
 
 // reservations are the bytes of writes that were admitted and are not counted yet, by object: writes of one moment must not all take
 // what is left of a share. Of the writes of one object, only one succeeds at a time: the largest counts for all.
 type reservations struct {
 	of       map[objectID]reservation
 	bytes    int64
-	earliest time.Time // before this none expires
+	earliest time.Time // before this none expires, or expire has just looked
 }
 
 // objectID names an object of a namespace. The group is left out: keys of etcd do not have it for all kinds.
@@ -66,7 +70,7 @@ func (r *reservations) drop(id objectID) {
 	delete(r.of, id)
 }
 
-// expire forgets writes that have failed. It looks at all reservations at most once in reservedFor.
+// expire forgets writes that have failed, up to expirePause late.
 func (r *reservations) expire(now time.Time) {
 	if len(r.of) == 0 || now.Before(r.earliest) {
 		return
@@ -78,6 +82,9 @@ func (r *reservations) expire(now time.Time) {
 		} else if one.until.Before(r.earliest) {
 			r.earliest = one.until
 		}
+	}
+	if pause := now.Add(expirePause); r.earliest.Before(pause) {
+		r.earliest = pause
 	}
 }
 

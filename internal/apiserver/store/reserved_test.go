@@ -48,6 +48,16 @@ func TestReservations(t *testing.T) {
 			t.Errorf("reservations are left: %v", h.reserved)
 		}
 
+		reserve("mill", "a", 500, hasRoom)
+		time.Sleep(time.Millisecond)
+		reserve("mill", "b", 500, hasRoom)
+		time.Sleep(reservedFor)
+		reserve("mill", "c", 500, hasRoom) // a has expired
+		time.Sleep(expirePause / 2)
+		reserve("mill", "d", 500, perhapsRoom) // b has, too, but not all writes look
+		time.Sleep(expirePause / 2)
+		reserve("mill", "d", 500, hasRoom)
+
 		event := func(i int) objectID { return objectID{"shop", "events", fmt.Sprint(i)} }
 		limit := int64(eventBurst) * h.limits.events
 		for i, c := range []struct {
