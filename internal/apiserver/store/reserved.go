@@ -14,7 +14,8 @@ const (
 type reservations struct {
 	of       map[objectID]reservation
 	bytes    int64
-	earliest time.Time // before this none expires, or expire has just looked
+	by       map[string]int64 // bytes by namespace
+	earliest time.Time        // before this none expires, or expire has just looked
 }
 
 // objectID names an object of a namespace. The group is left out: keys of etcd do not have it for all kinds.
@@ -35,8 +36,9 @@ const (
 	perhapsRoom
 )
 
-// take reserves more bytes for an object if a share with a limit has room beside what is used.
-func (r *reservations) take(id objectID, used, more, limit int64) room {
+// take reserves more bytes for an object if a share with a limit has room beside what is used. A namespace has no more than most bytes
+// reserved, but always one object.
+func (r *reservations) take(id objectID, used, more, limit, most int64) room {
 	now := time.Now()
 	r.expire(now)
 	if more <= 0 {
@@ -47,27 +49,37 @@ func (r *reservations) take(id objectID, used, more, limit int64) room {
 	}
 	own := r.of[id].bytes
 	kept := max(own, more)
+	others := r.by[id.namespace] - own
 	switch {
 	case used+more > limit:
 		return noRoom
-	case used+r.bytes-own+kept > limit:
+	case used+r.bytes-own+kept > limit, others > 0 && others+kept > most:
 		return perhapsRoom
 	}
 	if r.of == nil {
-		r.of = map[objectID]reservation{}
+		r.of, r.by = map[objectID]reservation{}, map[string]int64{}
 	}
 	until := now.Add(reservedFor)
 	if len(r.of) == 0 {
 		r.earliest = until
 	}
-	r.of[id], r.bytes = reservation{kept, until}, r.bytes-own+kept
+	r.of[id] = reservation{kept, until}
+	r.bytes += kept - own
+	r.by[id.namespace] = others + kept
 	return hasRoom
 }
 
 // drop forgets the reservation of an object, if it has one.
 func (r *reservations) drop(id objectID) {
-	r.bytes -= r.of[id].bytes
+	one, has := r.of[id]
+	if !has {
+		return
+	}
 	delete(r.of, id)
+	r.bytes -= one.bytes
+	if r.by[id.namespace] -= one.bytes; r.by[id.namespace] <= 0 {
+		delete(r.by, id.namespace)
+	}
 }
 
 // expire forgets writes that have failed, up to expirePause late.
@@ -98,7 +110,7 @@ func (h *holdings) reserve(id objectID, more int64) (used, limit int64, r room) 
 		waiting = &reservations{}
 		h.reserved[id.namespace] = waiting
 	}
-	r = waiting.take(id, used, more, limit)
+	r = waiting.take(id, used, more, limit, limit)
 	h.keep(id.namespace)
 	return used, limit, r
 }
@@ -110,11 +122,13 @@ func (h *holdings) keep(namespace string) {
 	}
 }
 
-// reserveEvent reserves more bytes for an Event, as long as all have no more than eventBurst times their share.
+// reserveEvent reserves more bytes for an Event, as long as all have no more than eventBurst times their share. A namespace reserves
+// a part of that only: writes that fail must not keep out the Events of others.
 func (h *holdings) reserveEvent(id objectID, more int64) room {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.reservedEvents.take(id, h.eventBytes, more, eventBurst*h.limits.events)
+	limit := eventBurst * h.limits.events
+	return h.reservedEvents.take(id, h.eventBytes, more, limit, limit/eventParts)
 }
 
 // counted forgets the reservation of an object that is counted now. The caller holds mu.

@@ -10,7 +10,7 @@ import (
 
 // Writes of one moment take no more than the rest of a share together, whatever their sizes. A write that is counted makes room for its
 // own bytes only, one that is tried again takes them once, also beside a smaller one of the same object, and one that has failed makes
-// room later.
+// room later. A namespace reserves a part of what Events may take.
 func TestReservations(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -58,22 +58,28 @@ func TestReservations(t *testing.T) {
 		time.Sleep(expirePause / 2)
 		reserve("mill", "d", 500, hasRoom)
 
-		event := func(i int) objectID { return objectID{"shop", "events", fmt.Sprint(i)} }
-		limit := int64(eventBurst) * h.limits.events
+		h.put("/registry/events/shop/old", 10)
+		h.put("/registry/events/shop/old", 0)
 		for i, c := range []struct {
-			more int64
-			want room
-		}{{-1, hasRoom}, {limit / 2, hasRoom}, {limit / 2, hasRoom}, {limit / 2, perhapsRoom}, {0, hasRoom}} {
-			if got := h.reserveEvent(event(i), c.more); got != c.want {
+			namespace string
+			more      int64
+			want      room
+		}{
+			{"shop", -1, hasRoom}, {"shop", 200, hasRoom}, {"shop", 51, perhapsRoom}, {"shop", 50, hasRoom}, {"shop", 0, hasRoom},
+			{"bank", 300, hasRoom}, {"bank", 1, perhapsRoom}, // one has room, whatever its size
+			{"mill", 250, hasRoom}, {"farm", 200, hasRoom}, {"inn", 1, perhapsRoom},
+		} {
+			if got := h.reserveEvent(objectID{c.namespace, "events", fmt.Sprint(i)}, c.more); got != c.want {
 				t.Errorf("Event %d: %d, want %d", i, got, c.want)
 			}
 		}
-		for i := range 3 {
-			h.put(fmt.Sprintf("/registry/events/shop/%d", i), limit/2)
+		for i, namespace := range []string{1: "shop", 3: "shop", 5: "bank", 7: "mill", 8: "farm"} {
+			h.put(fmt.Sprintf("/registry/events/%s/%d", namespace, i), 500)
 		}
 		for _, more := range []int64{0, 1} {
-			if got := h.reserveEvent(event(9), more); got != noRoom || len(h.reservedEvents.of) > 0 || h.reservedEvents.bytes != 0 {
-				t.Errorf("%d bytes more: %d, reserved are %v", more, got, h.reservedEvents.of)
+			if got := h.reserveEvent(objectID{"shop", "events", "more"}, more); got != noRoom || len(h.reservedEvents.of) > 0 ||
+				len(h.reservedEvents.by) > 0 || h.reservedEvents.bytes != 0 {
+				t.Errorf("%d bytes more: %d, reserved are %+v", more, got, h.reservedEvents)
 			}
 		}
 	})
