@@ -182,8 +182,9 @@ func (a *assembly) secure(ctx context.Context) (err error) {
 	return nil
 }
 
-// configureAdmission sets the plugins that admit writes. Quotas are last: a write that another plugin rejects does
-// not count.
+// configureAdmission sets the plugins that admit writes. The one that enforces quotas is the last for creations and updates: a write
+// that another plugin rejects does not count. That of shares stands just before it: what it reserves for a write that a quota
+// rejects expires soon.
 func (a *assembly) configureAdmission(context.Context) error {
 	plugins := append(slices.Clone(a.guard.Plugins), admit.NewCheckAdmission(a.guard.Authorizer))
 	if !a.opts.AllowServiceExternalIPs {
@@ -211,7 +212,7 @@ func (a *assembly) configureAdmission(context.Context) error {
 		return err
 	}
 	share := a.store.Shares(admit.ExemptFromShare(a.shared.Core().V1().ResourceQuotas().Lister()))
-	a.config.AdmissionControl, err = a.hooks.Chain(plugins, security, admission.NewChainHandler(counter, enforcer, share, a.guard.Last()))
+	a.config.AdmissionControl, err = a.hooks.Chain(plugins, security, admission.NewChainHandler(counter, share, enforcer, a.guard.Last()))
 	return err
 }
 

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead/fairlead/internal/apiserver/accounts"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	"github.com/fairlead/fairlead/internal/apiserver/store"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -78,7 +79,8 @@ func TestEventsDoNotFillTheStore(t *testing.T) {
 }
 
 // Without any flag or quota a namespace takes no more than its share of the store, by creation, by updates or through the
-// Pods that a controller makes. Other namespaces can write, and an administrator can allow more.
+// Pods that a controller makes, and what is rejected does not count in its quotas. Other namespaces can write, and an administrator can
+// allow more.
 func TestNamespaceShare(t *testing.T) {
 	t.Parallel()
 	cfg := apiservertest.Start(t, smallStore)
@@ -98,6 +100,18 @@ func TestNamespaceShare(t *testing.T) {
 	if err := create("shop", "a"); err != nil {
 		t.Fatal(err)
 	}
+	const count = corev1.ResourceName("count/configmaps")
+	quotas := c.CoreV1().ResourceQuotas("shop")
+	eventually(t, "the ConfigMap of each namespace", func() bool {
+		_, err := maps.Get(t.Context(), accounts.RootConfigMap, metav1.GetOptions{})
+		return err == nil
+	})
+	hard := corev1.ResourceList{count: resource.MustParse("100"), secrets: resource.MustParse("0")}
+	if _, err := quotas.Create(t.Context(), &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "count"},
+		Spec: corev1.ResourceQuotaSpec{Hard: hard}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	awaitEnforced(t, c, "shop")
 	exceeded := func(err error) bool {
 		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota") &&
 			strings.Contains(err.Error(), "limited: fairlead.dev/bytes=2097152")
@@ -120,6 +134,13 @@ func TestNamespaceShare(t *testing.T) {
 	at.Wait()
 	if made.Load() != 2 || refused.Load() != 5 {
 		t.Errorf("%d objects of 1 MB in a share of 2 MiB, %d refused", made.Load(), refused.Load())
+	}
+	q, err := quotas.Get(t.Context(), "count", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := q.Status.Used[count]; n.Value() != 1+made.Load() { // one is the server's
+		t.Errorf("a quota counts %s ConfigMaps, %d were made", &n, 1+made.Load())
 	}
 	small := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "small"}}
 	if _, err := maps.Create(t.Context(), small, metav1.CreateOptions{}); err != nil {

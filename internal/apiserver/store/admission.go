@@ -31,7 +31,8 @@ type spaceAdmission struct {
 	space *Space
 }
 
-// shareAdmission keeps each namespace within its share of the store. It is the last plugin: it reserves what a write takes.
+// shareAdmission keeps each namespace within its share of the store. It reserves what a write takes, so only quotas may reject a write
+// after it: what they reject keeps its reservation for reservedFor.
 type shareAdmission struct {
 	*admission.Handler
 	holdings *holdings
@@ -75,8 +76,12 @@ func (p spaceAdmission) Validate(_ context.Context, a admission.Attributes, _ ad
 	return insufficientStorage("StoreFull", p.space.status().Message)
 }
 
-// eventBurst is how many times their share Events may take for a moment, until the oldest are removed.
-const eventBurst = 2
+const (
+	// eventBurst is how many times their share Events may take for a moment, until the oldest are removed.
+	eventBurst = 2
+	// eventParts is how many namespaces together may reserve all of that.
+	eventParts = 4
+)
 
 // Validate rejects what makes a namespace, or all Events, take more than their share of the store.
 func (p shareAdmission) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
@@ -86,8 +91,11 @@ func (p shareAdmission) Validate(_ context.Context, a admission.Attributes, _ ad
 	}
 	id, more := objectID{namespace, gr.Resource, nameOf(a)}, usage.Size(a.GetObject())-usage.Size(a.GetOldObject())
 	if gr.Resource == "events" && (gr.Group == corev1.GroupName || gr.Group == eventsv1.GroupName) {
-		if h.reserveEvent(id, more) != hasRoom {
+		switch h.reserveEvent(id, more) {
+		case noRoom:
 			return apierrors.NewTooManyRequests("the Events take more than their share of the store; the oldest are being removed", 1)
+		case perhapsRoom:
+			return apierrors.NewTooManyRequests("other writes of Events may take what is left for the namespace "+namespace, 1)
 		}
 		return nil
 	}
@@ -110,7 +118,7 @@ func (p shareAdmission) Validate(_ context.Context, a admission.Attributes, _ ad
 		namespaceShare, bytes, more, bytes, used, bytes, limit, bytes))
 }
 
-// nameOf returns the name of the object that is written, "" if the server makes it later.
+// nameOf returns the name of the object that is written. The server generates it before validation.
 func nameOf(a admission.Attributes) string {
 	if o, err := meta.Accessor(a.GetObject()); err == nil {
 		return o.GetName()

@@ -48,10 +48,10 @@ type source interface {
 // is that of the changes. One goroutine runs it; the other methods may be called by any.
 type holdings struct {
 	prefix string // of the keys of the API, without a slash at the end
-	limits holdingLimits
 	log    *slog.Logger
 
 	mu         sync.Mutex
+	limits     holdingLimits
 	objects    map[string]holding
 	namespaces map[string]int64      // bytes, without Events
 	events     map[string]*eventList // by namespace
@@ -209,7 +209,7 @@ func (h *holdings) put(key string, size int64) {
 			delete(h.namespaces, namespace)
 		}
 	}
-	h.counted(id, event, old.size == 0)
+	h.counted(id, event)
 }
 
 // putEvent is put for an Event, which is the youngest now. The caller holds h.mu.

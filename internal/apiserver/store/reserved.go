@@ -1,23 +1,21 @@
 package store
 
-import (
-	"fmt"
-	"slices"
-	"time"
+import "time"
+
+const (
+	// reservedFor is how long a write that was admitted may take before it is taken for one that has failed.
+	reservedFor = 10 * time.Second
+	// expirePause is the least time between two looks at all reservations of a share, which writes wait for.
+	expirePause = reservedFor / 10
 )
 
-// reservedFor is how long a write that was admitted may take before it is taken for one that has failed.
-const reservedFor = 10 * time.Second
-
 // reservations are the bytes of writes that were admitted and are not counted yet, by object: writes of one moment must not all take
-// what is left of a share. A write that is tried again replaces its own.
+// what is left of a share. Of the writes of one object, only one succeeds at a time: the largest counts for all.
 type reservations struct {
 	of       map[objectID]reservation
 	bytes    int64
-	earliest time.Time // before this none expires
-	// late has the objects whose names come later, by what they are without a name, and made is how many there were.
-	late map[objectID][]objectID
-	made int
+	by       map[string]int64 // bytes by namespace
+	earliest time.Time        // before this none expires, or expire has just looked
 }
 
 // objectID names an object of a namespace. The group is left out: keys of etcd do not have it for all kinds.
@@ -38,8 +36,9 @@ const (
 	perhapsRoom
 )
 
-// take reserves more bytes for an object if a share with a limit has room beside what is used.
-func (r *reservations) take(id objectID, used, more, limit int64) room {
+// take reserves more bytes for an object if a share with a limit has room beside what is used. A namespace has no more than most bytes
+// reserved, but always one object.
+func (r *reservations) take(id objectID, used, more, limit, most int64) room {
 	now := time.Now()
 	r.expire(now)
 	if more <= 0 {
@@ -48,54 +47,42 @@ func (r *reservations) take(id objectID, used, more, limit int64) room {
 		}
 		return hasRoom
 	}
-	own := r.of[id].bytes // without a name there is none
+	own := r.of[id].bytes
+	kept := max(own, more)
+	others := r.by[id.namespace] - own
 	switch {
 	case used+more > limit:
 		return noRoom
-	case used+r.bytes-own+more > limit:
+	case used+r.bytes-own+kept > limit, others > 0 && others+kept > most:
 		return perhapsRoom
 	}
 	if r.of == nil {
-		r.of, r.late = map[objectID]reservation{}, map[objectID][]objectID{}
-	}
-	if kind := id; id.name == "" {
-		r.made++
-		id.name = fmt.Sprint("/", r.made) // no name has a slash
-		r.late[kind] = append(r.late[kind], id)
+		r.of, r.by = map[objectID]reservation{}, map[string]int64{}
 	}
 	until := now.Add(reservedFor)
 	if len(r.of) == 0 {
 		r.earliest = until
 	}
-	r.of[id], r.bytes = reservation{more, until}, r.bytes-own+more
+	r.of[id] = reservation{kept, until}
+	r.bytes += kept - own
+	r.by[id.namespace] = others + kept
 	return hasRoom
 }
 
-// counted forgets the reservation of an object, which is counted now. A new object without one may be one whose name has come later.
-func (r *reservations) counted(id objectID, fresh bool) {
-	if _, has := r.of[id]; has {
-		r.drop(id)
-		return
-	}
-	kind := objectID{id.namespace, id.resource, ""}
-	if list := r.late[kind]; fresh && len(list) > 0 {
-		r.drop(list[0])
-	}
-}
-
+// drop forgets the reservation of an object, if it has one.
 func (r *reservations) drop(id objectID) {
-	r.bytes -= r.of[id].bytes
-	delete(r.of, id)
-	if id.name[0] != '/' {
+	one, has := r.of[id]
+	if !has {
 		return
 	}
-	kind := objectID{id.namespace, id.resource, ""}
-	if r.late[kind] = slices.DeleteFunc(r.late[kind], func(o objectID) bool { return o == id }); len(r.late[kind]) == 0 {
-		delete(r.late, kind)
+	delete(r.of, id)
+	r.bytes -= one.bytes
+	if r.by[id.namespace] -= one.bytes; r.by[id.namespace] <= 0 {
+		delete(r.by, id.namespace)
 	}
 }
 
-// expire forgets writes that have failed. It looks at all reservations at most once in reservedFor.
+// expire forgets writes that have failed, up to expirePause late.
 func (r *reservations) expire(now time.Time) {
 	if len(r.of) == 0 || now.Before(r.earliest) {
 		return
@@ -107,6 +94,9 @@ func (r *reservations) expire(now time.Time) {
 		} else if one.until.Before(r.earliest) {
 			r.earliest = one.until
 		}
+	}
+	if pause := now.Add(expirePause); r.earliest.Before(pause) {
+		r.earliest = pause
 	}
 }
 
@@ -120,7 +110,7 @@ func (h *holdings) reserve(id objectID, more int64) (used, limit int64, r room) 
 		waiting = &reservations{}
 		h.reserved[id.namespace] = waiting
 	}
-	r = waiting.take(id, used, more, limit)
+	r = waiting.take(id, used, more, limit, limit)
 	h.keep(id.namespace)
 	return used, limit, r
 }
@@ -132,20 +122,22 @@ func (h *holdings) keep(namespace string) {
 	}
 }
 
-// reserveEvent reserves more bytes for an Event, as long as all have no more than eventBurst times their share.
+// reserveEvent reserves more bytes for an Event, as long as all have no more than eventBurst times their share. A namespace reserves
+// a part of that only: writes that fail must not keep out the Events of others.
 func (h *holdings) reserveEvent(id objectID, more int64) room {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.reservedEvents.take(id, h.eventBytes, more, eventBurst*h.limits.events)
+	limit := eventBurst * h.limits.events
+	return h.reservedEvents.take(id, h.eventBytes, more, limit, limit/eventParts)
 }
 
 // counted forgets the reservation of an object that is counted now. The caller holds mu.
-func (h *holdings) counted(id objectID, event, fresh bool) {
+func (h *holdings) counted(id objectID, event bool) {
 	switch r := h.reserved[id.namespace]; {
 	case event:
-		h.reservedEvents.counted(id, fresh)
+		h.reservedEvents.drop(id)
 	case r != nil:
-		r.counted(id, fresh)
+		r.drop(id)
 		h.keep(id.namespace)
 	}
 }

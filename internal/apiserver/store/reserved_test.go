@@ -9,7 +9,8 @@ import (
 )
 
 // Writes of one moment take no more than the rest of a share together, whatever their sizes. A write that is counted makes room for its
-// own bytes only, one that is tried again takes them once, and one that has failed makes room later.
+// own bytes only, one that is tried again takes them once, also beside a smaller one of the same object, and one that has failed makes
+// room later. A namespace reserves a part of what Events may take.
 func TestReservations(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -29,41 +30,56 @@ func TestReservations(t *testing.T) {
 		h.put("/registry/configmaps/shop/other", 1)
 		reserve("shop", "b", 98, perhapsRoom) // 303 are there, 600 reserved
 		reserve("shop", "large", 600, hasRoom)
+		reserve("shop", "large", 1, hasRoom) // the other write of it goes on
+		reserve("shop", "b", 98, perhapsRoom)
 		reserve("shop", "b", 97, hasRoom)
 		reserve("shop", "c", 1, perhapsRoom)
 		reserve("bank", "a", 1000, hasRoom)
 		h.put("/registry/configmaps/shop/large", 500) // its form in the store is shorter
-		reserve("shop", "", 100, hasRoom)
-		reserve("shop", "", 1, perhapsRoom)
 		h.put("/registry/configmaps/shop/b", 97)
-		h.put("/registry/configmaps/shop/xyz12", 90) // a name that the server has made
-		reserve("shop", "d", 10, hasRoom)
+		reserve("shop", "d", 100, hasRoom)
 		reserve("shop", "e", 1, perhapsRoom)
 		time.Sleep(reservedFor + time.Second)
-		reserve("shop", "e", 10, hasRoom)
-		reserve("shop", "f", 11, noRoom)
-		h.put("/registry/configmaps/shop/e", 10)
+		reserve("shop", "e", 100, hasRoom)
+		reserve("shop", "f", 101, noRoom)
+		h.put("/registry/configmaps/shop/e", 100)
 		h.expire()
 		if len(h.reserved) > 0 {
 			t.Errorf("reservations are left: %v", h.reserved)
 		}
 
-		event := func(i int) objectID { return objectID{"shop", "events", fmt.Sprint(i)} }
-		limit := int64(eventBurst) * h.limits.events
+		reserve("mill", "a", 500, hasRoom)
+		time.Sleep(time.Millisecond)
+		reserve("mill", "b", 500, hasRoom)
+		time.Sleep(reservedFor)
+		reserve("mill", "c", 500, hasRoom) // a has expired
+		time.Sleep(expirePause / 2)
+		reserve("mill", "d", 500, perhapsRoom) // b has, too, but not all writes look
+		time.Sleep(expirePause / 2)
+		reserve("mill", "d", 500, hasRoom)
+
+		h.put("/registry/events/shop/old", 10)
+		h.put("/registry/events/shop/old", 0)
 		for i, c := range []struct {
-			more int64
-			want room
-		}{{-1, hasRoom}, {limit / 2, hasRoom}, {limit / 2, hasRoom}, {limit / 2, perhapsRoom}, {0, hasRoom}} {
-			if got := h.reserveEvent(event(i), c.more); got != c.want {
+			namespace string
+			more      int64
+			want      room
+		}{
+			{"shop", -1, hasRoom}, {"shop", 200, hasRoom}, {"shop", 51, perhapsRoom}, {"shop", 50, hasRoom}, {"shop", 0, hasRoom},
+			{"bank", 300, hasRoom}, {"bank", 1, perhapsRoom}, // one has room, whatever its size
+			{"mill", 250, hasRoom}, {"farm", 200, hasRoom}, {"inn", 1, perhapsRoom},
+		} {
+			if got := h.reserveEvent(objectID{c.namespace, "events", fmt.Sprint(i)}, c.more); got != c.want {
 				t.Errorf("Event %d: %d, want %d", i, got, c.want)
 			}
 		}
-		for i := range 3 {
-			h.put(fmt.Sprintf("/registry/events/shop/%d", i), limit/2)
+		for i, namespace := range []string{1: "shop", 3: "shop", 5: "bank", 7: "mill", 8: "farm"} {
+			h.put(fmt.Sprintf("/registry/events/%s/%d", namespace, i), 500)
 		}
 		for _, more := range []int64{0, 1} {
-			if got := h.reserveEvent(event(9), more); got != noRoom || len(h.reservedEvents.of) > 0 || h.reservedEvents.bytes != 0 {
-				t.Errorf("%d bytes more: %d, reserved are %v", more, got, h.reservedEvents.of)
+			if got := h.reserveEvent(objectID{"shop", "events", "more"}, more); got != noRoom || len(h.reservedEvents.of) > 0 ||
+				len(h.reservedEvents.by) > 0 || h.reservedEvents.bytes != 0 {
+				t.Errorf("%d bytes more: %d, reserved are %+v", more, got, h.reservedEvents)
 			}
 		}
 	})
