@@ -59,6 +59,7 @@ var rooms = map[string]int{
 	"tracing":                 0,
 	"migrate/coredns/compare": 0,
 	"hubble/api":              0,
+	"trace/request":           0,
 	"lb/proxied/compress":     1,
 	"lb/proxied/mark":         1,
 	"alloc":                   1,

@@ -28,6 +28,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/speaker"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/trace/request"
 )
 
 // SpeakerOptions are the options of a Speaker.
@@ -55,6 +56,8 @@ type SpeakerOptions struct {
 	Store proxied.Store
 	// Requests, if not nil, is shown the requests of HTTP in the proxied way.
 	Requests seen.Requests
+	// Traced, if not nil, keeps what becomes of the requests that users trace.
+	Traced *request.Watch
 }
 
 // Speaker announces addresses on this node, and serves the Services of the proxied way.
@@ -77,6 +80,7 @@ func NewSpeaker(o SpeakerOptions) (Speaker, error) {
 		NodeName: o.NodeName, Client: client, Gateway: routes, Events: recorder, Log: o.Log, AccessLogs: o.AccessLogs, UploadLogs: o.UploadLogs,
 		Server: proxied.New(proxied.Options{
 			Log: o.Log, AccessLogs: o.AccessLogs, Node: o.NodeName, Store: o.Store, Engine: web.Start, Requests: o.Requests,
+			Traced: o.Traced,
 		}),
 		Served: func() { served() }, Listed: f.all.Load, NoMesh: o.NoMesh,
 	})

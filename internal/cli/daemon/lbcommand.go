@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"net/http"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
@@ -9,6 +10,7 @@ import (
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/cli/lifecycle"
 	"github.com/fairlead/fairlead/internal/cli/parts"
+	"github.com/fairlead/fairlead/internal/runner/api"
 )
 
 // lbCommand is 'fairlead lb'.
@@ -94,7 +96,18 @@ func (c *lbCommand) run(ctx context.Context) error {
 		components = append(components, parts.SpeakerComponent(speaker))
 	}
 	if c.metrics != "" {
-		components = append(components, lifecycle.OptionalHTTP(log, "the metrics of load balancers", c.metrics, probes(nil, registry)))
+		components = append(components, lifecycle.OptionalHTTP(log, "the metrics of load balancers", c.metrics, c.pages(probes(nil, registry))))
 	}
 	return lifecycle.RunAll(ctx, log, func() {}, components...)
+}
+
+// pages adds what 'fairlead trace' asks for a request to other pages.
+func (c *lbCommand) pages(others http.Handler) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/", others)
+	views := map[string]api.View{api.RequestView: api.Requests(c.nodeName, c.Traced)}
+	for path, h := range api.OnLoopback(views) {
+		mux.Handle(path, h)
+	}
+	return mux
 }

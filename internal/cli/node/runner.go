@@ -73,7 +73,8 @@ func (b *builder) runner() (*runner.Runner, error) {
 		Listener: listener, ClientCA: ca, Status: func() any { return b.proxy.Status() }, StopPods: b.StopPods,
 		Views: map[string]api.View{
 			"explain": parts.Explain(running), "history": parts.History(running),
-			"services": parts.Services(func() *flows.Reader { return b.counts }, true),
+			"services":      parts.Services(func() *flows.Reader { return b.counts }, true),
+			api.RequestView: api.Requests(b.Host.Name, b.LB.Traced),
 		},
 		Trace: newTracing(b.Host.Name, running, b.Log).trace,
 		Handlers: map[string]http.Handler{

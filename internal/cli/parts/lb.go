@@ -24,13 +24,16 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/pool"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/trace/request"
 )
 
 // LBFlags set up load balancers; 'lb', 'up', 'server' and 'agent' have them.
 type LBFlags struct {
 	Pools LBPools
 	// Requests, which no flag sets, is shown the requests of HTTP; nil for none.
-	Requests   seen.Requests
+	Requests seen.Requests
+	// Traced, which Add sets, keeps what becomes of the requests that users trace.
+	Traced     *request.Watch
 	byDefault  bool
 	interfaces []string
 	announce   string
@@ -63,6 +66,7 @@ const defaultPool = "default"
 
 // Add adds the flags to a command.
 func (f *LBFlags) Add(cmd *cobra.Command) {
+	f.Traced = &request.Watch{}
 	flags := cmd.Flags()
 	flags.Var(&f.Pools, "lb-pool", "addresses for Services of type LoadBalancer: [NAME=]RANGES, as CIDRs and FIRST-LAST of both families; "+
 		"may be given several times; kept as IPAddressPool objects by whoever runs the controller")

@@ -37,6 +37,7 @@ func (f *LBFlags) NewSpeaker(
 	o := lb.SpeakerOptions{
 		Config: config, NodeName: nodeName, Peer: netip.AddrPortFrom(at, f.peerPort), Interfaces: f.interfaces, Log: log,
 		Announce: f.announce, BGPPeers: f.bgpPeers, AccessLogs: f.accessLogs, NoMesh: noMesh, Requests: f.Requests,
+		Traced: f.Traced,
 	}
 	var err error
 	if o.UploadLogs, err = f.logUpload.options(); err != nil {
@@ -54,6 +55,7 @@ func (f *LBFlags) NewSpeaker(
 			NodeName: nodeName, Log: log, AccessLogs: o.AccessLogs, UploadLogs: o.UploadLogs, NoMesh: noMesh,
 			Server: proxied.New(proxied.Options{
 				Log: log, AccessLogs: o.AccessLogs, Node: nodeName, Store: o.Store, Engine: web.Start, Requests: o.Requests,
+				Traced: o.Traced,
 			}),
 		})
 	}

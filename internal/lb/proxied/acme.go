@@ -35,7 +35,7 @@ func (o challenger) Route(r *http1.Request, from Origin) Route {
 	}
 	switch {
 	case o.bare:
-		return reply(http.StatusNotFound)
+		return reply(http.StatusNotFound, "there is no such challenge of ACME")
 	case o.others != nil:
 		return o.others.Route(r, from)
 	}

@@ -14,9 +14,12 @@ import (
 	"github.com/fairlead/fairlead/internal/hubble/seen"
 	"github.com/fairlead/fairlead/internal/lb/logship"
 	"github.com/fairlead/fairlead/internal/lb/proxied/accesslog"
+	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
+	"github.com/fairlead/fairlead/internal/lb/proxied/mark"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/trace/request"
 )
 
 // Config is what counts for a new connection.
@@ -45,6 +48,7 @@ type Config struct {
 	logs    *accesslog.Log // nil if none is asked for
 	backend svc.Name       // of routes: whose Pods they are
 	watched seen.Requests  // nil if none are shown
+	traced  *request.Watch // nil if none are traced
 }
 
 // Destination returns the Service that has the Pods.
@@ -60,6 +64,14 @@ func (c *Config) Watches() bool { return c.watched != nil && c.watched.Wants() }
 
 // Show shows a request for which Watches was true.
 func (c *Config) Show(r *seen.Request) { c.watched.Request(r) }
+
+// Trace returns what notes what becomes of the request that begins now, nil unless somebody traces it.
+func (c *Config) Trace(r *http1.Request) *request.Record {
+	if !c.traced.Armed() {
+		return nil
+	}
+	return c.traced.Begin(mark.TraceID(r))
+}
 
 // Admits reports whether a client is within the ranges that the Service is for.
 func (c *Config) Admits(client netip.Addr) bool {

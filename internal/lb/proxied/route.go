@@ -5,11 +5,13 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/lb/proxied/authz"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
+	"github.com/fairlead/fairlead/internal/trace/request"
 )
 
 // Router chooses where each request of a listener goes. Many goroutines call it at a time.
@@ -54,6 +56,25 @@ type Route struct {
 	Deadline time.Time
 	// Count, if there is one, counts the request for its route.
 	Count *traffic.Route
+
+	rule *gateway.Rule // that has taken the request, nil if none has
+	why  string        // of Reply
+}
+
+// Tell tells whoever traces the request which rule has taken it, where it leads, and why there is a Reply.
+func (r *Route) Tell(to *request.Record) {
+	if to == nil {
+		return
+	}
+	if r.rule != nil {
+		of := &r.rule.Route
+		to.Routed(request.Route{Kind: of.Kind, Namespace: of.Namespace, Name: of.Name.Name, Rule: r.rule.Index})
+	}
+	if r.Reply != nil {
+		to.Decided(r.why)
+	} else {
+		to.Led(r.To.Destination().String())
+	}
 }
 
 // Reply is an answer of the load balancer's own.

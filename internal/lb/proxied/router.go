@@ -46,7 +46,14 @@ func RetryLater(status int) *Reply {
 	return &Reply{Status: status, Fields: []http1.Field{{Name: []byte("Retry-After"), Value: []byte("1")}}}
 }
 
-func reply(status int) Route { return Route{Reply: &Reply{Status: status}} }
+// reply returns an answer of the load balancer's own, and why, for whoever traces the request.
+func reply(status int, why string) Route { return Route{Reply: &Reply{Status: status}, why: why} }
+
+// Why requests are answered here.
+const (
+	badPath    = "the path of the request is not valid"
+	unreadPods = "the endpoints of the backend have not been read yet"
+)
 
 // Route returns where a request goes.
 func (o *router) Route(r *http1.Request, from Origin) Route {
@@ -54,20 +61,20 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 	path, query, asked := strings.Cut(target, "?")
 	canonical, ok := hostpath.Path(path)
 	if !ok {
-		return reply(http.StatusBadRequest)
+		return reply(http.StatusBadRequest, badPath)
 	}
 	host := hostpath.Host(string(r.Host))
 	if from.Secure && !o.port.Admits(host, hostpath.Host(from.ServerName)) {
-		return reply(http.StatusMisdirectedRequest)
+		return reply(http.StatusMisdirectedRequest, "the host of the request is of another listener than the name that the client gave in TLS")
 	}
 	rule, prefix, verdict := o.port.Find(&gateway.Request{
 		Host: host, Path: canonical, Method: string(r.Method), Fields: &head{r: r, query: query},
 	})
 	switch verdict {
 	case gateway.NoRoute:
-		return reply(http.StatusNotFound)
+		return reply(http.StatusNotFound, noRoute(o.port, host))
 	case gateway.Disputed:
-		return reply(http.StatusBadRequest)
+		return reply(http.StatusBadRequest, "programs read the path in two ways, for which there are different rules")
 	case gateway.Routed:
 	}
 	origin := ""
@@ -82,6 +89,7 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 		out = o.lead(rule, r, path, canonical, query, prefix, origin, from)
 	}
 	if rule.Route.Kind != "" { // else it stands for paths that no rule looks at
+		out.rule = rule
 		out.Count = o.counts.Of(rule, routeName(rule))
 	}
 	if rule.CORS != nil {
@@ -94,6 +102,22 @@ func (o *router) Route(r *http1.Request, from Origin) Route {
 	return out
 }
 
+// noRoute tells why no rule has taken a request.
+func noRoute(p *gateway.Port, host string) string {
+	if p.ListenerFor(host) == nil {
+		return "no listener of this port has the host of the request"
+	}
+	return "no rule of a route matches the request"
+}
+
+// loginWhy tells why a client may not pass by its password.
+func loginWhy(status int) string {
+	if status == http.StatusUnauthorized {
+		return "the route asks for a name and a password, and the request has none that are right"
+	}
+	return "the passwords of the route cannot be verified now: its Secret has none, or there are too many tries"
+}
+
 // lead returns where a request goes whose path was path, and is canonical now. query has its "?".
 func (o *router) lead(rule *gateway.Rule, r *http1.Request, path, canonical, query, prefix, origin string, from Origin) Route {
 	out := o.protect(rule, r, canonical+query, from)
@@ -102,11 +126,11 @@ func (o *router) lead(rule *gateway.Rule, r *http1.Request, path, canonical, que
 	}
 	w, session := o.pick(rule, r)
 	if w == nil || !w.Valid {
-		return reply(rule.Refusal())
+		return reply(rule.Refusal(), "no backendRef of the rule is valid, or has a weight above 0")
 	}
 	to := o.targets[rule.Target(w)]
 	if to == nil {
-		return reply(http.StatusServiceUnavailable) // its endpoints have not been read yet
+		return reply(http.StatusServiceUnavailable, unreadPods)
 	}
 	if spare := o.spare(rule, to); spare != nil {
 		to, session = spare, nil
@@ -114,7 +138,7 @@ func (o *router) lead(rule *gateway.Rule, r *http1.Request, path, canonical, que
 	}
 	changed := rule.Filters.Rewrite.Path.Apply(canonical, prefix)
 	if changed == "" {
-		return reply(http.StatusBadRequest)
+		return reply(http.StatusBadRequest, "the rewritten path is not valid")
 	}
 	if changed != path {
 		r.Target = []byte(changed + query)
@@ -144,7 +168,7 @@ func (o *router) lead(rule *gateway.Rule, r *http1.Request, path, canonical, que
 	}
 	if most := rule.Limits.AtATimeFor(from.Client.Addr()); most > 0 {
 		if out.Done = o.usage.hold(from.Client.Addr(), rule.Route.Name, most); out.Done == nil {
-			return Route{Reply: RetryLater(http.StatusTooManyRequests)}
+			return Route{Reply: RetryLater(http.StatusTooManyRequests), why: "the client has too many requests at a time for the route"}
 		}
 	}
 	return out
@@ -183,16 +207,20 @@ func (o *router) protect(rule *gateway.Rule, r *http1.Request, uri string, from 
 		case ask == nil && rule.Any:
 			return out
 		case ask != nil && (!rule.Any || ask.Status != http.StatusUnauthorized):
-			return Route{Reply: ask}
+			return Route{Reply: ask, why: loginWhy(ask.Status)}
 		case ask != nil:
 			no = ask // it tells the client what it can do, and 403 does not
 		}
 	}
 	if rule.Auth == nil {
-		return Route{Reply: no}
+		out.Reply = no
+		if no != nil {
+			out.why = "neither its address nor a password lets the client pass"
+		}
+		return out
 	}
 	if out.Asked = o.targets[rule.Asked()]; out.Asked == nil {
-		return reply(http.StatusServiceUnavailable) // there is no such Service, or its endpoints have not been read yet
+		return reply(http.StatusServiceUnavailable, "the authorization server has no Service, or its endpoints have not been read yet")
 	}
 	out.Ask = authz.Ask(&rule.Auth.Auth, r, from.Client.Addr(), from.Secure, uri)
 	if no != nil && no.Status == http.StatusUnauthorized {
@@ -206,13 +234,15 @@ func (o *router) protect(rule *gateway.Rule, r *http1.Request, uri string, from 
 func (o *router) answer(rule *gateway.Rule, r *http1.Request, host, path, query, prefix, origin string, from Origin) Route {
 	switch {
 	case rule.Closed:
-		return reply(http.StatusServiceUnavailable)
+		return reply(http.StatusServiceUnavailable, "what protects the rule cannot be done: see the status of the route")
 	case rule.HTTPS && !from.Secure:
-		return redirect(&filter.Redirect{Scheme: "https", Status: http.StatusPermanentRedirect}, host, path, query, prefix, from)
+		out := redirect(&filter.Redirect{Scheme: "https", Status: http.StatusPermanentRedirect}, host, path, query, prefix, from)
+		out.why = "the route sends clients without TLS to https"
+		return out
 	case !rule.Any && !rule.Access.Admits(from.Client.Addr()):
-		return reply(http.StatusForbidden)
+		return reply(http.StatusForbidden, "the route does not admit the address of the client")
 	case !o.usage.allowsBy(from.Client.Addr(), rule.Route.Name, rule.Limits.For(from.Client.Addr())):
-		return Route{Reply: RetryLater(http.StatusTooManyRequests)}
+		return Route{Reply: RetryLater(http.StatusTooManyRequests), why: "the client sends more requests than the limits of the route allow"}
 	}
 	if origin != "" && string(r.Method) == http.MethodOptions {
 		fields := head{r: r}
@@ -288,7 +318,7 @@ func preflight(c *filter.CORS, origin, method, headers string) Route {
 	for _, f := range fields {
 		r.Fields = append(r.Fields, http1.Field{Name: []byte(f.Name), Value: []byte(f.Value)})
 	}
-	return Route{Reply: r}
+	return Route{Reply: r, why: "the question of a browser (CORS) is answered here"}
 }
 
 // redirect answers with another place, at the port by which the client came unless that is changed.
@@ -298,7 +328,10 @@ func redirect(d *filter.Redirect, host, path, query, prefix string, from Origin)
 		scheme = "https"
 	}
 	to := d.Location(scheme, host, from.At.Port(), path, query, prefix)
-	return Route{Reply: &Reply{Status: d.Status, Fields: []http1.Field{{Name: []byte("Location"), Value: []byte(to)}}}}
+	return Route{
+		Reply: &Reply{Status: d.Status, Fields: []http1.Field{{Name: []byte("Location"), Value: []byte(to)}}},
+		why:   "the rule has a redirect",
+	}
 }
 
 // modify changes fields as a modifier asks for.

@@ -23,6 +23,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/trace/request"
 )
 
 // Service is the wanted state of one Service.
@@ -97,6 +98,7 @@ type Server struct {
 
 	logs      *accesslog.Log // nil if none are written
 	watched   seen.Requests  // nil if none are shown
+	traced    *request.Watch // nil if none are traced
 	panics    *panics.Counter
 	admission admission
 	shared    pods.Shared
@@ -127,8 +129,9 @@ type Options struct {
 	MaxConnections int
 	// Store, if not nil, keeps listeners for the next process.
 	Store Store
-	// Requests, if not nil, is shown the requests of HTTP.
+	// Requests, if not nil, is shown the requests of HTTP. Traced, if not nil, keeps what becomes of some.
 	Requests seen.Requests
+	Traced   *request.Watch
 }
 
 // Store keeps listeners while this process gives way to the next one (systemd.FileStore).
@@ -150,7 +153,7 @@ func New(o Options) *Server {
 		drains: map[poolKey]time.Duration{}, usages: map[svc.Name]*usage{}, start: o.Engine,
 		targets:   map[svc.Name]map[gateway.Target]*Config{},
 		inherited: map[netip.AddrPort]*net.TCPListener{}, began: time.Now(),
-		panics: panics.New(o.Log), book: traffic.NewBook(), watched: o.Requests,
+		panics: panics.New(o.Log), book: traffic.NewBook(), watched: o.Requests, traced: o.Traced,
 		admission: admission{
 			log: o.Log, most: cmp.Or(o.MaxConnections, socket.MaxFiles()/4), open: map[io.Closer]netip.Addr{},
 		},
@@ -292,7 +295,7 @@ func (s *Server) setListener(v *Service, l dialect.Listener) (listens []netip.Ad
 		return nil, err
 	}
 	c.usage = usageOf(s, v.Name)
-	c.watched = s.watched
+	c.watched, c.traced = s.watched, s.traced
 	c.usage.bandwidth.Set(v.Spec.BandwidthMbps)
 	if v.Spec.AccessLog.Enabled {
 		c.logs = s.logs

@@ -2,11 +2,13 @@ package api
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"net/url"
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/kernel/netns"
+	"github.com/fairlead/fairlead/internal/trace/request"
 )
 
 // Trace sends the packet of a query and returns a report of its way, as JSON. Its errors are those of a View.
@@ -44,4 +46,34 @@ func (s *Server) serveTrace(ctx context.Context, w http.ResponseWriter, q *http.
 	}
 	serveView(ctx, func(ctx context.Context, query url.Values) (any, error) { return s.o.Trace(ctx, from, query) }, w, q)
 	return nil
+}
+
+// RequestView is the name of the View that Requests returns.
+const RequestView = "request"
+
+// RequestAnswer is the answer of Requests.
+type RequestAnswer struct {
+	Node string `json:"node"`
+	// Armed is false if the ID is not armed any more.
+	Armed    bool           `json:"armed"`
+	Requests []request.Seen `json:"requests,omitempty"`
+}
+
+// Requests is the View of the requests that users trace. Its query has id, 32 hexadecimal digits, and arm=true to have the requests with
+// that ID kept that begin within request.ArmedFor. It needs no other right than the ID: 16 random bytes, which only its user has.
+func Requests(node string, w *request.Watch) View {
+	return func(_ context.Context, query url.Values) (any, error) {
+		id := query.Get("id")
+		if query.Get("arm") == "true" {
+			switch err := w.Arm(id); {
+			case errors.Is(err, request.ErrFull):
+				return nil, Busy(err.Error())
+			case err != nil:
+				return nil, BadQuery("id: " + err.Error())
+			}
+		}
+		out := RequestAnswer{Node: node}
+		out.Requests, out.Armed = w.Seen(id)
+		return out, nil
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strings"
 	"sync"
 	"time"
 
@@ -35,10 +36,11 @@ type Nodes struct {
 	client kubernetes.Interface
 	config *rest.Config
 	here   string
+	program
 
 	once sync.Once // guards what follows
-	// proxies are the Pods of 'fairlead proxy' by node; unlisted is why they are not known.
-	proxies  map[string]*corev1.Pod
+	// pods are the Pods of the program by node; unlisted is why they are not known.
+	pods     map[string]*corev1.Pod
 	unlisted error
 	self     string // the node that this machine is, empty if it is none
 }
@@ -46,14 +48,21 @@ type Nodes struct {
 // New returns Nodes that only ask agents.
 func New(client kubernetes.Interface) *Nodes { return &Nodes{client: client} }
 
+// Balancers returns Nodes that ask a node without an agent by the Pod of 'fairlead lb', with the same rights.
+func (n *Nodes) Balancers() *Nodes {
+	return &Nodes{client: n.client, config: n.config, program: program{"fairlead lb", balancerLabels, balancerPort}}
+}
+
+func proxyProgram() program { return program{"fairlead proxy", labels, defaultPort} }
+
 // For returns Nodes that ask a node without an agent by the Pod of its proxy, with the rights of cfg.
 func For(client kubernetes.Interface, cfg *rest.Config) *Nodes {
-	return &Nodes{client: client, config: cfg}
+	return &Nodes{client: client, config: cfg, program: proxyProgram()}
 }
 
 // FromHere is For, for a user of this machine: the proxy of this machine is asked on loopback, without a right.
 func FromHere(client kubernetes.Interface, cfg *rest.Config) *Nodes {
-	return &Nodes{client: client, config: cfg, here: fmt.Sprintf("127.0.0.1:%d", defaultPort)}
+	return &Nodes{client: client, config: cfg, program: proxyProgram(), here: fmt.Sprintf("127.0.0.1:%d", defaultPort)}
 }
 
 // Client has the rights of the user.
@@ -84,12 +93,12 @@ func (n *Nodes) Get(ctx context.Context, node, path string, query url.Values) ([
 			return text, nil
 		}
 	}
-	pod := n.proxies[node]
+	pod := n.pods[node]
 	if pod == nil {
-		return nil, &noAgent{err, n.unlisted}
+		return nil, &noAgent{n.name, err, n.unlisted}
 	}
 	if text, err = n.byPod(ctx, pod, where); err != nil {
-		return nil, &noProxy{pod, err}
+		return nil, &noProxy{n.name, pod, err}
 	}
 	return text, nil
 }
@@ -116,7 +125,7 @@ func readAnswer(from io.Reader) ([]byte, error) {
 func (n *Nodes) look(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
-	n.proxies, n.unlisted = proxies(ctx, n.client)
+	n.pods, n.unlisted = n.program.proxies(ctx, n.client)
 	if n.here == "" {
 		return
 	}
@@ -131,15 +140,19 @@ func (n *Nodes) look(ctx context.Context) {
 }
 
 // noAgent is the error of a node without an agent and without a Pod of a proxy.
-type noAgent struct{ err, unlisted error }
+type noAgent struct {
+	program       string
+	err, unlisted error
+}
 
 func (e *noAgent) Error() string { return base.OneLine(e.err) }
 func (e *noAgent) Unwrap() error { return e.err }
 
 // noProxy is the error of a node whose proxy has not answered.
 type noProxy struct {
-	pod *corev1.Pod
-	err error
+	program string
+	pod     *corev1.Pod
+	err     error
 }
 
 func (e *noProxy) Error() string { return base.OneLine(e.err) }
@@ -151,28 +164,34 @@ func WhyNot(err error) string {
 	if errors.As(err, &proxy) {
 		name := "Pod " + proxy.pod.Namespace + "/" + proxy.pod.Name
 		if apierrors.IsForbidden(err) {
-			return fmt.Sprintf("it takes the right to create pods/portforward in %s to ask its proxy, %s", proxy.pod.Namespace, name)
+			return fmt.Sprintf("it takes the right to create pods/portforward in %s to ask its %s, %s", proxy.pod.Namespace,
+				short(proxy.program), name)
 		}
-		return fmt.Sprintf("its proxy, %s, does not answer: %s", name, base.OneLine(err))
+		return fmt.Sprintf("its %s, %s, does not answer: %s", short(proxy.program), name, base.OneLine(err))
 	}
 	var agent *noAgent
 	unlisted := errors.As(err, &agent) && apierrors.IsForbidden(agent.unlisted)
 	switch {
 	case agent != nil && agent.unlisted != nil && !unlisted:
-		return "no agent of fairlead answers there, and the Pods of fairlead proxy are not known: " + base.OneLine(agent.unlisted)
+		return "no agent of fairlead answers there, and the Pods of " + agent.program + " are not known: " + base.OneLine(agent.unlisted)
 	case apierrors.IsForbidden(err) && unlisted:
-		return "it takes the right to get nodes/proxy to ask it, or, where only fairlead proxy runs, to list pods and create " +
+		return "it takes the right to get nodes/proxy to ask it, or, where only " + agent.program + " runs, to list pods and create " +
 			"pods/portforward in " + namespace
 	case apierrors.IsForbidden(err):
 		return "it takes the right to get nodes/proxy to ask it"
 	case apierrors.IsNotFound(err) && unlisted:
 		return "no agent of fairlead answers there, and it takes the rights to list pods and create pods/portforward in " + namespace +
-			" to ask its proxy"
+			" to ask its " + short(agent.program)
+	case apierrors.IsNotFound(err) && agent != nil:
+		return "no agent of fairlead answers there, and " + namespace + " has no ready Pod of " + agent.program + " for it"
 	case apierrors.IsNotFound(err):
-		return "no agent of fairlead answers there, and " + namespace + " has no ready Pod of fairlead proxy for it"
+		return "no agent of fairlead answers there"
 	}
 	return "its agent does not answer: " + base.OneLine(err)
 }
+
+// short is the last word of a program, as in "its proxy".
+func short(program string) string { return strings.TrimPrefix(program, "fairlead ") }
 
 // ThereItself reports whether the node has, or may have, a proxy that a command on the node can ask without a right.
 func ThereItself(err error) bool {

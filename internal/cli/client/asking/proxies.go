@@ -30,14 +30,23 @@ const (
 	namespace   = metav1.NamespaceSystem
 	labels      = "app.kubernetes.io/name=fairlead-proxy"
 	defaultPort = 10249
+	// balancerLabels and balancerPort are as in deploy/kubernetes/lb.yaml.
+	balancerLabels = "app.kubernetes.io/name=fairlead-lb"
+	balancerPort   = 10267
 	// maxPods bounds one page of the list of Pods.
 	maxPods = 500
 )
 
-// proxies returns the ready Pods of 'fairlead proxy' by node.
-func proxies(ctx context.Context, client kubernetes.Interface) (map[string]*corev1.Pod, error) {
+// program is what runs on nodes without an agent, as Pods with labels. It answers on loopback at a port unless its flags name another.
+type program struct {
+	name, labels string
+	port         int
+}
+
+// proxies returns the ready Pods of a program by node.
+func (g program) proxies(ctx context.Context, client kubernetes.Interface) (map[string]*corev1.Pod, error) {
 	out := map[string]*corev1.Pod{}
-	o := metav1.ListOptions{LabelSelector: labels, Limit: maxPods}
+	o := metav1.ListOptions{LabelSelector: g.labels, Limit: maxPods}
 	for {
 		list, err := client.CoreV1().Pods(namespace).List(ctx, o)
 		if err != nil {
@@ -55,8 +64,8 @@ func proxies(ctx context.Context, client kubernetes.Interface) (map[string]*core
 	}
 }
 
-// metricsPort is where the proxy of a Pod answers on loopback.
-func metricsPort(p *corev1.Pod) int {
+// metricsPort is where the program of a Pod answers on loopback.
+func (g program) metricsPort(p *corev1.Pod) int {
 	for i := range p.Spec.Containers {
 		args := append(append([]string{}, p.Spec.Containers[i].Command...), p.Spec.Containers[i].Args...)
 		for k, a := range args {
@@ -74,7 +83,7 @@ func metricsPort(p *corev1.Pod) int {
 			}
 		}
 	}
-	return defaultPort
+	return g.port
 }
 
 // byPod asks the proxy of a Pod at its loopback device, by a port that the API server forwards.
@@ -85,7 +94,7 @@ func (n *Nodes) byPod(ctx context.Context, p *corev1.Pod, where string) ([]byte,
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
-	port := strconv.Itoa(metricsPort(p))
+	port := strconv.Itoa(n.program.metricsPort(p))
 	headers := http.Header{}
 	headers.Set(corev1.PortHeader, port)
 	headers.Set(corev1.PortForwardRequestIDHeader, "0")

@@ -1,8 +1,10 @@
-// Package budget bounds how many requests are retried, so that retries do not multiply the load of a backend that fails.
+// Package budget bounds what requests take: how many are retried, so that retries do not multiply the load of a backend that fails,
+// what several count together, and how often a failure is a warning.
 package budget
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -71,5 +73,35 @@ func (b *Budget) Warns(now time.Time) bool {
 		return false
 	}
 	b.warned = now
+	return true
+}
+
+// AddUpTo adds to a number unless the sum is more than most.
+func AddUpTo(n *atomic.Int64, add, most int64) bool {
+	if n.Add(add) <= most {
+		return true
+	}
+	n.Add(-add)
+	return false
+}
+
+// WarnEach is how often a Warning is due.
+const WarnEach = time.Minute
+
+// Warning is the time of the last report of a failure as a warning. The zero value has none.
+type Warning struct {
+	mu   sync.Mutex
+	last time.Time
+}
+
+// Due reports whether a failure is reported as a warning now, and not only for who looks for it: once in WarnEach.
+func (w *Warning) Due() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := time.Now()
+	if now.Sub(w.last) < WarnEach {
+		return false
+	}
+	w.last = now
 	return true
 }

@@ -74,6 +74,16 @@ func RequestID(r *http1.Request) string {
 // on as it is.
 func TraceParent(r *http1.Request) { identify(r, traceParentName, isTraceParent, newTraceParent) }
 
+// TraceID returns the ID of the trace that a request is of, 32 hexadecimal digits, "" for none.
+func TraceID(r *http1.Request) string {
+	for i := range r.Fields {
+		if f := &r.Fields[i]; bytes.EqualFold(f.Name, traceParentName) && isTraceParent(f.Value) {
+			return string(f.Value[3:35])
+		}
+	}
+	return ""
+}
+
 // identify returns the value of a field that a request has once and well, or gives it one.
 func identify(r *http1.Request, name []byte, valid func([]byte) bool, made func() []byte) []byte {
 	found, times := []byte(nil), 0

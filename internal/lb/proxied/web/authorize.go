@@ -7,6 +7,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/authz"
+	"github.com/fairlead/fairlead/internal/lb/proxied/budget"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/mark"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
@@ -45,8 +46,9 @@ func authorize(x *exchange, q *authz.Question, at *proxied.Config) (passes, whol
 	}
 	if err != nil {
 		count(traffic.Undecided)
+		x.trace.Decided("the authorization server " + at.Destination().String() + " has not answered: " + err.Error())
 		log := x.engine.host.Log().Debug
-		if x.engine.asks.warns() {
+		if x.engine.asks.Due() {
 			log = x.engine.host.Log().Warn
 		}
 		log("cannot ask an authorization server; the request is refused", "service", x.config.Service, "server", at.Destination(), "err", err)
@@ -55,6 +57,7 @@ func authorize(x *exchange, q *authz.Question, at *proxied.Config) (passes, whol
 	}
 	if no != nil {
 		count(traffic.Denied)
+		x.trace.Decided("the authorization server " + at.Destination().String() + " does not let the request pass")
 		refuse(x, no)
 		return false, true
 	}
@@ -156,7 +159,7 @@ func (g *gathered) add(data []byte, _ bool) error {
 
 // grow gives the body so much memory: a client has only what it has sent, and as much again.
 func (g *gathered) grow(to int) error {
-	if !addUpTo(&g.x.engine.repeats, int64(to-cap(g.body)), repeatMemory) {
+	if !budget.AddUpTo(&g.x.engine.repeats, int64(to-cap(g.body)), repeatMemory) {
 		return pods.ErrNone
 	}
 	g.body = append(make([]byte, 0, to), g.body...)

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/lb/proxied/authz"
+	"github.com/fairlead/fairlead/internal/lb/proxied/budget"
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
@@ -231,7 +232,7 @@ func TestExternalAuth(t *testing.T) {
 	}
 	r.shows(`fairlead_lb_authorizations_total{namespace="default",result="undecided",service="web"} 6`)
 	const warning = `level=WARN msg="cannot ask an authorization server`
-	if n := strings.Count(r.Logged.String(), warning); n < 1 || n > 1+int(time.Since(began)/warnEach) {
+	if n := strings.Count(r.Logged.String(), warning); n < 1 || n > 1+int(time.Since(began)/budget.WarnEach) {
 		t.Errorf("%d warnings: %s", n, r.Logged)
 	}
 	r.endpoints("b", r.Free())

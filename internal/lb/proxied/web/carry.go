@@ -35,11 +35,14 @@ func (x *exchange) carry() bool {
 	if !x.isHead && x.req.Minor > 0 {
 		x.accepts = compress.Accepted(x.req.Fields)
 	}
+	x.trace = x.config.Trace(x.req)
 	if !x.config.AllowsRequest(x.conn.client.Addr()) {
+		x.trace.Decided("the client sends more requests than the annotation fairlead.dev/lb-client-requests allows")
 		x.reply(proxied.RetryLater(http.StatusTooManyRequests))
 		return true
 	}
 	route := x.config.Route(x.req, x.conn.origin())
+	route.Tell(x.trace)
 	if x.refusal, x.counts = route.Refusal, route.Count; route.Reply != nil {
 		x.reply(route.Reply)
 		return true
@@ -52,6 +55,7 @@ func (x *exchange) carry() bool {
 		x.most = route.Body
 	}
 	if tooLong(x, x.req.Length) {
+		x.trace.Decided(errBody.Error())
 		x.reply(&proxied.Reply{Status: http.StatusRequestEntityTooLarge})
 		return true
 	}
@@ -128,7 +132,9 @@ func (r *reaching) deliver(whole []byte, simple bool) (err error) {
 			b.release(x, false)
 			continue
 		}
-		switch err = x.ask(b, m, whole, simple, !slices.Contains(r.redialed, m)); {
+		err = x.ask(b, m, whole, simple, !slices.Contains(r.redialed, m))
+		x.trace.Got(m.Addr(), x.podStatus, err)
+		switch {
 		case errors.Is(err, errResend):
 			r.redial, r.redialed = m, append(r.redialed, m)
 		case err == nil || !isUndialed(err) || x.drained.Load():
@@ -386,6 +392,7 @@ func (x *exchange) failed(err error) bool {
 	if policy.Over(x.deadline) {
 		answer = proxied.Late()
 	}
+	x.trace.Decided(err.Error())
 	x.reply(answer)
 	return true
 }

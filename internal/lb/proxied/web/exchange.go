@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/proxied/mark"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
+	"github.com/fairlead/fairlead/internal/trace/request"
 )
 
 // client is the end of an exchange at its client: a connection of HTTP/1.1, or a stream of HTTP/2.
@@ -112,8 +113,9 @@ type exchange struct {
 	podStatus, status      int
 	received, sent         atomic.Int64
 	line                   heads.Line
-	watched                bool   // it is shown to whoever records flows
-	id                     string // by which it is found again, empty for none
+	watched                bool            // it is shown to whoever records flows
+	id                     string          // by which it is found again, empty for none
+	trace                  *request.Record // nil unless somebody traces it
 
 	active atomic.Int64 // when something was carried last, since conn.began
 
@@ -134,7 +136,7 @@ func (x *exchange) begin(c *proxied.Config) {
 	x.received.Store(0)
 	x.sent.Store(0)
 	x.touch()
-	x.line, x.cookies, x.id = heads.Line{}, nil, ""
+	x.line, x.cookies, x.id, x.trace = heads.Line{}, nil, "", nil
 	if x.watched = c.Watches(); x.watched || c.Logs() {
 		x.line = heads.LineOf(x.req, x.second)
 	}
@@ -144,7 +146,7 @@ func (x *exchange) begin(c *proxied.Config) {
 func (x *exchange) forget() {
 	x.engine, x.conn, x.config, x.to, x.edit, x.refusal, x.client, x.req, x.link = nil, nil, nil, nil, nil, nil, nil, nil, nil
 	x.copied, x.again, x.held, x.codings, x.question, x.counts, x.search = nil, nil, nil, nil, nil, nil, reaching{}
-	x.line, x.cookies, x.upload, x.back = heads.Line{}, nil, nil, nil
+	x.line, x.cookies, x.upload, x.back, x.trace = heads.Line{}, nil, nil, nil, nil
 	x.down.to, x.down.from = nil, nil
 }
 
@@ -164,6 +166,10 @@ func (x *exchange) end() {
 	}
 	if x.watched {
 		show(x, x.line, x.status)
+	}
+	if x.trace != nil {
+		x.trace.End(&request.End{Front: x.config.Service.String(), Listener: x.conn.at, Client: x.conn.client, Second: x.second,
+			TLS: x.conn.secure, Status: x.status, Asked: x.asked, Answered: x.answered})
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
+	"github.com/fairlead/fairlead/internal/lb/proxied/budget"
 	"github.com/fairlead/fairlead/internal/lb/proxied/stream"
 )
 
@@ -57,7 +58,7 @@ type engine struct {
 	clients  clients
 	kept     keptConns // to Pods, of all transports
 	mirrors  mirrorUse
-	asks     warning        // of authorization servers
+	asks     budget.Warning // of authorization servers
 	repeats  atomic.Int64   // bytes of bodies that are kept to be sent again
 	waiter   *socket.Waiter // for the next requests
 	// onlyNetHTTP has netHTTP carry all requests: a test compares both.

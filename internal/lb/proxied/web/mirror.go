@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/lb/proxied"
+	"github.com/fairlead/fairlead/internal/lb/proxied/budget"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
@@ -26,8 +27,6 @@ const (
 	mirrorMemory = 16 << 20
 	// maxMirrorAnswer is how much of an answer is read, in bytes, so that its connection can be used again.
 	maxMirrorAnswer = 1 << 20
-	// warnEach is how often failures of copies are reported at most, and of authorization servers.
-	warnEach = time.Minute
 	// fieldCost is what a field of a head takes beside its text, in bytes.
 	fieldCost = 64
 )
@@ -36,21 +35,15 @@ const (
 type mirrorUse struct {
 	copies atomic.Int64 // sent, and not over
 	memory atomic.Int64 // see mirrorMemory
-	warning
-}
-
-// warning is the time of the last report of a failure as a warning.
-type warning struct {
-	mu   sync.Mutex
-	last time.Time
+	budget.Warning
 }
 
 // admit counts a copy for a backend, unless there are too many. A copy needs a connection to a Pod, which is an open file.
 func (u *mirrorUse) admit(t *transport, most int) bool {
-	if !addUpTo(&u.copies, 1, int64(most)) {
+	if !budget.AddUpTo(&u.copies, 1, int64(most)) {
 		return false
 	}
-	if !addUpTo(&t.mirrors, 1, maxMirrors) {
+	if !budget.AddUpTo(&t.mirrors, 1, maxMirrors) {
 		u.copies.Add(-1)
 		return false
 	}
@@ -61,27 +54,6 @@ func (u *mirrorUse) admit(t *transport, most int) bool {
 func (u *mirrorUse) forget(t *transport) {
 	t.mirrors.Add(-1)
 	u.copies.Add(-1)
-}
-
-// warns reports whether a failure is reported as a warning.
-func (w *warning) warns() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	now := time.Now()
-	if now.Sub(w.last) < warnEach {
-		return false
-	}
-	w.last = now
-	return true
-}
-
-// addUpTo adds to a number unless the sum is more than most.
-func addUpTo(n *atomic.Int64, add, most int64) bool {
-	if n.Add(add) <= most {
-		return true
-	}
-	n.Add(-add)
-	return false
 }
 
 // maxCopies is how many copies there may be at a time.
@@ -124,7 +96,7 @@ func sizeOf(r *http1.Request) int {
 
 // keep counts memory. It reports false if there is none left.
 func (c *mirrored) keep(n int) bool {
-	if !addUpTo(&c.engine.mirrors.memory, int64(n), c.engine.mirrorMemory) {
+	if !budget.AddUpTo(&c.engine.mirrors.memory, int64(n), c.engine.mirrorMemory) {
 		return false
 	}
 	c.memory += int64(n)
@@ -257,7 +229,7 @@ func (m *mirror) run(to *proxied.Config, body []byte) {
 		return
 	}
 	log := m.engine.host.Log().Debug
-	if m.engine.mirrors.warns() {
+	if m.engine.mirrors.Due() {
 		log = m.engine.host.Log().Warn
 	}
 	log("cannot mirror a request; the request itself is not concerned", "service", to.Service, "endpoint", m.pod, "err", err)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/fairlead/fairlead/internal/lb/proxied/budget"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
@@ -217,7 +218,7 @@ func TestMirrorDoesNoHarm(t *testing.T) {
 		r.posts(client, 1, "body")
 		r.mirrored("failed", float64(n+4))
 	}
-	if n := strings.Count(r.Logged.String(), `level=WARN msg="cannot mirror`); n < 1 || n > 1+int(time.Since(began)/warnEach) {
+	if n := strings.Count(r.Logged.String(), `level=WARN msg="cannot mirror`); n < 1 || n > 1+int(time.Since(began)/budget.WarnEach) {
 		t.Errorf("%d warnings: %s", n, r.Logged)
 	}
 	ends := make(chan struct{})

@@ -102,6 +102,7 @@ func (r *reaching) reach() (pod, *pods.Member, error) {
 			return result.pod, result.member, nil
 		default:
 			r.last = result.err
+			r.x.trace.Got(result.member.Addr(), 0, result.err)
 			if !isUndialed(result.err) && r.running == 0 {
 				return nil, nil, result.err
 			}
@@ -133,6 +134,7 @@ func (r *reaching) next() (pod, *pods.Member, error) {
 		retried(x)
 	}
 	x.pod, x.asked = m.Addr(), time.Now()
+	x.trace.Try(x.pod)
 	d := x.dialling()
 	if !fresh {
 		if b := r.t.kept(d, m.Addr()); b != nil {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/gateway/policy"
+	"github.com/fairlead/fairlead/internal/lb/proxied/budget"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 )
@@ -69,7 +70,7 @@ func (r *retrying) keep() *retrying {
 
 // count counts memory. It reports false if there is none left.
 func (r *retrying) count(n int) bool {
-	if !addUpTo(&r.x.engine.repeats, int64(n), repeatMemory) {
+	if !budget.AddUpTo(&r.x.engine.repeats, int64(n), repeatMemory) {
 		return false
 	}
 	r.kept += n
