@@ -27,6 +27,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
+	"github.com/fairlead/fairlead/internal/cli/client/explaincmd"
 	"github.com/fairlead/fairlead/internal/hubble/api/flow"
 	"github.com/fairlead/fairlead/internal/hubble/api/observer"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -117,7 +118,47 @@ func (s *shell) applications() {
 	})
 	shop := c.frontend("shop")
 	testbed.Until(c.t, "requests go by the route", func() error { return c.requests(shop) })
+	c.tracesRequests(shop)
 	c.name("my-service.default.svc.cluster.local.")
+}
+
+// tracesRequests traces a request for each path of the route: the node names the rule, and the Pod, or why it has answered itself.
+func (c *cluster) tracesRequests(shop string) {
+	c.t.Helper()
+	trace := func(args ...string) string {
+		return process.Output(c.t, c.fairlead(c.node, append([]string{"trace", "--address", shop}, args...)...))
+	}
+	for url, want := range map[string]struct {
+		status, rule int
+		backend      string
+		text         []string
+	}{
+		"http://shop/x?q": {200, 1, "default/shop", []string{"GET http://shop/x?q: 200 OK\n", "  by rule 2 of HTTPRoute default/shop  [HTTPRoute " +
+			"default/shop spec.rules[1]]\n", "  led to Service default/shop  ", "  Pod myapp-", " answered 200  "}},
+		"http://shop/cart/7": {503, 0, "default/typo", []string{"GET http://shop/cart/7: 503 Service Unavailable\n", "  answered itself with 503: ",
+			"  Service default/shop took it at " + shop + " from "}},
+	} {
+		var r explaincmd.RequestReport
+		out := trace("-o", "json", url)
+		if err := json.Unmarshal([]byte(out), &r); err != nil || len(r.Seen) != 1 {
+			c.t.Fatalf("%s: %v: %s", url, err, out)
+		}
+		s := r.Seen[0]
+		if r.Status != want.status || s.Status != want.status || s.Node != c.node.Name() || s.Front != "default/shop" || s.Client != r.From ||
+			s.Route == nil || s.Route.Rule != want.rule || s.Backend != want.backend || (s.Why == "") != (want.status == 200) {
+			c.t.Errorf("%s: %s", url, out)
+		}
+		text := trace(url)
+		for _, w := range want.text {
+			if !strings.Contains(text, w) {
+				c.t.Errorf("%s: no %q in %s", url, w, text)
+			}
+		}
+	}
+	if text := trace("http://other/", "-X", "POST", "-H", "X-A: b", "--address", c.frontend("my-service")); !strings.Contains(text,
+		"none of 1 load balancers has seen it") {
+		c.t.Errorf("a request that no load balancer carries: %s", text)
+	}
 }
 
 // requests makes a request for each path of the route, at the frontend of its Service.

@@ -33,6 +33,7 @@ type traceFlags struct {
 	base.ClientFlags
 	output   base.OutputFlag
 	protocol string
+	request  requestFlags
 }
 
 // NewTrace returns 'fairlead trace'.
@@ -40,7 +41,7 @@ func NewTrace(g *base.Global) *cobra.Command {
 	var f traceFlags
 	cmd := &cobra.Command{
 		Use:   "trace [FROM] TO",
-		Short: "Send one packet to a Service, and show each rule that it meets and what decided",
+		Short: "Send one packet or request, and show its way and what decided",
 		Long: `Send one packet and show its way: where the node saw it, which rules of which programs
 it met, and what decided. FROM is a Pod or a Node; without it the packet is sent from this
 machine, in this network namespace, which needs root here and no agent. TO is a Service
@@ -50,13 +51,20 @@ The packet is the first one of a TCP connection (SYN). The kernel resets the ans
 that no program gets a connection. With --protocol UDP it is an empty datagram, which its
 receiver gets. A node makes one trace at a time, and waits 3 seconds for an answer.
 
-A trace from a Node needs the right to create nodes/proxy. One from a Pod needs the right
+With a URL as TO, this machine sends one HTTP request there, and follows no redirects. The
+load balancers of Gateways, Ingresses and Services with an HTTP protocol report what became
+of it: the route and the rule that took it, the Pods that were tried, or why they answered
+themselves. That needs the right to get nodes/proxy, or where only 'fairlead lb' runs to
+create pods/portforward in kube-system.
+
+A packet from a Node needs the right to create nodes/proxy. One from a Pod needs the right
 to create pods/trace in its namespace, which the role edit has; without the first right
 the rules of other programs are named by their chain only.`,
 		Example: `  fairlead trace web-6d5f9 my-service
   fairlead trace web-6d5f9 my-service.shop.svc.cluster.local:80 -n shop
   fairlead trace node2 203.0.113.7:443 -o json
-  sudo fairlead trace 10.96.77.77:80`,
+  sudo fairlead trace 10.96.77.77:80
+  fairlead trace https://shop.example/cart --address 203.0.113.7`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) < 1 || len(args) > 2 {
 				return base.Usagef("fairlead trace takes FROM and TO, or only TO, but got %q", args)
@@ -79,6 +87,19 @@ the rules of other programs are named by their chain only.`,
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), base.RequestTimeout)
 			defer cancel()
+			if isURL(to) {
+				if from != "" || f.protocol != "" {
+					return base.Usagef("a request to a URL is sent from this machine by HTTP: leave out FROM and --protocol")
+				}
+				r, err := f.traceRequest(ctx, to)
+				if err != nil {
+					return err
+				}
+				return f.output.Write(g.Out, r, func(out io.Writer) error { return printRequest(out, r) })
+			}
+			if err := onlyForURLs(cmd); err != nil {
+				return err
+			}
 			r, err := f.trace(ctx, log, from, to)
 			if err != nil {
 				return err
@@ -89,6 +110,7 @@ the rules of other programs are named by their chain only.`,
 	f.Add(cmd)
 	f.AddNamespace(cmd)
 	f.output.Add(cmd)
+	f.request.add(cmd)
 	cmd.Flags().StringVar(&f.protocol, "protocol", "", "TCP, or UDP for an empty datagram (default TCP)")
 	return cmd
 }
