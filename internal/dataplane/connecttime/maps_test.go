@@ -57,7 +57,7 @@ func newMaps() *kernelMaps {
 		fronts: map[connect.Front]connect.Route{}, slots: map[slot]netip.AddrPort{}, own: map[own]bool{},
 		member: map[member]bool{},
 		nodes:  map[netip.Addr]bool{}, room: 1 << 20, places: 1 << 10,
-		led: &detours{all: map[route]netip.AddrPort{}, begun: map[route]bool{}},
+		led: noDetours(),
 	}
 }
 
