@@ -175,7 +175,8 @@ func pairKey(at netip.AddrPort) []byte {
 	return append(binary.BigEndian.AppendUint16(at.Addr().AsSlice(), at.Port()), 0, 0)
 }
 
-// Cleanup removes the detours of the network namespace of the calling thread. Attempts that were led on and have no answer yet end.
+// Cleanup removes the detours of the network namespace of the calling thread. Attempts that were led on and have no answer yet go on
+// trying.
 func Cleanup() error {
 	c, err := nftables.Dial()
 	if err != nil {
