@@ -2,6 +2,7 @@ package connecttime
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -35,8 +36,35 @@ func attempting(t testing.TB, h *testbed.Host, n int) {
 	})
 }
 
+// detoured waits until a host has n detours of each family to another one.
+func detoured(t testing.TB, h, to *testbed.Host, n int) {
+	t.Helper()
+	testbed.Until(t, "detours", func() error {
+		for word, a := range map[string]netip.Addr{"ip": to.Addr4(), "ip6": to.Addr(svc.IPv6)} {
+			tables := run(t, h, "nft", "list", "tables")
+			if !strings.Contains(tables, "table "+word+" "+detourTable) {
+				return fmt.Errorf("there are only\n%s", tables)
+			}
+			if rules := run(t, h, "nft", "list", "table", word, detourTable); strings.Count(rules, " : "+a.String()+" ") != n {
+				return fmt.Errorf("want %d detours to %s, have\n%s", n, a, rules)
+			}
+		}
+		return nil
+	})
+}
+
+// straight reports detours of a host.
+func straight(t testing.TB, h *testbed.Host) error {
+	t.Helper()
+	if tables := run(t, h, "nft", "list", "tables"); strings.Contains(tables, detourTable) {
+		return fmt.Errorf("left are\n%s", tables)
+	}
+	return nil
+}
+
 // Connections of the node and of a Pod to an endpoint that does not answer are led on when it leaves, and again when the next one does.
 // Their programs see the Service. Where no endpoint is left they end at once. Connections with the endpoint itself go on trying.
+// Cleanup removes detours, and they go by themselves when the connections have an answer.
 func TestUnansweredAreLedOn(t *testing.T) {
 	r := newRig(t)
 	e := flows.NewEnv(t, r.createKnown)
@@ -89,11 +117,11 @@ func TestUnansweredAreLedOn(t *testing.T) {
 	attempting(t, e.Node, 3)
 	attempting(t, clients[1], 2)
 	e.Apply(t, web(e, "b"), nil)
-	testbed.Until(t, "attempts to reach b", func() error {
-		if rules := run(t, e.Node, "nft", "list", "ruleset"); strings.Count(rules, e.Host("b").Addr4().String()) == 0 {
-			return fmt.Errorf("the rules are\n%s", rules)
+	detoured(t, e.Node, e.Host("b"), len(clients))
+	e.Node.Do(func() {
+		if err := errors.Join(Cleanup(), straight(t, e.Node)); err != nil {
+			t.Error(err)
 		}
-		return nil
 	})
 	e.Apply(t, web(e, "a"), nil)
 	testbed.Until(t, "the end of attempts", func() error {
@@ -105,6 +133,7 @@ func TestUnansweredAreLedOn(t *testing.T) {
 	attempting(t, e.Node, 1)
 	stop()
 	all.Wait()
+	testbed.Until(t, "the end of detours", func() error { return straight(t, e.Node) })
 
 	e.Apply(t, web(e, "d"), nil)
 	for _, h := range clients {
@@ -120,13 +149,5 @@ func TestUnansweredAreLedOn(t *testing.T) {
 	all.Wait()
 	if took := time.Since(begin); took > 30*time.Second {
 		t.Errorf("without an endpoint the attempts ended after %s", took)
-	}
-	e.Node.Do(func() {
-		if err := Cleanup(); err != nil {
-			t.Error(err)
-		}
-	})
-	if tables := run(t, e.Node, "nft", "list", "tables"); strings.Contains(tables, detourTable) {
-		t.Errorf("left are\n%s", tables)
 	}
 }

@@ -36,6 +36,8 @@ type detours struct {
 	nft   *nftables.Conn
 	track *conntrack.Conn
 	all   map[route]netip.AddrPort
+	// from is the number of detours of attempts to connect with an endpoint, none of them 0. Each noted connection is looked up in it.
+	from  map[netip.AddrPort]int
 	begun map[route]bool // their old connections are still tracked
 	dirty bool           // also at first: tables of an earlier process go
 }
@@ -50,7 +52,14 @@ func newDetours() (*detours, error) {
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
-	return &detours{nft: c, track: track, all: map[route]netip.AddrPort{}, begun: map[route]bool{}, dirty: true}, nil
+	d := noDetours()
+	d.nft, d.track, d.dirty = c, track, true
+	return d, nil
+}
+
+// noDetours returns detours that cannot be committed.
+func noDetours() *detours {
+	return &detours{all: map[route]netip.AddrPort{}, from: map[netip.AddrPort]int{}, begun: map[route]bool{}}
 }
 
 func (d *detours) close() error { return errors.Join(d.nft.Close(), d.track.Close()) }
@@ -62,19 +71,15 @@ func (d *detours) to(r route) (netip.AddrPort, bool) {
 }
 
 // leadsFrom reports whether an attempt to connect with an endpoint was led on.
-func (d *detours) leadsFrom(at netip.AddrPort) bool {
-	for r := range d.all {
-		if r.to == at {
-			return true
-		}
-	}
-	return false
-}
+func (d *detours) leadsFrom(at netip.AddrPort) bool { return d.from[at] > 0 }
 
 // lead sends an attempt to an endpoint, from the next commit on, and reports whether there was room.
 func (d *detours) lead(r route, to netip.AddrPort) bool {
-	if _, has := d.all[r]; !has && len(d.all) >= maxDetours {
-		return false
+	if _, has := d.all[r]; !has {
+		if len(d.all) >= maxDetours {
+			return false
+		}
+		d.from[r.to]++
 	}
 	d.all[r], d.begun[r], d.dirty = to, true, true
 	return true
@@ -86,6 +91,9 @@ func (d *detours) keep(of map[route]bool) {
 		if !of[r] {
 			delete(d.all, r)
 			delete(d.begun, r)
+			if d.from[r.to]--; d.from[r.to] == 0 {
+				delete(d.from, r.to)
+			}
 			d.dirty = true
 		}
 	}
@@ -167,7 +175,8 @@ func pairKey(at netip.AddrPort) []byte {
 	return append(binary.BigEndian.AppendUint16(at.Addr().AsSlice(), at.Port()), 0, 0)
 }
 
-// Cleanup removes the detours of the network namespace of the calling thread. Attempts that were led on and have no answer yet end.
+// Cleanup removes the detours of the network namespace of the calling thread. Attempts that were led on and have no answer yet go on
+// trying.
 func Cleanup() error {
 	c, err := nftables.Dial()
 	if err != nil {

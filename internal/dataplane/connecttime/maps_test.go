@@ -41,6 +41,8 @@ type kernelMaps struct {
 	led      *detours
 	again    int
 	lost     error    // of each commit, nil for none
+	endless  error    // of each end of attempts, nil for none
+	part     error    // of each list of attempts, which then has none of them, nil for none
 	sweeper  *sweeper // of the last reconciler
 	reads    int      // of the frontends
 	room     int      // for slots
@@ -57,7 +59,7 @@ func newMaps() *kernelMaps {
 		fronts: map[connect.Front]connect.Route{}, slots: map[slot]netip.AddrPort{}, own: map[own]bool{},
 		member: map[member]bool{},
 		nodes:  map[netip.Addr]bool{}, room: 1 << 20, places: 1 << 10,
-		led: &detours{all: map[route]netip.AddrPort{}, begun: map[route]bool{}},
+		led: noDetours(),
 	}
 }
 
@@ -231,6 +233,9 @@ func (m *kernelMaps) DelNode(a netip.Addr) error {
 
 // Attempts is sockets'. The client 192.0.2.9 is not known.
 func (m *kernelMaps) Attempts(stay func(front, at netip.AddrPort) bool) ([]connect.Attempt, error) {
+	if m.part != nil {
+		return nil, m.part
+	}
 	return slices.DeleteFunc(slices.Clone(m.attempts), func(a connect.Attempt) bool { return stay(a.Front, a.To) }), nil
 }
 
@@ -242,11 +247,15 @@ func (m *kernelMaps) Choose(a *connect.Attempt) (to netip.AddrPort, err error) {
 	return m.slots[slot{r.List[0], 0}], nil
 }
 
-func (m *kernelMaps) EndAttempts(all []connect.Attempt) error {
+func (m *kernelMaps) EndAttempts(all []connect.Attempt) (ended int, err error) {
+	if m.endless != nil {
+		return 0, m.endless
+	}
+	before := len(m.attempts)
 	m.attempts = slices.DeleteFunc(m.attempts, func(one connect.Attempt) bool {
 		return slices.ContainsFunc(all, func(a connect.Attempt) bool { return a.From == one.From })
 	})
-	return nil
+	return before - len(m.attempts), nil
 }
 
 // Classify is classifier's. There is one Pod, of both families.

@@ -21,9 +21,10 @@ const (
 	lookAgain = time.Second
 	// retry is when sockets are looked at again after an error.
 	retry = 5 * time.Second
-	// maxLeft bounds the endpoints of TCP that have left within detourTime. An attempt to connect with one beyond that is not led on.
+	// maxLeft bounds the endpoints of TCP that are noted to have left. Sweeps forget them, and at the bound there is one now and one after
+	// detourTime. An attempt to connect with one beyond that is not led on.
 	maxLeft = 1 << 14
-	// lookForAnswers is how often attempts that were led on are looked at: whose detours can go.
+	// lookForAnswers is how often the sweeper looks at attempts that were led on. The detours of answered ones can go.
 	lookForAnswers = 5 * time.Second
 )
 
@@ -32,7 +33,7 @@ type sockets interface {
 	EndSockets(stay func(front, endpoint netip.AddrPort) bool) (int, error)
 	Attempts(stay func(front, endpoint netip.AddrPort) bool) ([]connect.Attempt, error)
 	Choose(a *connect.Attempt) (netip.AddrPort, error)
-	EndAttempts(all []connect.Attempt) error
+	EndAttempts(all []connect.Attempt) (int, error)
 }
 
 // leader is what the sweeper needs of detours.
@@ -51,7 +52,7 @@ type sweeper struct {
 	kernel sockets
 	lead   leader
 	log    *slog.Logger
-	// wake is set when an endpoint has left.
+	// wake is set when an endpoint has left, or attempts may find another one.
 	wake loop.Signal
 
 	mu sync.RWMutex
@@ -122,8 +123,8 @@ func (s *sweeper) look() {
 	s.wake.Set()
 }
 
-// leave notes the endpoints that connections to a frontend of TCP are led to no more: had has them, want does not. Both are nil if they
-// lead to the same. serving returns the endpoints that still serve.
+// leave notes the endpoints that connections to a frontend of TCP are led to no more. had is what the programs did with the frontend, and
+// want is what they do now, nil for nothing. If the two do not differ, both are nil. serving returns the endpoints that still serve.
 func (s *sweeper) leave(front connect.Front, had, want *front, serving func() []netip.AddrPort) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -144,8 +145,14 @@ func (s *sweeper) leave(front connect.Front, had, want *front, serving func() []
 			}
 			left.of[at] = leaver{since: time.Now(), serves: true}
 		}
+		if s.leftSize >= maxLeft {
+			s.wake.Set()
+		}
 	}
-	left.none = len(now) == 0
+	none := len(now) == 0
+	// Attempts that found no other endpoint before may find one now, or have to end.
+	look := want != nil || none && !left.none
+	left.none = none
 	for at, was := range left.of {
 		switch serves := contains(now, at); {
 		case serves && !was.serves: // it is back
@@ -153,6 +160,8 @@ func (s *sweeper) leave(front connect.Front, had, want *front, serving func() []
 			s.leftSize--
 		case !serves && was.serves:
 			left.of[at] = leaver{was.since, false}
+			s.wake.Set()
+		case !serves && look:
 			s.wake.Set()
 		}
 	}
@@ -309,7 +318,7 @@ func (s *sweeper) leadOn() (next time.Duration, err error) {
 	})
 	errs := []error{err}
 	var ended []connect.Attempt
-	tried, routes, led := map[netip.AddrPort]bool{}, map[route]bool{}, 0
+	tried, routes, led, gone := map[netip.AddrPort]bool{}, map[route]bool{}, 0, 0
 	for i := range all {
 		a := &all[i]
 		r := route{a.From, a.To}
@@ -334,18 +343,22 @@ func (s *sweeper) leadOn() (next time.Duration, err error) {
 		}
 	}
 	if len(ended) > 0 {
-		errs = append(errs, s.kernel.EndAttempts(ended))
+		n, err := s.kernel.EndAttempts(ended)
+		gone, errs = n, append(errs, err)
 	}
-	if err == nil {
+	if err == nil { // all has all attempts
 		s.forget(begin, tried)
 		s.lead.keep(routes)
 	}
 	errs = append(errs, s.lead.commit())
-	if s.lead.size() > 0 {
+	switch {
+	case s.lead.size() > 0:
 		next = lookForAnswers
+	case s.full():
+		next = detourTime
 	}
-	if led+len(ended) > 0 {
-		s.log.Info("connections without an answer from endpoints which are gone", "led-on", led, "ended", len(ended))
+	if led+gone > 0 {
+		s.log.Info("connections without an answer from endpoints which are gone", "led-on", led, "ended", gone)
 	}
 	return next, errors.Join(errs...)
 }
@@ -355,6 +368,13 @@ func (s *sweeper) haveLeft() bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.leftSize > 0
+}
+
+// full reports whether no more endpoints can be noted.
+func (s *sweeper) full() bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.leftSize >= maxLeft
 }
 
 // forget drops the endpoints that no attempt names any more, as a look at a time has shown: new connections are not led to them.

@@ -303,8 +303,13 @@ func TestAttemptsAreLedOn(t *testing.T) {
 		if err := rec.Apply(t.Context(), table.New(p), []table.Key{p.Key()}); err != nil {
 			t.Fatal(err)
 		}
-		_, err := m.sweeper.sweep()
-		return err
+		select {
+		case <-m.sweeper.wake:
+			_, err := m.sweeper.sweep()
+			return err
+		default:
+			return nil
+		}
 	}
 	web := func(serving []table.Endpoint, endpoints ...netip.AddrPort) *table.ServicePort {
 		p := flows.Port("web", "", svc.IPv4, svc.TCP, table.Frontend{Addr: web4, Endpoints: list(endpoints...)})
@@ -338,6 +343,7 @@ func TestAttemptsAreLedOn(t *testing.T) {
 		{"it is back", web(nil, e...), e[1], 0, 3},
 		{"the next one has left", web(nil, e[2], e[0]), e[2], 1, 3},
 		{"so has it, too", web(nil, e[2]), e[2], 0, 3},
+		{"nft serves again", sticky, e[2], 0, 3},
 		{"none", web(nil), netip.AddrPort{}, 0, 1},
 	} {
 		if m.again = 0; apply(c.port) != nil {
@@ -366,10 +372,60 @@ func TestAttemptsAreLedOn(t *testing.T) {
 	if next, err := m.sweeper.sweep(); err != nil || m.again != 1 || next != lookForAnswers {
 		t.Errorf("after a failure: begun again %d times, next look after %s, %v", m.again, next, err)
 	}
-	m.attempts = nil
+	m.part = errors.New("no")
+	if _, err := m.sweeper.sweep(); err == nil || m.led.size() != 1 {
+		t.Errorf("attempts that were not listed lose their detours: %d are left, %v", m.led.size(), err)
+	}
+	m.attempts, m.part = nil, nil
 	if next, err := m.sweeper.sweep(); err != nil || m.led.size() != 0 || next != 0 {
 		t.Errorf("with an answer: %d detours, next look after %s, %v", m.led.size(), next, err)
 	}
+}
+
+// The log counts the attempts that were ended, not the ones that were to be.
+func TestEndedAttemptsAreCounted(t *testing.T) {
+	var log strings.Builder
+	m := newMaps()
+	rec := m.reconcilerThatLogs(slog.NewTextHandler(&log, nil))
+	at := flows.AP("10.244.0.1:80")
+	web := flows.Port("web", "", svc.IPv4, svc.TCP, table.Frontend{Addr: web4, Endpoints: []table.Endpoint{{Addr: at}}})
+	for _, tab := range []*table.Table{table.New(web), table.New()} {
+		if err := rec.Apply(t.Context(), tab, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.attempts, m.endless = []connect.Attempt{{Front: web4, To: at, From: flows.AP("10.244.1.7:40000")}}, errors.New("no")
+	if _, err := m.sweeper.sweep(); err == nil || log.Len() > 0 {
+		t.Errorf("none was ended: %v, the log is %q", err, &log)
+	}
+	m.endless = nil
+	if _, err := m.sweeper.sweep(); err != nil || !strings.Contains(log.String(), "led-on=0 ended=1") {
+		t.Errorf("one was ended: %v, the log is %q", err, &log)
+	}
+}
+
+// Endpoints that serve nevertheless are forgotten, also where nothing else has sockets looked at: others would have no room.
+func TestManyThatServeAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMaps()
+		m.reconciler()
+		stop := m.sweeper.start()
+		defer stop()
+		had, want := &front{}, &front{}
+		for i := range maxLeft {
+			at := netip.AddrPortFrom(flows.AP("10.244.0.1:0").Addr(), uint16(i+1))
+			had.lists[0].endpoints = append(had.lists[0].endpoints, at)
+		}
+		k := keyOf(dataplane.FrontKey{Addr: web4.Addr(), Port: web4.Port(), Proto: svc.TCP}, svc.IPv4)
+		m.sweeper.leave(k, had, want, func() []netip.AddrPort { return had.lists[0].endpoints })
+		if !m.sweeper.full() {
+			t.Fatalf("only %d endpoints are noted", m.sweeper.leftSize)
+		}
+		time.Sleep(2 * detourTime)
+		if m.sweeper.haveLeft() {
+			t.Errorf("%d endpoints are still noted", m.sweeper.leftSize)
+		}
+	})
 }
 
 // slowSockets are sockets that take a while to look at.

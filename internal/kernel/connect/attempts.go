@@ -24,7 +24,8 @@ type Attempt struct {
 
 // Attempts returns the connections of TCP that have no answer and may not stay. stay is asked as by EndSockets, also for
 // connections that have an answer. Without attempts it costs a walk over the map, and one over the sockets of each namespace with a
-// connection that may not stay. Sockets of the kernel, and the ones that had no room in the map, are not found.
+// connection that may not stay. Sockets of the kernel, and the ones that had no room in the map, are not found. With an error the list
+// may lack some.
 func (p *Programs) Attempts(stay func(front, endpoint netip.AddrPort) bool) ([]Attempt, error) {
 	found, _, err := unwanted(p.maps.Streams, stay)
 	errs := []error{problem("read connections", err)}
@@ -33,21 +34,28 @@ func (p *Programs) Attempts(stay func(front, endpoint netip.AddrPort) bool) ([]A
 	}
 	var out []Attempt
 	_, err = allNamespaces(p.homePath()).each(found, func(cookie uint64) error {
-		attempts, err := found[cookie].attempts()
+		attempts, err := found[cookie].attempts(unanswered)
 		out = append(out, attempts...)
 		return err
 	})
 	return out, errors.Join(append(errs, err)...)
 }
 
-// attempts returns the ones in the network namespace of the calling thread.
-func (s stale) attempts() (out []Attempt, err error) {
+// unanswered returns a struct inet_diag_msg for each socket of TCP that has no answer yet, in the network namespace of the calling thread.
+// With netlink.ErrDumpInterrupted it may lack some.
+func unanswered(family uint8) ([][]byte, error) {
+	req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
+	req.AddRawData(diagRequest(family, unix.IPPROTO_TCP, 1<<unix.BPF_TCP_SYN_SENT, &netlink.SocketID{}))
+	return req.Execute(unix.NETLINK_INET_DIAG, nl.SOCK_DIAG_BY_FAMILY)
+}
+
+// attempts returns the ones that list finds, which is unanswered. With an error there may be more.
+func (s stale) attempts(list func(family uint8) ([][]byte, error)) (out []Attempt, err error) {
+	var errs []error
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
-		req.AddRawData(diagRequest(family, unix.IPPROTO_TCP, 1<<unix.BPF_TCP_SYN_SENT, &netlink.SocketID{}))
-		all, err := req.Execute(unix.NETLINK_INET_DIAG, nl.SOCK_DIAG_BY_FAMILY)
-		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return out, fmt.Errorf("cannot list connections without an answer: %w", err)
+		all, err := list(family)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("cannot list all connections without an answer: %w", err))
 		}
 		for _, body := range all {
 			one, ok := diagMessage(body)
@@ -60,7 +68,7 @@ func (s stale) attempts() (out []Attempt, err error) {
 			})
 		}
 	}
-	return out, nil
+	return out, errors.Join(errs...)
 }
 
 // diagSocket is what counts of a struct inet_diag_msg: sock_diag(7).
@@ -112,26 +120,30 @@ func (s *diagSocket) id(family uint8) netlink.SocketID {
 	}
 }
 
-// EndAttempts ends the sockets of attempts: their programs get ECONNABORTED. It is no error if one is gone.
-func (p *Programs) EndAttempts(all []Attempt) error {
+// EndAttempts ends the sockets of attempts: their programs get ECONNABORTED. It returns how many were ended. It is no error if one is
+// gone.
+func (p *Programs) EndAttempts(all []Attempt) (ended int, err error) {
 	of := map[uint64]stale{}
 	for i := range all {
 		of[all[i].namespace] = stale{}
 	}
-	_, err := allNamespaces(p.homePath()).each(of, func(cookie uint64) error {
+	_, err = allNamespaces(p.homePath()).each(of, func(cookie uint64) error {
 		var errs []error
 		for i := range all {
 			a := &all[i]
 			if a.namespace != cookie {
 				continue
 			}
-			if err := destroy(a.family, unix.IPPROTO_TCP, &a.id); err != nil && !errors.Is(err, unix.ENOENT) {
+			switch err := destroy(a.family, unix.IPPROTO_TCP, &a.id); {
+			case err == nil:
+				ended++
+			case !errors.Is(err, unix.ENOENT):
 				errs = append(errs, fmt.Errorf("cannot end an attempt to connect with %s: %w", a.To, err))
 			}
 		}
 		return errors.Join(errs...)
 	})
-	return err
+	return ended, err
 }
 
 // Choose returns an endpoint that the programs may choose for a new connection of the attempt's client to its Service. The zero value is

@@ -1,6 +1,7 @@
 package connect
 
 import (
+	"encoding/binary"
 	"errors"
 	"net"
 	"net/netip"
@@ -11,6 +12,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -154,6 +156,33 @@ func TestSocketsEndWithTheMaps(t *testing.T) {
 				t.Errorf("the socket that is connected with the endpoint itself: %v", err)
 			}
 		})
+	}
+}
+
+// A list of attempts that may lack some comes with an error, and has the ones that were found.
+func TestAttemptsInPart(t *testing.T) {
+	to, from := netip.MustParseAddrPort("10.244.0.1:80"), netip.MustParseAddrPort("10.244.1.7:40000")
+	noted := stale{7: {
+		Cookie: 3, To: programEndpoint{Addr: as16(to.Addr()), Port: swapped(to.Port())},
+		Front: programFrontKey{Addr: as16(front.Addr()), Port: swapped(front.Port())},
+	}}
+	message := make([]byte, diagLeast) // of sock_diag(7)
+	message[0] = unix.AF_INET
+	binary.BigEndian.PutUint16(message[diagPorts:], from.Port())
+	binary.BigEndian.PutUint16(message[diagPorts+2:], to.Port())
+	copy(message[diagSource:], from.Addr().AsSlice())
+	copy(message[diagDest:], to.Addr().AsSlice())
+	native.PutUint64(message[diagCookie:], 7)
+	for name, broken := range map[string]error{"whole": nil, "interrupted": netlink.ErrDumpInterrupted, "failed": unix.ENOBUFS} {
+		found, err := noted.attempts(func(family uint8) ([][]byte, error) {
+			if family == unix.AF_INET {
+				return [][]byte{message}, broken
+			}
+			return nil, nil
+		})
+		if len(found) != 1 || found[0].Front != front || found[0].To != to || found[0].From != from || !errors.Is(err, broken) {
+			t.Errorf("%s: found %+v, %v", name, found, err)
+		}
 	}
 }
 
