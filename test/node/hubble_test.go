@@ -125,8 +125,13 @@ func (s *shell) applications() {
 // tracesRequests traces a request for each path of the route: the node names the rule, and the Pod, or why it has answered itself.
 func (c *cluster) tracesRequests(shop string) {
 	c.t.Helper()
+	config := c.path("kubeconfig-of-the-node")
+	text := strings.ReplaceAll(mustRead(c.t, c.path("server/admin.kubeconfig")), "https://127.0.0.1:", "https://"+c.server.Addr4().String()+":")
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		c.t.Fatal(err)
+	}
 	trace := func(args ...string) string {
-		return process.Output(c.t, c.fairlead(c.node, append([]string{"trace", "--address", shop}, args...)...))
+		return process.Output(c.t, c.fairlead(c.node, append([]string{"trace", "--kubeconfig", config, "--address", shop}, args...)...))
 	}
 	for url, want := range map[string]struct {
 		status, rule int

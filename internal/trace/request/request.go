@@ -250,7 +250,8 @@ func (r *Record) End(e *End) {
 		return
 	}
 	s := &r.seen
-	s.Front, s.Listener, s.Client, s.TLS, s.Status = e.Front, e.Listener, e.Client, e.TLS, e.Status
+	s.Front, _, _ = strings.Cut(e.Front, ":") // the front of a mesh has a suffix after the name of its Service
+	s.Listener, s.Client, s.TLS, s.Status = e.Listener, e.Client, e.TLS, e.Status
 	if s.Protocol = "HTTP/1"; e.Second {
 		s.Protocol = "HTTP/2"
 	}

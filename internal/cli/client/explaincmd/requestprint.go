@@ -67,10 +67,11 @@ func printRequest(out io.Writer, r *RequestReport) error {
 	case r.Asked == 0:
 		line("\nno load balancer could be asked")
 	default:
-		line("\nnone of %d load balancers has seen it: %s is not an address of one that speaks HTTP, or another program is before it", r.Asked, r.At)
+		line("\nnone of %v load balancers has seen it: %s is not an address of one that speaks HTTP, or another program is before it", r.Asked,
+			r.At)
 	}
 	if r.NotAsked > 0 {
-		line("\n! %d more nodes were not asked", r.NotAsked)
+		line("\n! %v more nodes were not asked", r.NotAsked)
 	}
 	for _, p := range r.Problems {
 		line("! %s", p)
@@ -84,16 +85,16 @@ func printSeen(w io.Writer, line func(string, ...any), s *RequestSeen) {
 	line("\nnode %s", s.Node)
 	line("  Service %s took it at %s from %s  [%s]", s.Front, s.Listener, s.Client, source)
 	if t := s.Route; t != nil {
-		line("  by rule %d of %s %s/%s  [%s %s/%s spec.rules[%d]]", t.Rule+1, t.Kind, t.Namespace, t.Name, t.Kind, t.Namespace, t.Name, t.Rule)
+		line("  by rule %v of %s %s/%s  [%s %s/%s spec.rules[%v]]", t.Rule+1, t.Kind, t.Namespace, t.Name, t.Kind, t.Namespace, t.Name, t.Rule)
 	}
 	if s.Backend != "" {
 		line("  led to Service %s  [%s]", s.Backend, source)
 	}
 	if s.Why != "" {
-		line("  answered itself with %d: %s  [%s]", s.Status, s.Why, source)
+		line("  answered itself with %v: %s  [%s]", s.Status, s.Why, source)
 	}
 	if s.Pod.IsValid() {
-		line("  %s answered %d  [answer to node %s]", s.podText(s.Pod), s.PodStatus, s.Node)
+		line("  %s answered %v  [answer to node %s]", s.podText(s.Pod), s.PodStatus, s.Node)
 	}
 	times := []string{}
 	if s.Sent > 0 {
