@@ -14,6 +14,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
 	"github.com/fairlead/fairlead/internal/lb/proxied/stream"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/trace/request"
 )
 
 const lbProtocol, lbBackend = "fairlead.dev/lb-protocol", "fairlead.dev/lb-backend-protocol"
@@ -25,6 +26,7 @@ type rig struct {
 	service     proxied.Service
 	logs        string            // the directory of access logs
 	shown       shown             // what is shown to whoever records flows
+	traced      request.Watch     // the requests that are traced
 	bounds                        // of the engine, as it starts
 	appProtocol string            // of the Services that routes lead to
 	auth        netip.AddrPort    // the Pod of Service auth of Ingresses
@@ -50,7 +52,7 @@ func newSmallRig(t testing.TB, annotations map[string]string, most int) *rig {
 	t.Helper()
 	r := &rig{Rig: lbtest.New(t), logs: filepath.Join(t.TempDir(), "logs"), bounds: defaultBounds()}
 	r.server = proxied.New(proxied.Options{
-		Log: r.Logger(), AccessLogs: r.logs, Node: "n1", Engine: r.start, MaxConnections: most, Requests: &r.shown,
+		Log: r.Logger(), AccessLogs: r.logs, Node: "n1", Engine: r.start, MaxConnections: most, Requests: &r.shown, Traced: &r.traced,
 	})
 	t.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
