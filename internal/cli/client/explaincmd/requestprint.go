@@ -1,25 +1,39 @@
 package explaincmd
 
 import (
-	"crypto/tls"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptrace"
 	"net/netip"
 	"strings"
+	"sync"
 	"text/tabwriter"
 
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/trace/request"
 )
 
-// watched returns a request that notes the ends of its connection.
-func (out *RequestReport) watched(q *http.Request) *http.Request {
+// ends are the ends of the connection of a request. The hook may be called late, when the request has failed.
+type ends struct {
+	mu       sync.Mutex
+	from, at netip.AddrPort
+}
+
+// watch returns a request that notes the ends of its connection.
+func (e *ends) watch(q *http.Request) *http.Request {
 	return q.WithContext(httptrace.WithClientTrace(q.Context(), &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
-		out.From, _ = netip.ParseAddrPort(i.Conn.LocalAddr().String())
-		out.At, _ = netip.ParseAddrPort(i.Conn.RemoteAddr().String())
-	}, TLSHandshakeDone: func(s tls.ConnectionState, _ error) { out.TLS = tls.VersionName(s.Version) }}))
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.from, _ = netip.ParseAddrPort(i.Conn.LocalAddr().String())
+		e.at, _ = netip.ParseAddrPort(i.Conn.RemoteAddr().String())
+	}}))
+}
+
+func (e *ends) get() (from, at netip.AddrPort) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.from, e.at
 }
 
 // printRequest shows what the client got, then what each load balancer has seen.

@@ -34,7 +34,9 @@ import (
 
 // Bounds of a request that is traced, and of what nodes say about it.
 const (
-	requestTimeout = 10 * time.Second
+	// armTimeout bounds the time to tell the nodes; what is left of request.ArmedFor is for the request.
+	armTimeout     = 4 * time.Second
+	requestTimeout = 8 * time.Second
 	maxBody        = 1 << 20 // bytes of the answer that are read
 	// seenWithin bounds the wait for the nodes' reports after the answer: a node writes its report when the answer has ended.
 	seenWithin  = 2 * time.Second
@@ -223,6 +225,8 @@ func (r *requesting) arm(ctx context.Context, out *RequestReport) ([]string, err
 	}
 	slices.Sort(names)
 	out.NotAsked = max(len(names)-maxBalancers, 0)
+	ctx, cancel := context.WithTimeout(ctx, armTimeout)
+	defer cancel()
 	var mu sync.Mutex
 	var armed []string
 	atOnce(names[:len(names)-out.NotAsked], func(_ int, node string) {
@@ -271,8 +275,10 @@ func (r *requesting) ask(ctx context.Context, node string, arm bool) ([]request.
 // send sends the request, and notes what the client gets.
 func (out *RequestReport) send(client *http.Client, q *http.Request) {
 	began := time.Now()
+	ends := &ends{}
+	answer, err := client.Do(ends.watch(q))
+	out.From, out.At = ends.get()
 	defer func() { out.Seconds = time.Since(began).Seconds() }()
-	answer, err := client.Do(out.watched(q))
 	if err != nil {
 		var failed *url.Error
 		if errors.As(err, &failed) {
