@@ -520,6 +520,10 @@ spec:
 func (r *rig) checkFronts() {
 	r.Helper()
 	r.apply(fronts)
+	page := "http://127.0.0.1:10267/request?arm=true&id=" + strings.Repeat("1", 32) // what 'fairlead trace URL' asks by the Pod
+	if out := process.Output(r.T, r.node.Command(r.Context(), "curl", "-sS", "-m", "10", page)); out != `{"node":"node1","armed":true}` {
+		r.Errorf("fairlead lb on a trace of a request: %s", out)
+	}
 	for _, field := range []string{
 		"ingress/shop {.status.loadBalancer.ingress[0].ip}", "gateway/shop {.status.addresses[0].value}",
 		"httproute/shop {.status.parents[0].controllerName}", "grpcroute/shop {.status.parents[0].controllerName}",

@@ -49,7 +49,7 @@ type TrackedEndpoint struct {
 // maxLeft bounds the former endpoints that are named.
 const maxLeft = 8
 
-// ofKernel says what else the node's kernel knows about an endpoint.
+// ofKernel adds what else the node's kernel knows about an endpoint.
 func (e *explaining) ofKernel(at netip.AddrPort, say func(text, source string)) {
 	if i := slices.IndexFunc(e.facts.Routes, func(r Route) bool { return r.To == at.Addr() }); i >= 0 {
 		say(e.facts.Routes[i].String(), "routes of node "+e.facts.Node)
@@ -65,8 +65,8 @@ func (e *explaining) ofKernel(at netip.AddrPort, say func(text, source string)) 
 
 func (e *explaining) tracking() string { return "connection tracking of node " + e.facts.Node }
 
-// tracked says how many connections the node tracks, and names addresses that still have some and are endpoints no longer. It comes after
-// endpoints.
+// tracked adds the number of connections that the node tracks, and names addresses that still have some and are endpoints no longer. It
+// comes after endpoints.
 func (e *explaining) tracked() {
 	t := e.facts.Tracked
 	switch {

@@ -126,7 +126,7 @@ func (s *shell) applications() {
 func (c *cluster) tracesRequests(shop string) {
 	c.t.Helper()
 	config := c.path("kubeconfig-of-the-node")
-	text := strings.ReplaceAll(mustRead(c.t, c.path("server/admin.kubeconfig")), "https://127.0.0.1:", "https://"+c.server.Addr4().String()+":")
+	text := strings.ReplaceAll(mustRead(c.t, c.path("server/admin.kubeconfig")), "127.0.0.1", c.server.Addr4().String())
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		c.t.Fatal(err)
 	}
@@ -138,10 +138,14 @@ func (c *cluster) tracesRequests(shop string) {
 		backend      string
 		text         []string
 	}{
-		"http://shop/x?q": {200, 1, "default/shop", []string{"GET http://shop/x?q: 200 OK\n", "  by rule 2 of HTTPRoute default/shop  [HTTPRoute " +
-			"default/shop spec.rules[1]]\n", "  led to Service default/shop  ", "  Pod myapp-", " answered 200  "}},
-		"http://shop/cart/7": {503, 0, "default/typo", []string{"GET http://shop/cart/7: 503 Service Unavailable\n", "  answered itself with 503: ",
-			"  Service default/shop took it at " + shop + " from "}},
+		"http://shop/x?q": {200, 1, "default/shop", []string{
+			"GET http://shop/x?q: 200 OK\n", "  by rule 2 of HTTPRoute default/shop  [HTTPRoute default/shop spec.rules[1]]\n",
+			"  led to Service default/shop  ", "  Pod myapp-", " answered 200  ",
+		}},
+		"http://shop/cart/7": {503, 0, "default/typo", []string{
+			"GET http://shop/cart/7: 503 Service Unavailable\n", "  answered itself with 503: ",
+			"  Service default/shop took it at " + shop + " from ",
+		}},
 	} {
 		var r explaincmd.RequestReport
 		out := trace("-o", "json", url)

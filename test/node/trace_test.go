@@ -98,6 +98,7 @@ func (c *cluster) tracesHere() {
 func (c *cluster) traceErrors(pod string) {
 	c.t.Helper()
 	for _, wrong := range [][]string{
+		{"node", "http://shop/"}, {"http://"}, {"http://shop/", "-H", "x"}, {"http://shop/", "--address", "shop"}, {"my-service", "-k"},
 		{}, {"a", "b", "c"}, {"", "typo"}, {"10.244.0.1", "typo"}, {pod, "10.96.0.1"}, {pod, "typo:"}, {pod, "typo:81"}, {pod, "typo:http"},
 		{pod, "typo", "--protocol", "sctp"}, {pod, "typo", "--protocol", "udp"},
 	} {

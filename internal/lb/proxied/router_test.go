@@ -74,7 +74,7 @@ func newRouter(t testing.TB) (*router, *Config) {
 	}, to
 }
 
-func request(t testing.TB, text string) *http1.Request {
+func parsed(t testing.TB, text string) *http1.Request {
 	t.Helper()
 	r := &http1.Request{}
 	if n, err := r.Parse([]byte(strings.ReplaceAll(text, "\n", "\r\n") + "\r\n\r\n")); n == 0 || err != nil {
@@ -95,7 +95,7 @@ func textOf(fields []http1.Field) string {
 func TestRouterChangesHeads(t *testing.T) {
 	o, web := newRouter(t)
 	from := Origin{At: netip.MustParseAddrPort("192.0.2.1:80")}
-	r := request(t, "GET /x/../app//items?q=//a HTTP/1.1\nHost: Shop:80\nx-version: 2\nX-Set: old\nX-SET: older\nX-Remove: 1\nx-add: some")
+	r := parsed(t, "GET /x/../app//items?q=//a HTTP/1.1\nHost: Shop:80\nx-version: 2\nX-Set: old\nX-SET: older\nX-Remove: 1\nx-add: some")
 	route := o.Route(r, from)
 	if route.To != web || string(r.Target) != "/v2/items?q=//a" || string(r.Host) != "inner.example.com" {
 		t.Errorf("%+v, %s at %s", route, r.Target, r.Host)
@@ -113,7 +113,7 @@ func TestRouterChangesHeads(t *testing.T) {
 		"/none": "500", "/": "404", "/app/..;/old": "400",
 	} {
 		text := "GET " + target + " HTTP/1.1\nHost: shop"
-		route, got := o.Route(request(t, text), from), ""
+		route, got := o.Route(parsed(t, text), from), ""
 		if p := route.Reply; p != nil {
 			if got = strings.TrimSpace(strings.Join([]string{strconv.Itoa(p.Status), textOf(p.Fields)}, " ")); len(p.Fields) > 0 {
 				got = strings.Replace(got, "Location=", "", 1)
@@ -125,7 +125,7 @@ func TestRouterChangesHeads(t *testing.T) {
 	}
 	// A target whose endpoints have not been read yet.
 	o.targets = nil
-	if route := o.Route(request(t, "GET /app HTTP/1.1\nHost: shop\nX-Version: 2"), from); route.Reply == nil || route.Reply.Status != 503 {
+	if route := o.Route(parsed(t, "GET /app HTTP/1.1\nHost: shop\nX-Version: 2"), from); route.Reply == nil || route.Reply.Status != 503 {
 		t.Errorf("%+v", route)
 	}
 }
@@ -134,17 +134,17 @@ func TestRouterChangesHeads(t *testing.T) {
 func TestRouterAnswersBrowsers(t *testing.T) {
 	o, web := newRouter(t)
 	ask := "OPTIONS /cors HTTP/1.1\nHost: shop\nOrigin: https://a.example\n"
-	route := o.Route(request(t, ask+"Access-Control-Request-Method: PUT"), Origin{})
+	route := o.Route(parsed(t, ask+"Access-Control-Request-Method: PUT"), Origin{})
 	if p := route.Reply; p == nil || p.Status != 200 || !strings.Contains(textOf(p.Fields), "Access-Control-Allow-Methods=PUT") {
 		t.Errorf("%+v", route)
 	}
-	if route := o.Route(request(t, strings.TrimSpace(ask)), Origin{}); route.To != web { // OPTIONS without a question is for the backend
+	if route := o.Route(parsed(t, strings.TrimSpace(ask)), Origin{}); route.To != web { // OPTIONS without a question is for the backend
 		t.Errorf("%+v", route)
 	}
 	for origin, want := range map[string]string{
 		"https://a.example": "Vary=Origin Access-Control-Allow-Origin=https://a.example X-Out=1", "https://b.example": "Vary=Origin X-Out=1",
 	} {
-		route := o.Route(request(t, "GET /cors HTTP/1.1\nHost: shop\nOrigin: "+origin), Origin{})
+		route := o.Route(parsed(t, "GET /cors HTTP/1.1\nHost: shop\nOrigin: "+origin), Origin{})
 		answer := &http1.Response{}
 		answer.Fields = []http1.Field{{Name: []byte("access-control-allow-origin"), Value: []byte("*")}}
 		if route.Edit(answer); textOf(answer.Fields) != want {

@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
 )
 
 // loopbackAtOnce bounds the questions of a machine's processes that are answered at a time.
@@ -22,14 +23,15 @@ func OnLoopback(views map[string]View) map[string]http.Handler {
 				fail(w, httpError{http.StatusForbidden, "ask this on the loopback device of the node"})
 				return
 			}
-			select {
-			case places <- struct{}{}:
-				defer func() { <-places }()
-			default:
-				fail(w, httpError{http.StatusTooManyRequests, "other questions are being answered: ask again"})
-				return
-			}
-			serveView(context.WithoutCancel(q.Context()), view, w, q)
+			serveView(context.WithoutCancel(q.Context()), func(ctx context.Context, query url.Values) (any, error) {
+				select {
+				case places <- struct{}{}:
+					defer func() { <-places }()
+				default:
+					return nil, Busy("other questions are being answered: ask again")
+				}
+				return view(ctx, query)
+			}, w, q)
 		}
 		out["GET /"+name] = http.HandlerFunc(limited)
 	}

@@ -46,7 +46,8 @@ func TestArmed(t *testing.T) {
 		r.Led("shop/cart")
 		time.Sleep(time.Second)
 		r.End(&End{Front: "shop/gw", Status: 200})
-		if list, armed := w.Seen(id(1)); !armed || len(list) != 1 || list[0].Status != 200 || list[0].Took != 1 || list[0].Backend != "shop/cart" {
+		if list, armed := w.Seen(id(1)); !armed || len(list) != 1 || list[0].Status != 200 || list[0].Took != 1 ||
+			list[0].Backend != "shop/cart" {
 			t.Errorf("%+v, %t", list, armed)
 		}
 		if list, armed := w.Seen(id(2)); !armed || len(list) != 0 {
