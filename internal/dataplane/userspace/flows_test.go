@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
-	"github.com/fairlead/fairlead/internal/explain"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/flows"
 	"github.com/fairlead/fairlead/internal/testbed/questions"
@@ -38,9 +37,6 @@ func TestFlows(t *testing.T) { flows.Run(t, "userspace", withoutFailover) }
 
 func TestStories(t *testing.T) { flows.Stories(t, withoutFailover, flows.Relayed) }
 
-// No client stays at a dead endpoint: the proxy tries another one.
-func TestExplanations(t *testing.T) {
-	questions.Run(t, "userspace", withoutFailover, explain.AffinityDead)
-}
+func TestExplanations(t *testing.T) { questions.Run(t, "userspace", withoutFailover) }
 
 func TestLostPacketsAreCounted(t *testing.T) { flows.Counts(t, withoutFailover) }
