@@ -322,17 +322,17 @@ func TestKernel(t *testing.T) {
 		want, unwanted string
 	}{
 		{"nothing is known", func(*Facts) {}, "", "tracked|route"},
-		{"routes", tracked(), "{route: device vxlan0, by router 10.244.1.0, from 10.244.2.1 routes of node here}", "any more"},
-		{"no route", tracked(), "{no route: network is unreachable routes of node here}", "any more"},
+		{"routes", tracked(), "{route: device vxlan0, by router 10.244.1.0, from 10.244.2.1 routes of node here}", "is not an endpoint"},
+		{"no route", tracked(), "{no route: network is unreachable routes of node here}", "is not an endpoint"},
 		{"connections", tracked(TrackedEndpoint{netip.MustParseAddrPort(first), 4}),
-			"{tracked connections: 4 connection tracking of node here}", "any more"},
+			"{tracked connections: 4 connection tracking of node here}", "is not an endpoint"},
 		{"a former endpoint", tracked(TrackedEndpoint{netip.MustParseAddrPort(former), 3}),
-			"{tracked connections with " + former + ", which is no endpoint any more: 3; they stay there until they end connection tracking " +
+			"{tracked connections with " + former + ", which is not an endpoint: 3; they stay there until they end connection tracking " +
 				"of node here}", ""},
 		{"mode userspace", func(f *Facts) {
 			f.Mode = "userspace"
 			tracked(TrackedEndpoint{netip.MustParseAddrPort(former), 3})(f)
-		}, "{tracked connections: 7 connection tracking of node here}", "any more"},
+		}, "{tracked connections: 7 connection tracking of node here}", "is not an endpoint"},
 		{"unread", func(f *Facts) { f.Tracked = &Tracked{Error: "deadline exceeded"} },
 			"{tracked connections are not known: deadline exceeded connection tracking of node here}", "connections: "},
 	} {

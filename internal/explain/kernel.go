@@ -80,15 +80,16 @@ func (e *explaining) tracked() {
 	if e.facts.Mode == "userspace" {
 		return // the proxy answers them
 	}
-	left := slices.Clone(t.Endpoints)
-	left = slices.DeleteFunc(left, func(to TrackedEndpoint) bool {
-		return slices.ContainsFunc(e.verdict.Endpoints, func(known Endpoint) bool { return known.Address == to.Endpoint.String() })
-	})
+	known := map[string]bool{}
+	for i := range e.verdict.Endpoints {
+		known[e.verdict.Endpoints[i].Address] = true
+	}
+	left := slices.DeleteFunc(slices.Clone(t.Endpoints), func(to TrackedEndpoint) bool { return known[to.Endpoint.String()] })
 	slices.SortFunc(left, func(a, b TrackedEndpoint) int {
 		return cmp.Or(cmp.Compare(b.Connections, a.Connections), a.Endpoint.Compare(b.Endpoint))
 	})
 	for _, to := range left[:min(len(left), maxLeft)] {
-		e.verdict.add(fmt.Sprintf("tracked connections with %s, which is no endpoint any more: %d; they stay there until they end", to.Endpoint,
+		e.verdict.add(fmt.Sprintf("tracked connections with %s, which is not an endpoint: %d; they stay there until they end", to.Endpoint,
 			to.Connections), e.tracking())
 	}
 }

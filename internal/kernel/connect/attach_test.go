@@ -2,6 +2,7 @@ package connect
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -111,6 +112,17 @@ func TestNamespacesThatAreGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = process.Process.Kill(); _ = process.Wait() })
+	own, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	testbed.Until(t, "the process is in its namespace", func() error {
+		is, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", process.Process.Pid))
+		if err == nil && is == own {
+			err = errors.New(is)
+		}
+		return err
+	})
 	const gone = 1 << 60
 	for _, c := range []uint64{cookie, gone} {
 		if err := os.Mkdir(p.cfg.dir(c), 0o700); err != nil {

@@ -60,7 +60,8 @@ type RequestAnswer struct {
 }
 
 // Requests is the View of the requests that users trace. Its query has id, 32 hexadecimal digits, and arm=true to have the requests with
-// that ID kept that begin within request.ArmedFor. It needs no other right than the ID: 16 random bytes, which only its user has.
+// that ID kept that begin within request.ArmedFor. It shows requests only to who knows their ID, of 16 random bytes: who has
+// armed it, and the Pods that get the request.
 func Requests(node string, w *request.Watch) View {
 	return func(_ context.Context, query url.Values) (any, error) {
 		id := query.Get("id")

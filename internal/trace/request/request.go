@@ -133,7 +133,7 @@ func (w *Watch) Armed() bool { return w != nil && w.armed.Load() > 0 }
 
 // Begin returns the Record of a request that begins now, nil unless its ID is armed.
 func (w *Watch) Begin(id string) *Record {
-	if !w.Armed() {
+	if !w.Armed() || len(id) != idLength {
 		return nil
 	}
 	w.mu.Lock()
@@ -234,6 +234,9 @@ func (r *Record) Got(pod netip.AddrPort, status int, err error) {
 		}
 	}
 }
+
+// StatusLeft is the status of a request whose client has left before an answer, as in access logs.
+const StatusLeft = 499
 
 // End is what is known at the end of a request.
 type End struct {

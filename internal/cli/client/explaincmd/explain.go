@@ -148,7 +148,7 @@ func userNodes(f *base.ClientFlags) (nodes *asking.Nodes, namespace string, err 
 	if err != nil {
 		return nil, "", err
 	}
-	cfg = apiclient.Protobuf(cfg)
+	cfg = apiclient.Tuned(apiclient.Protobuf(cfg), "") // nodes are asked at once
 	client, err := kubernetes.NewForConfig(cfg)
 	return asking.FromHere(client, cfg), namespace, err
 }

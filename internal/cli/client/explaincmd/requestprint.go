@@ -3,8 +3,8 @@ package explaincmd
 import (
 	"fmt"
 	"io"
+	"net"
 	"net/http"
-	"net/http/httptrace"
 	"net/netip"
 	"strings"
 	"sync"
@@ -14,20 +14,17 @@ import (
 	"github.com/fairlead/fairlead/internal/trace/request"
 )
 
-// ends are the ends of the connection of a request. The hook may be called late, when the request has failed.
+// ends are the ends of the connection of a request, also of one on which TLS has failed.
 type ends struct {
-	mu       sync.Mutex
+	mu       sync.Mutex // a dial may end late, when the request has failed
 	from, at netip.AddrPort
 }
 
-// watch returns a request that notes the ends of its connection.
-func (e *ends) watch(q *http.Request) *http.Request {
-	return q.WithContext(httptrace.WithClientTrace(q.Context(), &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		e.from, _ = netip.ParseAddrPort(i.Conn.LocalAddr().String())
-		e.at, _ = netip.ParseAddrPort(i.Conn.RemoteAddr().String())
-	}}))
+func (e *ends) note(c net.Conn) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.from, _ = netip.ParseAddrPort(c.LocalAddr().String())
+	e.at, _ = netip.ParseAddrPort(c.RemoteAddr().String())
 }
 
 func (e *ends) get() (from, at netip.AddrPort) {
@@ -80,9 +77,11 @@ func printRequest(out io.Writer, r *RequestReport) error {
 		line("\nno connection was made: 'fairlead explain ADDRESS:PORT' says why an address of a Service does not answer")
 	case r.Asked == 0:
 		line("\nno load balancer could be asked")
+	case r.NotAsked > 0 || len(r.Problems) > 0:
+		line("\nnone of the %v load balancers that were asked has seen it", r.Asked)
 	default:
-		line("\nnone of %v load balancers has seen it: %s is not an address of one that speaks HTTP, or another program is before it", r.Asked,
-			r.At)
+		line("\nnone of %v load balancers has seen it: %s is not an address of one that speaks HTTP, another program is before it, or it was "+
+			"refused before it was read", r.Asked, r.At)
 	}
 	if r.NotAsked > 0 {
 		line("\n! %v more nodes were not asked", r.NotAsked)
@@ -110,6 +109,9 @@ func printSeen(w io.Writer, line func(string, ...any), s *RequestSeen) {
 	if s.Pod.IsValid() {
 		line("  %s answered %v  [answer to node %s]", s.podText(s.Pod), s.PodStatus, s.Node)
 	}
+	if s.Status == request.StatusLeft {
+		line("  the client left before an answer  [%s]", source)
+	}
 	times := []string{}
 	if s.Sent > 0 {
 		times = append(times, "a Pod had it after "+duration(s.Sent))
@@ -118,7 +120,7 @@ func printSeen(w io.Writer, line func(string, ...any), s *RequestSeen) {
 		times = append(times, "its answer began after "+duration(s.Answered))
 	}
 	line("  %s  [%s]", strings.Join(append(times, "all was over after "+duration(s.Took)), ", "), source)
-	if len(s.Attempts) < 2 && s.Why == "" {
+	if len(s.Attempts) == 1 && s.Attempts[0].Error == "" && s.Why == "" {
 		return
 	}
 	if len(s.Attempts) > 0 {

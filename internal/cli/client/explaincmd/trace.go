@@ -54,8 +54,8 @@ receiver gets. A node makes one trace at a time, and waits 3 seconds for an answ
 With a URL as TO, this machine sends one HTTP request there, and follows no redirects. The
 load balancers of Gateways, Ingresses and Services with an HTTP protocol report what became
 of it: the route and the rule that took it, the Pods that were tried, or why they answered
-themselves. That needs the right to get nodes/proxy, or where only 'fairlead lb' runs to
-create pods/portforward in kube-system.
+themselves. That needs the rights to list nodes and to get nodes/proxy, or where only
+'fairlead lb' runs to list pods and create pods/portforward in kube-system.
 
 A packet from a Node needs the right to create nodes/proxy. One from a Pod needs the right
 to create pods/trace in its namespace, which the role edit has; without the first right

@@ -112,6 +112,7 @@ type requesting struct {
 	to    *url.URL
 	nodes *asking.Nodes
 	id    string // of the trace
+	ends  ends
 }
 
 // traceRequest sends a request to a URL from this machine, and reports what the load balancers have seen of it.
@@ -140,6 +141,7 @@ func (f *traceFlags) traceRequest(ctx context.Context, to string) (*RequestRepor
 		return nil, err
 	}
 	out.send(client, q)
+	out.From, out.At = r.ends.get()
 	r.collect(ctx, armed, out)
 	return out, nil
 }
@@ -150,7 +152,6 @@ func (r *requesting) request(ctx context.Context) (*http.Request, error) {
 	if err != nil {
 		return nil, base.Usagef("cannot make the request: %v", err)
 	}
-	q.Header.Set("User-Agent", "fairlead-trace")
 	for _, h := range r.headers {
 		name, value, ok := strings.Cut(h, ":")
 		if name = strings.TrimSpace(name); !ok || name == "" {
@@ -160,7 +161,13 @@ func (r *requesting) request(ctx context.Context) (*http.Request, error) {
 			q.Host = value
 			continue
 		}
+		if strings.EqualFold(name, "Traceparent") {
+			return nil, base.Usagef("--header is %q: the request has this field already, by which nodes know it", h)
+		}
 		q.Header.Add(name, value)
+	}
+	if q.Header.Get("User-Agent") == "" {
+		q.Header.Set("User-Agent", "fairlead-trace")
 	}
 	var random [24]byte
 	_, _ = rand.Read(random[:]) // never fails
@@ -206,7 +213,11 @@ func (r *requesting) transport() (*http.Client, error) {
 				if at != "" {
 					to = at
 				}
-				return dialer.DialContext(ctx, network, to)
+				conn, err := dialer.DialContext(ctx, network, to)
+				if err == nil {
+					r.ends.note(conn)
+				}
+				return conn, err
 			},
 		},
 	}, nil
@@ -261,6 +272,9 @@ func (r *requesting) ask(ctx context.Context, node string, arm bool) ([]request.
 	if err := json.Unmarshal(text, &answer); err != nil {
 		return nil, fmt.Errorf("cannot use its answer: %w", err)
 	}
+	if !answer.Armed {
+		return nil, errors.New("it no longer keeps the request")
+	}
 	list := answer.Requests[:min(len(answer.Requests), maxRequests)]
 	for i := range list {
 		s := &list[i]
@@ -274,9 +288,7 @@ func (r *requesting) ask(ctx context.Context, node string, arm bool) ([]request.
 // send sends the request, and notes what the client gets.
 func (out *RequestReport) send(client *http.Client, q *http.Request) {
 	began := time.Now()
-	ends := &ends{}
-	answer, err := client.Do(ends.watch(q))
-	out.From, out.At = ends.get()
+	answer, err := client.Do(q)
 	defer func() { out.Seconds = time.Since(began).Seconds() }()
 	if err != nil {
 		var failed *url.Error

@@ -225,7 +225,9 @@ func (o *frontObjects) gateway(f *lbFront, n svc.Name) {
 	}
 	g := o.gateways[n]
 	if g == nil {
-		f.Problem = cmp.Or(unread, "the Gateway does not exist")
+		if f.Problem = "the Gateway does not exist"; slices.Contains(o.unread, "gateways") {
+			f.Problem = unread
+		}
 		return
 	}
 	f.Problem = cmp.Or(wrongOf(g.Status.Conditions), unread)

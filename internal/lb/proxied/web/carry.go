@@ -16,6 +16,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/lb/proxied/stream"
+	"github.com/fairlead/fairlead/internal/trace/request"
 )
 
 // Why a request fails.
@@ -353,7 +354,7 @@ func (x *exchange) switchProtocols(b pod) error {
 }
 
 // statusLeft is what the access log has of a request whose client has left before an answer, as nginx has it.
-const statusLeft = 499
+const statusLeft = request.StatusLeft
 
 // tooLong reports whether a body is longer than it may be.
 func tooLong(x *exchange, length int64) bool {

@@ -168,7 +168,7 @@ func TestRequestsAreTraced(t *testing.T) {
 			code int
 		}{{dead, "refused", 0}, {failing, errRepeat.Error(), 503}} {
 			r.endpoints("a", bad.pod, pod)
-			for s = ask("/cart"); len(s.Attempts) < 2 && n < 100; s = ask("/cart") { // the first one may have been the good one
+			for s = ask("/cart"); len(s.Attempts) < 2 && n < 10; s = ask("/cart") { // the first one may have been the good one
 			}
 			if s.Pod != pod || s.PodStatus != 200 || len(s.Attempts) != 2 || s.Attempts[0].Pod != bad.pod || s.Attempts[0].Status != bad.code ||
 				!strings.Contains(s.Attempts[0].Error, bad.want) || s.Attempts[1].Pod != pod || s.Attempts[1].Status != 200 || s.Why != "" {
