@@ -200,6 +200,8 @@ type explaining struct {
 	verdict  *Verdict
 	// target is the Service that the question leads to.
 	target svc.Name
+	// open has the tracked connections by endpoint, nil before the first look.
+	open map[netip.AddrPort]uint64
 }
 
 func (v *Verdict) add(text, source string) { v.Lines = append(v.Lines, Line{text, source}) }

@@ -54,12 +54,15 @@ func (e *explaining) ofKernel(at netip.AddrPort, say func(text, source string)) 
 	if i := slices.IndexFunc(e.facts.Routes, func(r Route) bool { return r.To == at.Addr() }); i >= 0 {
 		say(e.facts.Routes[i].String(), "routes of node "+e.facts.Node)
 	}
-	if t := e.facts.Tracked; t != nil {
-		for _, to := range t.Endpoints {
-			if to.Endpoint == at {
-				say(fmt.Sprintf("tracked connections: %d", to.Connections), e.tracking())
-			}
+	if e.open == nil {
+		e.open = map[netip.AddrPort]uint64{}
+		for i := 0; e.facts.Tracked != nil && i < len(e.facts.Tracked.Endpoints); i++ {
+			to := &e.facts.Tracked.Endpoints[i]
+			e.open[to.Endpoint] = to.Connections
 		}
+	}
+	if n := e.open[at]; n > 0 {
+		say(fmt.Sprintf("tracked connections: %d", n), e.tracking())
 	}
 }
 

@@ -103,9 +103,9 @@ func TestBesideFirewalld(t *testing.T) {
 func TestBesideDocker(t *testing.T) {
 	e := flows.NewEnv(t, create)
 	e.Node.Do(func() { flows.Command(t, docker, "iptables-restore", "--noflush") })
-	alone := rows()[0]
-	alone.Want = flows.Want{Dropped: true}
-	ask(t, e, []flows.Row{alone})
+	single := rows()[0]
+	single.Want = flows.Want{Dropped: true}
+	ask(t, e, []flows.Row{single})
 	e.Node.Do(func() {
 		flows.Command(t, "", "iptables", "-I", "DOCKER-USER", "-m", "conntrack", "--ctstate", "DNAT", "-j", "ACCEPT")
 	})

@@ -189,7 +189,7 @@ func TestEventsOfGateways(t *testing.T) {
 	}
 }
 
-// A Gateway with thousands of routes may go: their Events are bounded, and those of routes that are served leave room for warnings.
+// A Gateway with thousands of routes may go: their Events are bounded, and Normal Events leave room for Warnings.
 func TestEventsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := &recorder{}

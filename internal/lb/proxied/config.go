@@ -65,7 +65,7 @@ func (c *Config) Watches() bool { return c.watched != nil && c.watched.Wants() }
 // Show shows a request for which Watches was true.
 func (c *Config) Show(r *seen.Request) { c.watched.Request(r) }
 
-// Trace returns what notes what becomes of the request that begins now, nil unless somebody traces it.
+// Trace returns the Record of the request that begins now, nil unless a user traces it.
 func (c *Config) Trace(r *http1.Request) *request.Record {
 	if !c.traced.Armed() {
 		return nil

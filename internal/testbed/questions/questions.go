@@ -232,7 +232,7 @@ func (w *world) real(t testing.TB, from string, at netip.AddrPort, v *explain.Ve
 }
 
 // Run asks about random clusters: what is explained is what a real packet does, whether it is answered, refused or dropped, and which
-// endpoints it may reach. Only an answer has no cause. Each cause has to come at least once, but for those that the mode does not know.
+// endpoints it may reach. Only an answer has no cause. Each cause must come once, except unknown ones.
 func Run(t *testing.T, mode string, create flows.Factory, unknown ...explain.Cause) {
 	t.Helper()
 	e := flows.NewEnv(t, create)

@@ -1,5 +1,5 @@
-// Package request keeps what becomes of a request of HTTP that somebody traces: whoever carries it asks a Watch by the request's trace
-// ID, and gets a Record to fill in. While nobody traces, that costs the look at one number.
+// Package request keeps a report of each HTTP request that a user traces. The load balancer that carries a request asks a Watch for a
+// Record by the trace ID, and fills it in. While no ID is armed, that only reads one number.
 package request
 
 import (
@@ -18,10 +18,10 @@ const (
 	ArmedFor = 15 * time.Second
 	// maxArmed bounds the IDs that are armed at a time.
 	maxArmed = 16
-	// maxSeen bounds the requests of an ID: a load balancer may lead a request to another one.
-	maxSeen = 4
-	// maxAttempts bounds the attempts of a request, of which the last ones are kept.
-	maxAttempts = 16
+	// MaxSeen bounds the requests of an ID: a load balancer may lead a request to another one.
+	MaxSeen = 4
+	// MaxAttempts bounds the attempts of a request, of which the last ones are kept.
+	MaxAttempts = 16
 	// maxText bounds the reason of a failure, in bytes.
 	maxText = 300
 	// idLength is the length of an ID: 16 random bytes in hexadecimal digits.
@@ -139,7 +139,7 @@ func (w *Watch) Begin(id string) *Record {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.expire()
-	if at := w.ids[id]; at == nil || len(at.seen) >= maxSeen {
+	if at := w.ids[id]; at == nil || len(at.seen) >= MaxSeen {
 		return nil
 	}
 	return &Record{watch: w, id: strings.Clone(id), seen: Seen{Began: time.Now()}}
@@ -161,7 +161,7 @@ func (w *Watch) put(id string, s Seen) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.expire()
-	if at := w.ids[id]; at != nil && len(at.seen) < maxSeen {
+	if at := w.ids[id]; at != nil && len(at.seen) < MaxSeen {
 		at.seen = append(at.seen, s)
 	}
 }
@@ -210,7 +210,7 @@ func (r *Record) Try(pod netip.AddrPort) {
 	if r == nil {
 		return
 	}
-	if len(r.seen.Attempts) == maxAttempts {
+	if len(r.seen.Attempts) == MaxAttempts {
 		r.seen.Attempts = slices.Delete(r.seen.Attempts, 0, 1)
 		r.seen.More++
 	}
@@ -238,7 +238,7 @@ func (r *Record) Got(pod netip.AddrPort, status int, err error) {
 // StatusLeft is the status of a request whose client has left before an answer, as in access logs.
 const StatusLeft = 499
 
-// End is what is known at the end of a request.
+// End has the result of a request.
 type End struct {
 	Front            string
 	Listener, Client netip.AddrPort

@@ -75,9 +75,9 @@ func TestBounds(t *testing.T) {
 	}
 	pod := func(n int) netip.AddrPort { return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(n)}), 80) } //nolint:gosec // small
 	long := errors.New(strings.Repeat("é", 1000))
-	for range maxSeen + 1 {
+	for range MaxSeen + 1 {
 		r := w.Begin(id(1))
-		for n := range maxAttempts + 3 {
+		for n := range MaxAttempts + 3 {
 			r.Try(pod(n))
 			r.Got(pod(n), 0, long)
 		}
@@ -86,12 +86,12 @@ func TestBounds(t *testing.T) {
 		r.End(&End{Status: 502})
 	}
 	list, _ := w.Seen(id(1))
-	if len(list) != maxSeen {
+	if len(list) != MaxSeen {
 		t.Fatalf("%d requests", len(list))
 	}
 	for i := range list {
 		s := &list[i]
-		if len(s.Attempts) != maxAttempts || s.More != 3 || s.Attempts[0].Pod != pod(3) || len(s.Why) > maxText+3 || s.Why == "later" ||
+		if len(s.Attempts) != MaxAttempts || s.More != 3 || s.Attempts[0].Pod != pod(3) || len(s.Why) > maxText+3 || s.Why == "later" ||
 			len(s.Attempts[0].Error) > maxText+3 {
 			t.Errorf("%+v", s)
 		}

@@ -35,12 +35,7 @@ func (e *ends) get() (from, at netip.AddrPort) {
 
 // printRequest shows what the client got, then what each load balancer has seen.
 func printRequest(out io.Writer, r *RequestReport) error {
-	line := func(format string, args ...any) {
-		for i := range args {
-			args[i] = base.PlainLine(fmt.Sprint(args[i]))
-		}
-		fmt.Fprintf(out, format+"\n", args...)
-	}
+	line := plainLines(out)
 	result := r.Error
 	if r.Status != 0 {
 		result = fmt.Sprintf("%d %s", r.Status, http.StatusText(r.Status))

@@ -13,12 +13,7 @@ const maxShown = 100
 
 // printTrace shows the result and what decided, then the way.
 func printTrace(out io.Writer, r *trace.Report) {
-	line := func(format string, args ...any) {
-		for i := range args {
-			args[i] = base.PlainLine(fmt.Sprint(args[i]))
-		}
-		fmt.Fprintf(out, format+"\n", args...)
-	}
+	line := plainLines(out)
 	line("%s to %s: %s", r.From, r.To, r.Result)
 	line("%s  [%s]", r.Decision.Text, r.Decision.Source)
 	for _, l := range r.Why {
@@ -88,5 +83,15 @@ func printWay(line func(string, ...any), s *trace.Seen) {
 	}
 	if left > 0 {
 		line("  %s more steps", left)
+	}
+}
+
+// plainLines returns a function that prints a line. Its format has %s or %v for each argument, which may be a node's words.
+func plainLines(out io.Writer) func(format string, args ...any) {
+	return func(format string, args ...any) {
+		for i := range args {
+			args[i] = base.PlainLine(fmt.Sprint(args[i]))
+		}
+		fmt.Fprintf(out, format+"\n", args...)
 	}
 }

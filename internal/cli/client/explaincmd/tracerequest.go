@@ -38,10 +38,9 @@ const (
 	requestTimeout = 8 * time.Second
 	maxBody        = 1 << 20 // bytes of the answer that are read
 	// seenWithin bounds the wait for the nodes' reports after the answer: a node writes its report when the answer has ended.
-	seenWithin  = 2 * time.Second
-	seenEvery   = 100 * time.Millisecond
-	maxRequests = 4  // of a node
-	maxAttempts = 16 // of a request
+	seenWithin = 2 * time.Second
+	// seenAfter is the first pause between questions, each further one is twice as long: a question may forward a port.
+	seenAfter = 100 * time.Millisecond
 )
 
 // requestFlags are the flags of a trace of a request.
@@ -227,7 +226,7 @@ func (r *requesting) transport() (*http.Client, error) {
 func (r *requesting) arm(ctx context.Context, out *RequestReport) ([]string, error) {
 	list, err := r.nodes.Client().CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("cannot list Nodes, whose load balancers are to be asked: %w", err)
+		return nil, fmt.Errorf("cannot list Nodes to ask their load balancers: %w", err)
 	}
 	var names []string
 	for i := range list.Items {
@@ -275,10 +274,10 @@ func (r *requesting) ask(ctx context.Context, node string, arm bool) ([]request.
 	if !answer.Armed {
 		return nil, errors.New("it no longer keeps the request")
 	}
-	list := answer.Requests[:min(len(answer.Requests), maxRequests)]
+	list := answer.Requests[:min(len(answer.Requests), request.MaxSeen)]
 	for i := range list {
 		s := &list[i]
-		if left := len(s.Attempts) - maxAttempts; left > 0 {
+		if left := len(s.Attempts) - request.MaxAttempts; left > 0 {
 			s.Attempts, s.More = s.Attempts[left:], s.More+left
 		}
 	}
@@ -314,7 +313,7 @@ func (out *RequestReport) send(client *http.Client, q *http.Request) {
 // collect asks the nodes until one has seen the request, and names the Pods.
 func (r *requesting) collect(ctx context.Context, armed []string, out *RequestReport) {
 	end := time.Now().Add(seenWithin)
-	for {
+	for pause := seenAfter; ; pause *= 2 {
 		lists := make([][]request.Seen, len(armed))
 		problems := make([]string, len(armed))
 		atOnce(armed, func(i int, node string) {
@@ -335,7 +334,7 @@ func (r *requesting) collect(ctx context.Context, armed []string, out *RequestRe
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(seenEvery):
+		case <-time.After(pause):
 		}
 	}
 	slices.SortStableFunc(out.Seen, func(a, b RequestSeen) int { return a.Began.Compare(b.Began) })

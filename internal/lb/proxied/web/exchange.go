@@ -115,7 +115,7 @@ type exchange struct {
 	line                   heads.Line
 	watched                bool            // it is shown to whoever records flows
 	id                     string          // by which it is found again, empty for none
-	trace                  *request.Record // nil unless somebody traces it
+	trace                  *request.Record // nil unless a user traces it
 
 	active atomic.Int64 // when something was carried last, since conn.began
 

@@ -137,7 +137,7 @@ func (r *rig) traces(client *http.Client, id, path string) request.Seen {
 	return out
 }
 
-// A request that somebody traces is kept with its route, each Pod that was asked, and the reason of an answer that no Pod has given.
+// A traced request has its route, each Pod that was asked, and the reason if no Pod has answered.
 // Others are not.
 func TestRequestsAreTraced(t *testing.T) {
 	const routes = "metadata: {name: r, namespace: default}\nspec:\n  parentRefs: [{name: shop}]\n  hostnames: [%q]\n  rules:\n" +
