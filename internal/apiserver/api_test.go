@@ -352,7 +352,7 @@ func testDocuments(a api) {
 		"/livez?verbose":      {"[+]etcd ok"},
 		"/readyz?verbose":     {"[+]etcd ok", "[+]poststarthook/fairlead/bootstrap ok"},
 		"/healthz":            {"ok"},
-		"/metrics":            {"apiserver_request_total", "etcd_request_duration_seconds"},
+		"/metrics":            {"apiserver_request_total", "etcd_request_duration_seconds", "etcd_server_has_leader 1", "etcd_disk_wal_fsync_"},
 		"/openapi/v2":         {`"x-kubernetes-group-version-kind":[{"group":"","kind":"Pod","version":"v1"}]`},
 		"/openapi/v3":         {"/openapi/v3/api/v1"},
 		"/openapi/v3/api/v1":  {`"io.k8s.api.core.v1.Pod"`, "fieldValidation"},

@@ -80,6 +80,7 @@ type answer struct {
 	version       uint64
 	list, changes int64
 	watched       int // by how many watches whose changes are kept
+	saved         int // how many answers of servers were kept
 }
 
 // Open returns the Store in a directory, which it makes.
@@ -143,8 +144,9 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if !ok {
 		return t.next.RoundTrip(req)
 	}
-	resp, err := t.next.RoundTrip(req)
 	a := t.s.answer(key, q.single)
+	before := a.saves()
+	resp, err := t.next.RoundTrip(req)
 	switch {
 	case err != nil && errors.Is(err, syscall.ECONNREFUSED) && !q.watch && (q.any || q.single):
 		if body := t.s.load(a, key); body != nil {
@@ -163,7 +165,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		_ = resp.Body.Close()
 		resp.Body = io.NopCloser(bytes.NewReader(body))
-		t.s.save(a, key, body)
+		t.s.save(a, key, body, before)
 	}
 	return resp, err
 }
@@ -226,18 +228,29 @@ func keyOf(req *http.Request) (key string, q query, ok bool) {
 	return req.URL.Path + "?" + selects.Encode(), q, true
 }
 
-// save keeps the answer of a list, unless a watch already keeps a newer one.
-func (s *Store) save(a *answer, key string, body []byte) {
+// saves returns how many answers of servers were kept.
+func (a *answer) saves() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.watched > 0 {
-		return
-	}
+	return a.saved
+}
+
+// save keeps the answer of a list, unless a newer one is kept already: by a watch, or by another list that came between this
+// one's request, when before answers had been kept, and its answer. A watch may lag behind a list that is newer than it for
+// long; that list is kept, and the watch that follows it continues it.
+func (s *Store) save(a *answer, key string, body []byte, before int) {
 	l, err := parse(body, a.single)
-	if err != nil || l.more {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	whole := err == nil && !l.more
+	switch newer := whole && l.version > a.version; {
+	case !newer && a.watched > 0, whole && !newer && a.saved != before:
+		return
+	case !whole:
 		s.failed(a, key, err)
 		return
 	}
+	a.saved++
 	s.failed(a, key, a.write(key, body, l.version))
 	if a.single {
 		s.makeRoom(int64(len(body)))
@@ -307,6 +320,7 @@ func (s *Store) failed(a *answer, key string, err error) {
 		s.log.Warn("cannot keep the last known state; a start without a server will lack it", "of", key, "file", a.path, "err", err)
 	}
 	a.close()
+	a.version = 0
 	_ = os.Remove(a.path)
 }
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -40,6 +39,24 @@ func (l line) RoundTrip(req *http.Request) (*http.Response, error) {
 	return l.next.RoundTrip(req)
 }
 
+// connect returns a client whose answers are kept in dir, and each request of which passes through way.
+func connect(
+	t *testing.T, cfg *rest.Config, dir string, log *slog.Logger, way func(http.RoundTripper) http.RoundTripper, set func(*Store),
+) *kubernetes.Clientset {
+	t.Helper()
+	store, err := Open(dir, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(store.Close)
+	set(store)
+	own := rest.CopyConfig(cfg)
+	own.ContentType, own.AcceptContentTypes = protobuf, protobuf
+	own.Wrap(way)
+	store.Use(own)
+	return kubernetes.NewForConfigOrDie(own)
+}
+
 // node is what a process on a node knows of Services.
 type node struct {
 	client   kubernetes.Interface
@@ -52,16 +69,9 @@ type node struct {
 // startNode starts a process whose last known state is in dir.
 func startNode(t *testing.T, cfg *rest.Config, dir string, cut *atomic.Bool, log *slog.Logger) *node {
 	t.Helper()
-	store, err := Open(dir, log)
-	if err != nil {
-		t.Fatal(err)
-	}
-	store.compact = 4 << 10
-	own := rest.CopyConfig(cfg)
-	own.ContentType, own.AcceptContentTypes = protobuf, protobuf
-	own.Wrap(func(next http.RoundTripper) http.RoundTripper { return line{next, cut} })
-	store.Use(own)
-	n := &node{client: kubernetes.NewForConfigOrDie(own), services: map[string]string{}}
+	client := connect(t, cfg, dir, log, func(next http.RoundTripper) http.RoundTripper { return line{next, cut} },
+		func(s *Store) { s.compact = 4 << 10 })
+	n := &node{client: client, services: map[string]string{}}
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	n.stop = func() { cancel(); running.Wait() }
@@ -182,67 +192,6 @@ func TestLastKnownState(t *testing.T) {
 	damage(t, services)
 }
 
-// laggard lets nothing of the first watch of Services pass until it is closed.
-type laggard struct {
-	next http.RoundTripper
-	mu   *sync.Mutex
-	has  *bool
-}
-
-func (l laggard) RoundTrip(req *http.Request) (*http.Response, error) {
-	if !strings.HasSuffix(req.URL.Path, "/services") || req.URL.Query().Get("watch") == "" {
-		return l.next.RoundTrip(req)
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	resp, err := l.next.RoundTrip(req)
-	if err == nil && !*l.has {
-		*l.has = true
-		ctx, cancel := context.WithCancel(req.Context())
-		resp.Body = held{resp.Body, ctx, cancel}
-	}
-	return resp, err
-}
-
-// held is a body of which nothing can be read.
-type held struct {
-	io.ReadCloser
-	ctx    context.Context //nolint:containedctx // of the request
-	cancel func()
-}
-
-func (h held) Read([]byte) (int, error) { <-h.ctx.Done(); return 0, io.EOF }
-
-func (h held) Close() error { h.cancel(); return h.ReadCloser.Close() }
-
-// Of several clients that watch the same on a node one may lag behind: the disk has what any of them knows.
-func TestStateOfSeveralWatches(t *testing.T) {
-	t.Parallel()
-	cfg := process.API(t)
-	server := kubernetes.NewForConfigOrDie(cfg)
-	dir := filepath.Join(t.TempDir(), "known")
-	var cut atomic.Bool
-	var mu sync.Mutex
-	var lags bool
-	slow := rest.CopyConfig(cfg)
-	slow.Wrap(func(next http.RoundTripper) http.RoundTripper { return laggard{next, &mu, &lags} })
-	first := startNode(t, slow, dir, &cut, slog.New(slog.DiscardHandler))
-	first.knows(t, server)
-	testbed.Until(t, "a watch that lags", func() error {
-		mu.Lock()
-		defer mu.Unlock()
-		if !lags {
-			return errors.New("there is none")
-		}
-		return nil
-	})
-	change(t, server, 1)
-	first.knows(t, server)
-	first.stop()
-	cut.Store(true)
-	startNode(t, cfg, dir, &cut, slog.New(slog.DiscardHandler)).knows(t, server)
-}
-
 // secretText is in a Secret.
 const secretText = "not-for-the-disk"
 
@@ -293,16 +242,8 @@ func TestSingleObjectsAreBounded(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "known")
 	var cut atomic.Bool
 	start := func() *kubernetes.Clientset {
-		store, err := Open(dir, slog.New(slog.DiscardHandler))
-		if err != nil {
-			t.Fatal(err)
-		}
-		store.room = room
-		own := rest.CopyConfig(cfg)
-		own.ContentType, own.AcceptContentTypes = protobuf, protobuf
-		own.Wrap(func(next http.RoundTripper) http.RoundTripper { return line{next, &cut} })
-		store.Use(own)
-		return kubernetes.NewForConfigOrDie(own)
+		return connect(t, cfg, dir, slog.New(slog.DiscardHandler),
+			func(next http.RoundTripper) http.RoundTripper { return line{next, &cut} }, func(s *Store) { s.room = room })
 	}
 	get := func(c kubernetes.Interface, i int) error {
 		_, err := c.CoreV1().ConfigMaps("default").Get(t.Context(), fmt.Sprint("c", i), metav1.GetOptions{})

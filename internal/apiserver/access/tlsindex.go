@@ -28,7 +28,7 @@ type tlsRefs struct {
 	metav1.ObjectMeta
 	objects []string // secret/NAME and configmap/NAME
 	fronts  []string // NAMESPACE/secret/NAME and NAMESPACE/configmap/NAME, of the front of a Gateway or of Ingresses
-	ordered string   // the Secret whose certificate is ordered by ACME
+	ordered []string // NAMESPACE/NAME of the Secrets whose certificates are ordered by ACME
 }
 
 // byOrder is the index of the Secrets whose certificates are ordered by ACME.
@@ -69,10 +69,10 @@ func (x *tlsIndex) authorizeOrders(ctx context.Context, a authorizer.Attributes)
 
 func orderKeys(obj any) ([]string, error) {
 	s, ok := obj.(*tlsRefs)
-	if !ok || s.ordered == "" {
+	if !ok {
 		return nil, nil
 	}
-	return []string{s.Namespace + "/" + s.ordered}, nil
+	return s.ordered, nil
 }
 
 func tlsKeys(obj any) ([]string, error) {
@@ -88,20 +88,20 @@ func tlsKeys(obj any) ([]string, error) {
 	return keys, nil
 }
 
-// frontObjects returns the Secrets and ConfigMaps that the Service of a Gateway or of all Ingresses names. A user who may change Services
-// of a namespace opens no object of another one to the nodes by that.
-func frontObjects(s *corev1.Service) (out []string) {
+// frontObjects returns the Secrets and ConfigMaps that the Service of a Gateway or of all Ingresses names, and the Secrets whose
+// certificates are ordered for it. A user who may change Services of a namespace opens no object of another one by that.
+func frontObjects(s *corev1.Service) (out, ordered []string) {
 	shared := s.Namespace == metav1.NamespaceSystem && s.Name == svc.IngressService
-	read := func(annotation, kind string) {
+	read := func(annotation, kind string) (out []string) {
 		for text := range strings.SplitSeq(s.Annotations[annotation], ",") {
 			if n, err := svc.ParseName(text); err == nil && (shared || n.Namespace == s.Namespace) {
-				out = append(out, n.Namespace+"/"+kind+"/"+n.Name)
+				out = append(out, n.Namespace+kind+n.Name)
 			}
 		}
+		return out
 	}
-	read(svc.FrontSecretsAnnotation, "secret")
-	read(svc.FrontConfigMapsAnnotation, "configmap")
-	return out
+	out = append(read(svc.FrontSecretsAnnotation, "/secret/"), read(svc.FrontConfigMapsAnnotation, "/configmap/")...)
+	return out, read(svc.FrontOrdersAnnotation, "/")
 }
 
 // toTLSRefs drops all but what tlsRefs has.
@@ -112,14 +112,14 @@ func toTLSRefs(obj any) (any, error) {
 	}
 	out := &tlsRefs{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion}}
 	if s.Spec.ClusterIP == corev1.ClusterIPNone { // of a ListenerSet, a ReferenceGrant or a BackendTLSPolicy
-		out.fronts = frontObjects(s)
+		out.fronts, out.ordered = frontObjects(s)
 		return out, nil
 	}
 	class := s.Spec.LoadBalancerClass
 	if s.Spec.Type != corev1.ServiceTypeLoadBalancer || class != nil && *class != svc.LoadBalancerClass || !v1.Proxied(s) {
 		return out, nil
 	}
-	out.fronts = frontObjects(s)
+	out.fronts, out.ordered = frontObjects(s)
 	d := dialect.Service{Annotations: s.Annotations}
 	for _, p := range s.Spec.Ports {
 		d.Ports = append(d.Ports, dialect.Port{Name: p.Name, Number: uint16(p.Port), Protocol: string(p.Protocol)})
@@ -127,7 +127,7 @@ func toTLSRefs(obj any) (any, error) {
 	if r := dialect.Read(d); r.Way == dialect.Proxied {
 		out.objects = r.Spec.Objects()
 		if len(r.Spec.ACMEHosts) > 0 && len(r.Spec.Certificates) > 0 {
-			out.ordered = r.Spec.Certificates[0]
+			out.ordered = append(out.ordered, s.Namespace+"/"+r.Spec.Certificates[0])
 		}
 	}
 	return out, nil

@@ -31,6 +31,7 @@ import (
 // Backend stores each resource in etcd: as protobuf, below PREFIX/GROUP/RESOURCE,
 // behind a watch cache.
 type Backend struct {
+	kept       *store.Store
 	config     storagebackend.Config
 	encryption *encryption
 	tracer     *tracing.Tracer // nil for none
@@ -52,7 +53,7 @@ func New(
 		return kept.Dial, nil
 	}
 	c.StorageObjectCountTracker = tracker
-	return &Backend{config: *c}
+	return &Backend{kept: kept, config: *c}
 }
 
 // GetRESTOptions returns the options of one resource.
@@ -71,7 +72,7 @@ func (b *Backend) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (gen
 	o := b.Options(gr, codec, versioner)
 	if gr == (schema.GroupResource{Resource: "events"}) || gr == node.KeyClaims() {
 		// Events are written often and watched rarely, claims of keys never.
-		Uncache(&o)
+		b.Uncache(&o)
 	}
 	if kind := tracedKinds[gr]; kind != "" && b.tracer != nil {
 		o.Decorator = withTraces(kind, b.tracer, o.Decorator)
@@ -80,7 +81,9 @@ func (b *Backend) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (gen
 }
 
 // Uncache takes the watch cache out of options.
-func Uncache(o *generic.RESTOptions) { o.Decorator = withSize(generic.UndecoratedStorage) }
+func (b *Backend) Uncache(o *generic.RESTOptions) {
+	o.Decorator = b.reported(withSize(generic.UndecoratedStorage))
+}
 
 // Options returns the options that all resources share.
 func (b *Backend) Options(gr schema.GroupResource, codec runtime.Codec, versioner runtime.GroupVersioner) generic.RESTOptions {
@@ -89,7 +92,7 @@ func (b *Backend) Options(gr schema.GroupResource, codec runtime.Codec, versione
 	c.Transformer = b.encryption.transformer(gr)
 	return generic.RESTOptions{
 		StorageConfig:           c,
-		Decorator:               withSize(watch.WithShared(watch.WithNear(genericregistry.StorageWithCacher()))),
+		Decorator:               b.reported(withSize(watch.WithShared(watch.WithNear(genericregistry.StorageWithCacher())))),
 		DeleteCollectionWorkers: 4,
 		// Package controller has the collector that removes the finalizers.
 		EnableGarbageCollection: true,

@@ -68,7 +68,7 @@ type changingBackEnd struct {
 func (b changingBackEnd) GetRESTOptions(gr schema.GroupResource, example runtime.Object) (generic.RESTOptions, error) {
 	o, err := b.customBackEnd.GetRESTOptions(gr, example)
 	if err == nil && b.known.has(gr) {
-		backend.Uncache(&o)
+		b.Uncache(&o)
 	}
 	return o, err
 }

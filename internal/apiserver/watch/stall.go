@@ -93,7 +93,7 @@ type stallGuard struct {
 	ended, reset func()
 	timedOut     func() // called when the answer is 504
 
-	budget *Budget // nil for what is not a watch
+	budget *Budget // nil for a request that is not a watch
 	owner  *userWatches
 
 	// writing is when the write that goes on began, by now; 0 while there is none. armed is
