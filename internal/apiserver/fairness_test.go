@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -40,20 +41,18 @@ func TestFlood(t *testing.T) {
 	}
 	flood := startFlood(ctx, t, as(cfg, "flooder"))
 	defer flood.stop()
-	refusals := func() int {
-		select {
-		case after := <-flood.refused:
-			if n, err := strconv.Atoi(after); err != nil || n < 1 {
-				t.Errorf("429 with Retry-After %q", after)
+	refusedSince := func(before int64) bool {
+		for begin := time.Now(); time.Since(begin) < waitTimeout; <-time.After(10 * time.Millisecond) {
+			if flood.refused.Load() > before {
+				return true
 			}
-			return 1
-		case <-time.After(waitTimeout):
-			return 0
 		}
+		return false
 	}
-	if refusals() == 0 {
+	if !refusedSince(0) {
 		t.Fatal("nothing of the flood was refused")
 	}
+	before := flood.refused.Load()
 	get := func(who, user, path string, groups ...string) {
 		t.Helper()
 		client := kubernetes.NewForConfigOrDie(as(cfg, user, groups...)).RESTClient()
@@ -75,24 +74,33 @@ func TestFlood(t *testing.T) {
 	if _, err := leases.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "one"}}, metav1.CreateOptions{}); err != nil {
 		t.Errorf("a node's lease: %v", err)
 	}
-	if refusals() == 0 {
-		t.Error("the flood had ended before the others were served")
+	if !refusedSince(before) {
+		t.Error("nothing of the flood was refused while the others were served")
+	}
+	if n := flood.ended.Load(); n > 0 {
+		t.Errorf("%d streams of the flood had sent their share before the others were served", n)
+	}
+	flood.stop()
+	if after := flood.wrong.Load(); after != nil {
+		t.Errorf("429 with Retry-After %q", *after)
 	}
 }
 
 type flood struct {
-	refused chan string // the Retry-After of each refusal, as far as there is room
+	refused atomic.Int64           // how many requests
+	wrong   atomic.Pointer[string] // the last Retry-After that is no number of seconds
+	ended   atomic.Int64           // how many streams have sent their share
 	stop    func()
 }
 
 // startFlood sends requests over many connections until it is stopped, or ctx
 // ends, or each of them has sent its share.
-func startFlood(ctx context.Context, t *testing.T, cfg *rest.Config) flood {
+func startFlood(ctx context.Context, t *testing.T, cfg *rest.Config) *flood {
 	t.Helper()
-	const connections, streams, each = 6, 75, 2000
+	const connections, streams, each = 6, 75, 20_000
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
-	refused := make(chan string)
+	f := &flood{stop: func() { cancel(); wg.Wait() }}
 	for range connections {
 		tls, err := rest.TLSConfigFor(cfg)
 		if err != nil {
@@ -120,15 +128,17 @@ func startFlood(ctx context.Context, t *testing.T, cfg *rest.Config) flood {
 					_, _ = io.Copy(io.Discard, resp.Body)
 					resp.Body.Close()
 					if resp.StatusCode == http.StatusTooManyRequests {
-						select {
-						case refused <- resp.Header.Get("Retry-After"):
-						default:
+						f.refused.Add(1)
+						after := resp.Header.Get("Retry-After")
+						if n, err := strconv.Atoi(after); err != nil || n < 1 {
+							f.wrong.Store(&after)
 						}
 					}
 				}
+				f.ended.Add(1)
 			})
 		}
 		t.Cleanup(transport.CloseIdleConnections)
 	}
-	return flood{refused, func() { cancel(); wg.Wait() }}
+	return f
 }

@@ -5,15 +5,17 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 
 	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
-	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -79,19 +81,19 @@ func (p spaceAdmission) Validate(_ context.Context, a admission.Attributes, _ ad
 const (
 	// eventBurst is how many times their share Events may take for a moment, until the oldest are removed.
 	eventBurst = 2
-	// eventParts is how many namespaces together may reserve all of that.
+	// eventParts is how many namespaces together may reserve all of that, and is part of what is fair: see reserveEvent.
 	eventParts = 4
 )
 
 // Validate rejects what makes a namespace, or all Events, take more than their share of the store.
 func (p shareAdmission) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	gr, h, namespace := a.GetResource().GroupResource(), p.holdings, a.GetNamespace()
-	if namespace == "" || a.GetSubresource() != "" || a.IsDryRun() || !isStored(a) {
+	h, namespace := p.holdings, a.GetNamespace()
+	w, counts := writeOf(a, h.prefix)
+	if namespace == "" || !counts || a.IsDryRun() || !isStored(a) {
 		return nil
 	}
-	id, more := objectID{namespace, gr.Resource, nameOf(a)}, usage.Size(a.GetObject())-usage.Size(a.GetOldObject())
-	if gr.Resource == "events" && (gr.Group == corev1.GroupName || gr.Group == eventsv1.GroupName) {
-		switch h.reserveEvent(id, more) {
+	if w.id.kind == corev1.Resource("events") {
+		switch h.reserveEvent(w) {
 		case noRoom:
 			return apierrors.NewTooManyRequests("the Events take more than their share of the store; the oldest are being removed", 1)
 		case perhapsRoom:
@@ -99,13 +101,11 @@ func (p shareAdmission) Validate(_ context.Context, a admission.Attributes, _ ad
 		}
 		return nil
 	}
-	if ofSystem(a.GetUserInfo()) && !fromTemplate(gr) || p.exempt(namespace) {
+	made := a.GetSubresource() == "" && fromTemplate(a.GetResource().GroupResource())
+	if ofSystem(a.GetUserInfo()) && !made || p.exempt(namespace) || w.more <= 0 {
 		return nil
 	}
-	if more <= 0 {
-		return nil
-	}
-	used, limit, r := h.reserve(id, more)
+	used, limit, r := h.reserve(w)
 	switch r {
 	case hasRoom:
 		return nil
@@ -115,7 +115,49 @@ func (p shareAdmission) Validate(_ context.Context, a admission.Attributes, _ ad
 	const bytes = resourcequota.Bytes
 	return admission.NewForbidden(a, fmt.Errorf("exceeded quota: the default of each namespace (1/%d of the store), requested: %s=%d, "+
 		"used: %s=%d, limited: %s=%d; delete objects, or ask an administrator for a ResourceQuota with %s",
-		namespaceShare, bytes, more, bytes, used, bytes, limit, bytes))
+		namespaceShare, bytes, w.more, bytes, used, bytes, limit, bytes))
+}
+
+// writeOf returns what a stores below prefix, and whether that counts. The status of built-in kinds does not: only the system writes it.
+// Labels and annotations of a Binding become the ones of its Pod, at pods/binding as at the older bindings.
+func writeOf(a admission.Attributes, prefix string) (w write, counts bool) {
+	gr, sub := a.GetResource().GroupResource(), a.GetSubresource()
+	b, binds := a.GetObject().(*corev1.Binding)
+	_, custom := a.GetObject().(*unstructured.Unstructured)
+	switch {
+	case binds:
+		w.id = idOf(corev1.Resource("pods"), a.GetNamespace(), nameOf(a))
+		if len(b.Labels)+len(b.Annotations) > 0 {
+			w.more = usage.Size(&corev1.Binding{ObjectMeta: metav1.ObjectMeta{Labels: b.Labels, Annotations: b.Annotations}})
+		}
+		w.creates = anyUID
+		return w, true
+	case sub != "" && (sub != "status" || !custom):
+		return w, false
+	}
+	w.id = idOf(gr, a.GetNamespace(), nameOf(a))
+	w.size = usage.Size(a.GetObject()) + int64(len(w.id.key(prefix)))
+	w.more = usage.Size(a.GetObject()) - usage.Size(a.GetOldObject())
+	if old, err := meta.Accessor(a.GetOldObject()); err == nil {
+		w.base, _ = strconv.ParseInt(old.GetResourceVersion(), 10, 64) // etcd's own
+		return w, true
+	}
+	w.creates = anyUID
+	if o, err := meta.Accessor(a.GetObject()); err == nil && o.GetUID() != "" {
+		w.creates = o.GetUID()
+	}
+	return w, true
+}
+
+// Wrote takes in that o, of the kind gr, was stored: what is reserved for it can end when that is counted.
+func (e *Store) Wrote(gr schema.GroupResource, o runtime.Object) {
+	m, err := meta.Accessor(o)
+	if err != nil || m.GetNamespace() == "" || e.holdings == nil {
+		return
+	}
+	if revision, err := strconv.ParseInt(m.GetResourceVersion(), 10, 64); err == nil {
+		e.holdings.wrote(idOf(gr, m.GetNamespace(), m.GetName()), m.GetUID(), revision)
+	}
 }
 
 // nameOf returns the name of the object that is written. The server generates it before validation.

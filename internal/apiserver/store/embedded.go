@@ -42,6 +42,8 @@ type embedded struct {
 
 	running atomic.Pointer[etcdserver.EtcdServer]
 
+	slow tooSlow
+
 	dials    gate // closed while no etcd can be reached
 	requests gate // closed while the leadership is handed over
 
@@ -164,6 +166,7 @@ func (m *embedded) keep(ctx context.Context, e *embed.Etcd, failures etcdFailure
 	})
 	if m.peering != nil {
 		work.Go(func() { m.awaitHandOvers(loop, e.Server) })
+		work.Go(func() { m.yield(loop, e.Server) })
 	}
 	m.quiet = func() <-chan struct{} {
 		cancel()
@@ -238,13 +241,8 @@ func (m *embedded) handOver(ctx context.Context, first func(server string) bool)
 	}
 	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
 	defer cancel()
-	if _, err := s.Put(ctx, &etcdserverpb.PutRequest{Key: []byte(handOverKey)}); err != nil {
+	if err := m.announceHandOver(ctx, s, ""); err != nil {
 		return err
-	}
-	select {
-	case <-time.After(handOverNotice):
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 	for _, o := range s.Cluster().Members() {
 		if o.ID != s.MemberID() && !o.IsLearner && len(o.ClientURLs) > 0 && first(o.ClientURLs[0]) {
@@ -252,6 +250,20 @@ func (m *embedded) handOver(ctx context.Context, first func(server string) bool)
 		}
 	}
 	return s.TryTransferLeadershipOnShutdown()
+}
+
+// announceHandOver has the other servers hold their requests back. slow is the ID of a member that is too slow to lead, in
+// hexadecimal, "" if the reason is another one.
+func (m *embedded) announceHandOver(ctx context.Context, s *etcdserver.EtcdServer, slow string) error {
+	if _, err := s.Put(ctx, &etcdserverpb.PutRequest{Key: []byte(handOverKey), Value: []byte(slow)}); err != nil {
+		return err
+	}
+	select {
+	case <-time.After(handOverNotice):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // awaitHandOvers has requests wait while the leadership is handed over, until ctx ends: what a server has just
@@ -263,6 +275,7 @@ func (m *embedded) awaitHandOvers(ctx context.Context, s *etcdserver.EtcdServer)
 		if len(r.Events) == 0 {
 			continue
 		}
+		m.slow.note(r.Events[len(r.Events)-1].Kv.Value)
 		from, end := s.Leader(), time.Now().Add(handOverNotice+handOverHold)
 		open := m.requests.close()
 		tick := time.NewTicker(handOverLook)

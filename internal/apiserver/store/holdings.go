@@ -138,6 +138,7 @@ func (h *holdings) recount(ctx context.Context, of source, revision int64, end [
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.objects, h.namespaces, h.events, h.eventBytes = next.objects, next.namespaces, next.events, next.eventBytes
+	h.recounted()
 	return nil
 }
 
@@ -160,7 +161,7 @@ func (h *holdings) countAll(ctx context.Context, of source, revision int64, end 
 				events = append(events, f)
 				continue
 			}
-			h.put(f.key, f.size)
+			h.put(f.key, f.size, 0)
 		}
 		if len(page) < holdingsPage {
 			break
@@ -169,7 +170,7 @@ func (h *holdings) countAll(ctx context.Context, of source, revision int64, end 
 	}
 	slices.SortFunc(events, func(a, b found) int { return cmp.Compare(a.modified, b.modified) })
 	for _, f := range events {
-		h.put(f.key, f.size)
+		h.put(f.key, f.size, 0)
 	}
 	return nil
 }
@@ -183,12 +184,12 @@ func (h *holdings) apply(changes []*mvccpb.Event) {
 		if c.Type == mvccpb.Event_PUT {
 			size = sizeOfKV(c.Kv)
 		}
-		h.put(string(c.Kv.Key), size)
+		h.put(string(c.Kv.Key), size, c.Kv.ModRevision)
 	}
 }
 
-// put counts the object of a key, which is gone if size is 0.
-func (h *holdings) put(key string, size int64) {
+// put counts the object of a key, which is gone if size is 0. The change has a revision, 0 if it is not known.
+func (h *holdings) put(key string, size, revision int64) {
 	id, event := h.identify(key)
 	namespace := id.namespace
 	if namespace == "" {
@@ -209,7 +210,7 @@ func (h *holdings) put(key string, size int64) {
 			delete(h.namespaces, namespace)
 		}
 	}
-	h.counted(id, event)
+	h.count(id, size, revision)
 }
 
 // putEvent is put for an Event, which is the youngest now. The caller holds h.mu.
@@ -250,7 +251,7 @@ func (h *holdings) identify(key string) (id objectID, event bool) {
 		return id, false
 	}
 	namespace, name, _ := strings.Cut(rest, "/")
-	return objectID{namespace, kind.Resource, name}, kind == corev1.Resource("events")
+	return objectID{namespace, kind, name}, kind == corev1.Resource("events")
 }
 
 // trim removes the oldest Events of the namespaces that have the most, while all take more than their share.
@@ -270,7 +271,7 @@ func (h *holdings) trim(ctx context.Context, of source) error {
 		}
 		eventsRemoved.Add(float64(n))
 		for _, key := range keys { // the watch shows it, too, but later
-			h.put(key, 0)
+			h.put(key, 0, 0)
 		}
 	}
 	return nil

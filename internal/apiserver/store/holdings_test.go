@@ -36,31 +36,31 @@ func TestSurplus(t *testing.T) {
 	h := newHoldings(DefaultPrefix, 16*800, slog.New(slog.DiscardHandler)) // 800 bytes of Events
 	key := func(namespace string, i int) string { return fmt.Sprintf("/registry/events/%s/%d", namespace, i) }
 	for i := range 7 {
-		h.put(key("loud", i), 100)
+		h.put(key("loud", i), 100, 0)
 	}
-	h.put(key("quiet", 0), 100)
+	h.put(key("quiet", 0), 100, 0)
 	if got := h.surplus(); len(got) > 0 || h.ofEvents() != 800 {
 		t.Errorf("%d bytes, surplus %v", h.ofEvents(), got)
 	}
-	h.put(key("loud", 0), 150)
-	h.put(key("loud", 7), 50)
+	h.put(key("loud", 0), 150, 0)
+	h.put(key("loud", 7), 50, 0)
 	if got, want := h.surplus(), []string{key("loud", 1), key("loud", 2)}; !slices.Equal(got, want) { // 100 too much, 100 to spare
 		t.Errorf("surplus %v; want %v", got, want)
 	}
 	for _, k := range h.surplus() {
-		h.put(k, 0)
+		h.put(k, 0, 0)
 	}
 	if got := h.surplus(); len(got) > 0 || h.ofEvents() != 700 {
 		t.Errorf("after that %d bytes, surplus %v", h.ofEvents(), got)
 	}
-	h.put("/registry/configmaps/shop/a", 70)
-	h.put("/registry/configmaps/shop/a", 50)
-	h.put("/registry/secrets/shop/a", 5)
+	h.put("/registry/configmaps/shop/a", 70, 0)
+	h.put("/registry/configmaps/shop/a", 50, 0)
+	h.put("/registry/secrets/shop/a", 5, 0)
 	if got := ofShop(h); got != 55 {
 		t.Errorf("%d bytes; want 55", got)
 	}
-	h.put("/registry/configmaps/shop/a", 0)
-	h.put("/registry/secrets/shop/a", 0)
+	h.put("/registry/configmaps/shop/a", 0, 0)
+	h.put("/registry/secrets/shop/a", 0, 0)
 	if ofShop(h) != 0 || len(h.namespaces) > 0 {
 		t.Errorf("deleted: %v", h.namespaces)
 	}
@@ -98,8 +98,8 @@ func (p *pages) page(_ context.Context, from, _ []byte, _ int64) (out []*mvccpb.
 func TestRecountKeepsTheOldCount(t *testing.T) {
 	t.Parallel()
 	h := newHoldings(DefaultPrefix, DefaultQuota, slog.New(slog.DiscardHandler))
-	h.put("/registry/configmaps/shop/old", 1000)
-	h.put("/registry/events/shop/old", 500)
+	h.put("/registry/configmaps/shop/old", 1000, 0)
+	h.put("/registry/events/shop/old", 500, 0)
 	p := &pages{at: func() {
 		if ofShop(h) != 1000 || h.ofEvents() != 500 {
 			t.Errorf("while all is counted: %d bytes, %d of Events", ofShop(h), h.ofEvents())

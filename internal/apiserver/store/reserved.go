@@ -1,6 +1,13 @@
 package store
 
-import "time"
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+)
 
 const (
 	// reservedFor is how long a write that was admitted may take before it is taken for one that has failed.
@@ -9,22 +16,70 @@ const (
 	expirePause = reservedFor / 10
 )
 
+// objectID names an object of a namespace. Events have the group core, by which they are stored.
+type objectID struct {
+	namespace string
+	kind      schema.GroupResource
+	name      string
+}
+
+// idOf returns the ID of an object by the resource of a request for it.
+func idOf(gr schema.GroupResource, namespace, name string) objectID {
+	if gr == eventsv1.Resource("events") {
+		gr = corev1.Resource("events")
+	}
+	return objectID{namespace, gr, name}
+}
+
+// key returns the key of the object in etcd, below prefix.
+func (id objectID) key(prefix string) string {
+	dir := id.kind.Resource
+	if id.kind.Group != "" {
+		dir = id.kind.Group + "/" + dir
+	}
+	return prefix + "/" + dir + "/" + id.namespace + "/" + id.name
+}
+
+// write is what a request wants to store.
+type write struct {
+	id objectID
+	// size is what the object has after it, in bytes of etcd, and more is how much that is beyond what it had.
+	size, more int64
+	// base is the revision of the object that an update changes: of the object's later changes, the first is this write, or makes it
+	// fail.
+	base int64
+	// creates is the UID of the object that a creation makes, anyUID for a write whose base is not known, and empty for others.
+	creates types.UID
+}
+
+const (
+	anyUID types.UID = "any"
+	// severalUIDs stands for several creations of one name: which of them will succeed is not known.
+	severalUIDs types.UID = "several"
+)
+
 // reservations are the bytes of writes that were admitted and are not counted yet, by object: writes of one moment must not all take
-// what is left of a share. Of the writes of one object, only one succeeds at a time: the largest counts for all.
+// what is left of a share.
 type reservations struct {
-	of       map[objectID]reservation
+	of       map[objectID]*reservation
 	bytes    int64
 	by       map[string]int64 // bytes by namespace
 	earliest time.Time        // before this none expires, or expire has just looked
 }
 
-// objectID names an object of a namespace. The group is left out: keys of etcd do not have it for all kinds.
-type objectID struct{ namespace, resource, name string }
-
+// reservation is for all admitted writes of an object. It holds the largest size that one of them gives it, so that changes which
+// are counted late neither end it nor add to it.
 type reservation struct {
-	bytes int64
-	until time.Time
+	size, counted int64
+	// base and creates are of the writes: the reservation ends with a change after base once creates is empty.
+	base    int64
+	creates types.UID
+	changed int64 // revision of the last change that is counted, 0 if there was none
+	until   time.Time
 }
+
+// bytes is what the object may take beside what is counted of it.
+func (r *reservation) bytes() int64 { return max(0, r.size-r.counted) }
 
 // room is what a share has for a write.
 type room int
@@ -36,49 +91,90 @@ const (
 	perhapsRoom
 )
 
-// take reserves more bytes for an object if a share with a limit has room beside what is used. A namespace has no more than most bytes
-// reserved, but always one object.
-func (r *reservations) take(id objectID, used, more, limit, most int64) room {
-	now := time.Now()
-	r.expire(now)
-	if more <= 0 {
-		if used > limit {
-			return noRoom
-		}
-		return hasRoom
+// ask returns what is reserved for an object of which counted bytes are counted, and what would be with w.
+func (r *reservations) ask(w write, counted int64) (own, kept int64) {
+	if one := r.of[w.id]; one != nil {
+		own = one.bytes()
 	}
-	own := r.of[id].bytes
-	kept := max(own, more)
-	others := r.by[id.namespace] - own
-	switch {
-	case used+more > limit:
-		return noRoom
-	case used+r.bytes-own+kept > limit, others > 0 && others+kept > most:
-		return perhapsRoom
+	return own, max(0, r.sizeWith(w, counted)-counted)
+}
+
+// sizeWith returns the largest size that w and the writes before it give their object.
+func (r *reservations) sizeWith(w write, counted int64) int64 {
+	size := max(w.size, counted+w.more)
+	if one := r.of[w.id]; one != nil {
+		size = max(size, one.size)
 	}
+	return size
+}
+
+// add reserves what w needs.
+func (r *reservations) add(w write, counted int64, now time.Time) {
 	if r.of == nil {
-		r.of, r.by = map[objectID]reservation{}, map[string]int64{}
+		r.of, r.by = map[objectID]*reservation{}, map[string]int64{}
 	}
 	until := now.Add(reservedFor)
 	if len(r.of) == 0 {
 		r.earliest = until
 	}
-	r.of[id] = reservation{kept, until}
-	r.bytes += kept - own
-	r.by[id.namespace] = others + kept
-	return hasRoom
+	one := r.of[w.id]
+	if one == nil {
+		one = &reservation{counted: counted}
+		r.of[w.id] = one
+	}
+	r.resize(w.id, one, r.sizeWith(w, counted), counted)
+	one.until, one.base = until, max(one.base, w.base)
+	switch {
+	case w.creates == "" || w.creates == one.creates:
+	case one.creates == "":
+		one.creates = w.creates
+	default:
+		one.creates = severalUIDs
+	}
+}
+
+// resize sets the sizes of a reservation.
+func (r *reservations) resize(id objectID, one *reservation, size, counted int64) {
+	before := one.bytes()
+	one.size, one.counted = size, counted
+	more := one.bytes() - before
+	r.bytes += more
+	if r.by[id.namespace] += more; r.by[id.namespace] <= 0 {
+		delete(r.by, id.namespace)
+	}
+}
+
+// count takes in that an object has size bytes since a revision, 0 for one that is not known.
+func (r *reservations) count(id objectID, size, revision int64) {
+	if one := r.of[id]; one != nil {
+		r.resize(id, one, one.size, size)
+		one.changed = max(one.changed, revision)
+		r.end(id, one)
+	}
+}
+
+// wrote takes in that an object with a UID has a revision.
+func (r *reservations) wrote(id objectID, uid types.UID, revision int64) {
+	one := r.of[id]
+	if one == nil || one.creates == "" || one.creates != anyUID && one.creates != uid {
+		return
+	}
+	one.creates, one.base = "", max(one.base, revision-1)
+	r.end(id, one)
+}
+
+// end forgets a reservation whose writes are counted or have failed.
+func (r *reservations) end(id objectID, one *reservation) {
+	if one.creates == "" && one.changed > one.base {
+		r.drop(id)
+	}
 }
 
 // drop forgets the reservation of an object, if it has one.
 func (r *reservations) drop(id objectID) {
-	one, has := r.of[id]
-	if !has {
-		return
-	}
-	delete(r.of, id)
-	r.bytes -= one.bytes
-	if r.by[id.namespace] -= one.bytes; r.by[id.namespace] <= 0 {
-		delete(r.by, id.namespace)
+	if one := r.of[id]; one != nil {
+		r.resize(id, one, 0, one.counted)
+		delete(r.of, id)
 	}
 }
 
@@ -100,20 +196,33 @@ func (r *reservations) expire(now time.Time) {
 	}
 }
 
-// reserve reserves more bytes of the share of a namespace for an object, if there is room, and returns what the namespace takes.
-func (h *holdings) reserve(id objectID, more int64) (used, limit int64, r room) {
+// reserve reserves what a write needs of the share of its namespace, if there is room, and returns what the namespace takes.
+func (h *holdings) reserve(w write) (used, limit int64, r room) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	used, limit = h.namespaces[id.namespace], h.limits.namespace
-	waiting := h.reserved[id.namespace]
+	now, namespace := time.Now(), w.id.namespace
+	used, limit = h.namespaces[namespace], h.limits.namespace
+	waiting := h.reserved[namespace]
 	if waiting == nil {
 		waiting = &reservations{}
-		h.reserved[id.namespace] = waiting
+		h.reserved[namespace] = waiting
 	}
-	r = waiting.take(id, used, more, limit, limit)
-	h.keep(id.namespace)
-	return used, limit, r
+	defer h.keep(namespace)
+	waiting.expire(now)
+	counted := h.counted(w.id)
+	own, kept := waiting.ask(w, counted)
+	switch {
+	case used+w.more > limit:
+		return used, limit, noRoom
+	case used+waiting.bytes-own+kept > limit:
+		return used, limit, perhapsRoom
+	}
+	waiting.add(w, counted, now)
+	return used, limit, hasRoom
 }
+
+// counted returns the bytes that are counted of an object. The caller holds mu.
+func (h *holdings) counted(id objectID) int64 { return h.objects[id.key(h.prefix)].size }
 
 // keep forgets the reservations of a namespace if there are none. The caller holds mu.
 func (h *holdings) keep(namespace string) {
@@ -122,22 +231,92 @@ func (h *holdings) keep(namespace string) {
 	}
 }
 
-// reserveEvent reserves more bytes for an Event, as long as all have no more than eventBurst times their share. A namespace reserves
-// a part of that only: writes that fail must not keep out the Events of others.
-func (h *holdings) reserveEvent(id objectID, more int64) room {
+// reserveEvent reserves what the write of an Event needs, as long as all have no more than eventBurst times their share. A namespace
+// reserves a part of that only: writes that fail must not keep out the Events of others. One that takes no more than a fair part, with
+// what it reserves, has room in any case: several others together must not keep it out.
+func (h *holdings) reserveEvent(w write) room {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	now, r, counted := time.Now(), &h.reservedEvents, h.counted(w.id)
+	r.expire(now)
 	limit := eventBurst * h.limits.events
-	return h.reservedEvents.take(id, h.eventBytes, more, limit, limit/eventParts)
+	most := limit / eventParts
+	own, kept := r.ask(w, counted)
+	others := r.by[w.id.namespace] - own
+	full := h.eventBytes+max(0, w.more) > limit
+	tight := r.bytes-own+kept+h.eventBytes > limit || others > 0 && others+kept > most
+	switch {
+	case !full && (w.more <= 0 || !tight):
+	case h.takesOfEvents(w.id.namespace)+others+kept <= most/h.sharers(w.id.namespace):
+	case full:
+		return noRoom
+	default:
+		return perhapsRoom
+	}
+	if w.more > 0 {
+		r.add(w, counted, now)
+	}
+	return hasRoom
 }
 
-// counted forgets the reservation of an object that is counted now. The caller holds mu.
-func (h *holdings) counted(id objectID, event bool) {
-	switch r := h.reserved[id.namespace]; {
-	case event:
-		h.reservedEvents.drop(id)
-	case r != nil:
-		r.drop(id)
+// takesOfEvents returns the bytes of the Events of a namespace. The caller holds mu.
+func (h *holdings) takesOfEvents(namespace string) int64 {
+	if l := h.events[namespace]; l != nil {
+		return l.bytes
+	}
+	return 0
+}
+
+// sharers returns how many namespaces have Events or reservations for some, with the one called namespace. The caller holds mu.
+func (h *holdings) sharers(namespace string) int64 {
+	n, has := len(h.events), h.events[namespace] != nil
+	for one := range h.reservedEvents.by {
+		if h.events[one] == nil {
+			n++
+			has = has || one == namespace
+		}
+	}
+	if !has {
+		n++
+	}
+	return int64(n)
+}
+
+// reservationsOf returns the reservations among which that of an object is, nil if there are none. The caller holds mu.
+func (h *holdings) reservationsOf(id objectID) *reservations {
+	if id.kind == corev1.Resource("events") {
+		return &h.reservedEvents
+	}
+	return h.reserved[id.namespace]
+}
+
+// count takes in that an object has size bytes since a revision, 0 for one that is not known. The caller holds mu.
+func (h *holdings) count(id objectID, size, revision int64) {
+	if r := h.reservationsOf(id); r != nil {
+		r.count(id, size, revision)
+		h.keep(id.namespace)
+	}
+}
+
+// recounted gives all reservations what is counted now. The caller holds mu.
+func (h *holdings) recounted() {
+	update := func(r *reservations) {
+		for id := range r.of {
+			r.count(id, h.counted(id), 0)
+		}
+	}
+	update(&h.reservedEvents)
+	for _, r := range h.reserved {
+		update(r)
+	}
+}
+
+// wrote takes in that an object with a UID has a revision, by a write of this server.
+func (h *holdings) wrote(id objectID, uid types.UID, revision int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if r := h.reservationsOf(id); r != nil {
+		r.wrote(id, uid, revision)
 		h.keep(id.namespace)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
@@ -73,6 +74,7 @@ var (
 	registerEtcdMetrics = sync.OnceFunc(func() {
 		registerRemoved()
 		legacyregistry.MustRegister(etcdBytes, etcdFull, etcdUpkeep, diskFree, diskLevel, slowSyncs)
+		legacyregistry.RawMustRegister(etcdMetrics{prometheus.DefaultGatherer})
 	})
 )
 
