@@ -65,8 +65,9 @@ func straight(t testing.TB, h *testbed.Host) error {
 // Connections of the node and of a Pod to an endpoint that does not answer are led on when it leaves, and again when the next one does.
 // Their programs see the Service. Where no endpoint is left they end at once. Connections with the endpoint itself go on trying.
 // Cleanup removes detours, and they go by themselves when the connections have an answer.
-func TestUnansweredAreLedOn(t *testing.T) {
-	r := newRig(t)
+func TestUnansweredAreLedOn(t *testing.T) { behind(t, unansweredAreLedOn) }
+
+func unansweredAreLedOn(t *testing.T, r rig) {
 	e := flows.NewEnv(t, r.createKnown)
 	for _, name := range []string{"b", "d"} {
 		run(t, e.Host(name), "nft", "add table inet silent; add chain inet silent in { type filter hook input priority 0; }; "+

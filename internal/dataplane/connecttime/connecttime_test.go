@@ -54,8 +54,9 @@ func asked(t testing.TB, e *flows.Env, p svc.Protocol, from string, to netip.Add
 }
 
 // Connections of the node and its Pods reach their endpoints without a translation that is tracked; all others are nft's.
-func TestTranslated(t *testing.T) {
-	r := newRig(t)
+func TestTranslated(t *testing.T) { behind(t, testTranslated) }
+
+func testTranslated(t *testing.T, r rig) {
 	e := flows.NewEnv(t, r.createKnown)
 	e.Apply(t, web(e, "a"), nil)
 	for _, to := range []netip.AddrPort{web4, web6} {
@@ -101,8 +102,10 @@ func TestTranslated(t *testing.T) {
 }
 
 // The programs translate every kind of address themselves: nft would answer, too.
-func TestTranslatedKinds(t *testing.T) {
-	e := flows.NewEnv(t, newRig(t).createKnown)
+func TestTranslatedKinds(t *testing.T) { behind(t, translatedKinds) }
+
+func translatedKinds(t *testing.T, r rig) {
+	e := flows.NewEnv(t, r.createKnown)
 	at := []table.Endpoint{{Addr: netip.AddrPortFrom(e.Host("a").Addr4(), 9376), Local: true}}
 	external, balancer := flows.AP("192.0.2.177:80"), flows.AP("192.0.2.178:80")
 	local, loopback := netip.AddrPortFrom(e.Node.Addr4(), 30080), flows.AP("127.0.0.1:30080")
@@ -224,8 +227,9 @@ func routes(t testing.TB, e *flows.Env, r rig) map[connect.Front]connect.Route {
 }
 
 // Cleanup leaves nothing, and nft goes on.
-func TestCleanup(t *testing.T) {
-	r := newRig(t)
+func TestCleanup(t *testing.T) { behind(t, testCleanup) }
+
+func testCleanup(t *testing.T, r rig) {
 	e := flows.NewEnv(t, r.create)
 	e.Apply(t, web(e, "a"), nil)
 	if _, tracked := asked(t, e, svc.TCP, "node", web4); tracked {
@@ -291,9 +295,8 @@ func TestOtherNetworks(t *testing.T) {
 		stop()
 		_ = cmd.Wait()
 	}()
-	m := e.Dataplane.(*Mode)
 	testbed.Until(t, "the other machine to be looked at", func() error {
-		if all, pods := m.clients.Looked(); all == 0 || pods != 0 {
+		if all, pods := looked(e.Dataplane); all == 0 || pods != 0 {
 			return fmt.Errorf("%d namespaces were looked at, %d are Pods'", all, pods)
 		}
 		return nil

@@ -3,6 +3,7 @@ package connecttime
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net/netip"
 	"time"
 
@@ -40,6 +41,29 @@ type detours struct {
 	from  map[netip.AddrPort]int
 	begun map[route]bool // their old connections are still tracked
 	dirty bool           // also at first: tables of an earlier process go
+}
+
+// probeName is the name of the tables of probeDetours.
+const probeName = "fairlead-connect-probe"
+
+// probeDetours returns why attempts cannot be led on in this network namespace: that takes nf_tables, in front of mode iptables, too.
+// What it asks the kernel for is taken back in the same transaction.
+func probeDetours() error {
+	c, err := nftables.Dial()
+	if err != nil {
+		return fmt.Errorf("connect-time: %w", err)
+	}
+	defer func() { _ = c.Close() }()
+	for _, f := range socket.Families() {
+		t, b := nftables.Table{Family: nftables.FamilyOf(f), Name: probeName}, nftables.NewBatch()
+		addDetourTable(b, t, f)
+		b.DelTable(t)
+		if err := c.Commit(b); err != nil {
+			return fmt.Errorf("connect-time leads connections without an answer on by nf_tables, which this kernel must have with nat, "+
+				"for %s, beside mode iptables, too: %w", f, err)
+		}
+	}
+	return nil
 }
 
 // newDetours returns detours of the network namespace of the calling thread.

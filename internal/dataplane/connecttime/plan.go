@@ -36,9 +36,9 @@ func (f *front) same(o *front) bool {
 	return f.split == o.split && f.masquerade == o.masquerade && f.lists[0].same(&o.lists[0]) && f.lists[1].same(&o.lists[1])
 }
 
-// planned returns what the programs do with a frontend, nil for what they leave to nft: where a connection's way depends on
-// more than who the client is, or there is no endpoint, whose refusal is nft's. A DNS server on the node itself, of 'fairlead agent' or
-// NodeLocal DNSCache, answers at the address of the Service before nft sees the packet.
+// planned returns what the programs do with a frontend, nil for what they leave to the rules: where a connection's way depends on
+// more than who the client is, or there is no endpoint, whose refusal is theirs. A DNS server on the node itself, of 'fairlead agent' or
+// NodeLocal DNSCache, answers at the address of the Service before they see the packet.
 func planned(set *dataplane.Settings, p *table.ServicePort, f *table.Frontend) *front {
 	switch {
 	case p == nil, p.Protocol == svc.SCTP, p.Affinity != 0, f.SourceRanges != nil, f.Addr.Port() == svc.DNSPort:
@@ -122,7 +122,7 @@ func frontKey(f connect.Front) (dataplane.FrontKey, svc.Family) {
 	return k, family
 }
 
-// classify finds what nft's rules find of a Pod's packets.
+// classify finds what the rules find of a Pod's packets.
 func classify(sets *[2]dataplane.Settings, ns *connect.Namespace) (c connect.Class) {
 	for i := range sets {
 		set := &sets[i]

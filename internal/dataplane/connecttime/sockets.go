@@ -47,7 +47,7 @@ type leader interface {
 }
 
 // sweeper ends connected sockets of UDP whose endpoint does not serve their frontend any more, and leads attempts to connect by TCP on,
-// as connection tracking is told to forget flows of nft's. It works beside the changes: a Pod may have very many sockets.
+// as connection tracking is told to forget flows that rules have translated. It works beside the changes: a Pod may have very many sockets.
 type sweeper struct {
 	kernel sockets
 	lead   leader
@@ -56,7 +56,7 @@ type sweeper struct {
 	wake loop.Signal
 
 	mu sync.RWMutex
-	// members are the sorted endpoints that serve a frontend of UDP, also one that only nft translates now.
+	// members are the sorted endpoints that serve a frontend of UDP, also one that only the rules translate now.
 	members map[connect.Front][]netip.AddrPort
 	// known are the families of which members has all.
 	known map[svc.Family]bool

@@ -86,7 +86,7 @@ type target struct {
 	stray []list
 }
 
-// Unwatched is dataplane.Unwatched's: nft's generation does not count changes of the maps.
+// Unwatched is dataplane.Unwatched's: what watches the rules does not see changes of the maps.
 func (t *target) Unwatched() {}
 
 // Read is dataplane.Target's.
@@ -320,7 +320,7 @@ func (t *target) settings(set *dataplane.Settings) error {
 	return t.nodeAddrs(set.NodeAddrs)
 }
 
-// nodeAddrs has node ports answer on want. Where there is no room for an address, its node ports are left to nft.
+// nodeAddrs has node ports answer on want. Where there is no room for an address, its node ports are left to the rules.
 func (t *target) nodeAddrs(want []netip.Addr) error {
 	for a := range t.nodes {
 		if slices.Contains(want, a) {
@@ -340,7 +340,7 @@ func (t *target) nodeAddrs(want []netip.Addr) error {
 		err := t.kernel.PutNode(a)
 		if errors.Is(err, connect.ErrFull) {
 			if !t.nodesFull {
-				t.log.Warn("connect-time has no room for all addresses of the node; only nft translates node ports of the others",
+				t.log.Warn("connect-time has no room for all addresses of the node; only the rules of the mode translate node ports of the others",
 					"address", a, "err", err)
 			}
 			t.nodesFull = true
@@ -355,7 +355,7 @@ func (t *target) nodeAddrs(want []netip.Addr) error {
 }
 
 // write brings one frontend from what is installed to want; nil is none. What a frontend leads to is written before it, and removed
-// after it. Where there is no room it is left to nft.
+// after it. Where there is no room it is left to the rules.
 func (t *target) write(k dataplane.FrontKey, want *front) error {
 	has := t.fronts[k]
 	if has == nil && want == nil || has != nil && want != nil && has.same(want) {
@@ -487,7 +487,7 @@ func (s *shared) warnFull(k dataplane.FrontKey, err error) {
 		return
 	}
 	s.full = true
-	s.log.Warn("connect-time has no room for all Services; only nft translates the others", "frontend", k, "err", err)
+	s.log.Warn("connect-time has no room for all Services; only the rules of the mode translate the others", "frontend", k, "err", err)
 }
 
 // dump writes what the programs have, sorted and without the numbers of lists.

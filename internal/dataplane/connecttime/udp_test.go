@@ -177,8 +177,10 @@ func sockaddr(a netip.AddrPort) unix.Sockaddr {
 }
 
 // A connected socket ends when its endpoint serves no more, on the node and in a Pod, and no other socket does.
-func TestStaleSocketsEnd(t *testing.T) {
-	e, begin := flows.NewEnv(t, newRig(t).createKnown), time.Now()
+func TestStaleSocketsEnd(t *testing.T) { behind(t, staleSocketsEnd) }
+
+func staleSocketsEnd(t *testing.T, r rig) {
+	e, begin := flows.NewEnv(t, r.createKnown), time.Now()
 	fronts := []netip.AddrPort{web4, web6}
 	e.Apply(t, udp(e, fronts, "", "a"), nil)
 	ctx, stop := context.WithCancel(t.Context())

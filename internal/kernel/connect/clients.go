@@ -197,23 +197,35 @@ func (c *Clients) put(cookie uint64, ns *Namespace) error {
 
 // look returns what the namespace of a thread is, nil if it is no Pod's of this node: if its packets may
 // not come through the node's packet filter.
-func (c *Clients) look(cookie uint64, thread int) (ns *Namespace, err error) {
+func (c *Clients) look(cookie uint64, thread int) (*Namespace, error) {
+	return namespaceIf(c.home, thread, func() error {
+		is, err := Cookie()
+		if err == nil && is != cookie {
+			err = errors.New("the thread has ended, or is in another namespace than its socket")
+		}
+		return err
+	})
+}
+
+// namespaceOf is look for a process, and the node whose network namespace is home.
+func namespaceOf(home *os.File, pid int) (*Namespace, error) {
+	return namespaceIf(home, pid, func() error { return nil })
+}
+
+// namespaceIf returns what the namespace of a thread is, after check was called in it.
+func namespaceIf(home *os.File, thread int, check func() error) (ns *Namespace, err error) {
 	var peer int
 	err = netns.Do(netns.Of(thread), func() error {
-		is, err := Cookie()
-		if err != nil {
+		if err := check(); err != nil {
 			return err
 		}
-		if is != cookie {
-			return errors.New("the thread has ended, or is in another namespace than its socket")
-		}
-		ns, peer, err = c.inside()
+		ns, peer, err = inside(home)
 		return err
 	})
 	if err != nil || ns == nil {
 		return nil, err
 	}
-	err = netns.Do(fmt.Sprintf("/proc/self/fd/%d", c.home.Fd()), func() error {
+	err = netns.Do(fmt.Sprintf("/proc/self/fd/%d", home.Fd()), func() error {
 		ns.From, err = origin(peer)
 		return err
 	})
@@ -224,7 +236,7 @@ func (c *Clients) look(cookie uint64, thread int) (ns *Namespace, err error) {
 }
 
 // inside looks at the namespace of the calling thread, and returns the index of the interface that its packets come from.
-func (c *Clients) inside() (*Namespace, int, error) {
+func inside(node *os.File) (*Namespace, int, error) {
 	links, err := netlink.LinkList()
 	if err != nil {
 		return nil, 0, fmt.Errorf("list interfaces: %w", err)
@@ -233,7 +245,7 @@ func (c *Clients) inside() (*Namespace, int, error) {
 		a := l.Attrs()
 		return a.RawFlags&unix.IFF_UP == 0 || a.RawFlags&unix.IFF_LOOPBACK != 0
 	})
-	home, err := netlink.GetNetNsIdByFd(int(c.home.Fd()))
+	home, err := netlink.GetNetNsIdByFd(int(node.Fd()))
 	if err != nil {
 		return nil, 0, fmt.Errorf("look for the node's namespace: %w", err)
 	}

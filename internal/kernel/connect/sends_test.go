@@ -25,6 +25,25 @@ var sends = flag.Int("sends", 100_000, "sockets that send and are closed")
 func attached(t *testing.T) (*Programs, *net.UDPConn) {
 	t.Helper()
 	cfg := Config{Cgroup: testbed.Group(t).Dir, FS: testbed.BPFFS(t)}
+	server := listenLocal(t)
+	p, err := Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Close() })
+	at := server.LocalAddr().(*net.UDPAddr).AddrPort()
+	if err := serveUDP(p, at); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Attach(); err != nil {
+		t.Fatal(err)
+	}
+	return p, server
+}
+
+// listenLocal is a socket of UDP on the loopback device, which it sets up.
+func listenLocal(t *testing.T) *net.UDPConn {
+	t.Helper()
 	lo, err := netlink.LinkByName("lo")
 	if err == nil {
 		err = netlink.LinkSetUp(lo)
@@ -37,22 +56,7 @@ func attached(t *testing.T) (*Programs, *net.UDPConn) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = server.Close() })
-	p, err := Open(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = p.Close() })
-	at := server.LocalAddr().(*net.UDPAddr).AddrPort()
-	if err := p.PutSlots(1, []netip.AddrPort{at}); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.PutFront(Front{Addr: front, Protocol: unix.IPPROTO_UDP}, Route{List: [2]uint32{1}, Count: [2]uint32{1}}); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Attach(); err != nil {
-		t.Fatal(err)
-	}
-	return p, server
+	return server
 }
 
 // Clients that connect sockets until there is no room leave the others to the packet filter, and the sockets of which

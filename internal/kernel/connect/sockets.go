@@ -233,15 +233,45 @@ func diagRequest(family, protocol uint8, states uint32, id *netlink.SocketID) []
 	return native.AppendUint32(b, id.Cookie[1])
 }
 
-// canEnd returns why sockets of UDP cannot be ended here, or nil: CONFIG_INET_DIAG_DESTROY and CONFIG_INET_UDP_DIAG may be missing.
-// It asks for the end of a socket that is not there.
+// canEnd returns why sockets of UDP cannot be ended here, or nil: CONFIG_INET_DIAG_DESTROY, CONFIG_INET_UDP_DIAG
+// or the right may be missing. It ends a socket that it has made: of one that is not there the kernel says so before it asks for the right.
 func canEnd() error {
 	if _, err := netlink.SocketDiagUDP(unix.AF_INET); err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 		return fmt.Errorf("cannot list sockets of UDP (CONFIG_INET_UDP_DIAG): %w", err)
 	}
-	none := netlink.SocketID{Source: make([]byte, 4), Destination: make([]byte, 4), Cookie: [2]uint32{1, 1}}
-	if err := destroy(unix.AF_INET, unix.IPPROTO_UDP, &none); !errors.Is(err, unix.ENOENT) {
+	fd, own, err := anySocket()
+	if err != nil {
+		return fmt.Errorf("cannot make a socket of UDP to end: %w", err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	switch err := destroy(unix.AF_INET, unix.IPPROTO_UDP, own); {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("cannot end sockets of UDP (CAP_NET_ADMIN): %w", err)
+	default:
 		return fmt.Errorf("cannot end sockets of UDP (CONFIG_INET_DIAG_DESTROY): %w", err)
 	}
-	return nil
+}
+
+// anySocket makes a socket of UDP on a free port, which nobody reads.
+func anySocket() (fd int, id *netlink.SocketID, err error) {
+	if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
+		return -1, nil, err
+	}
+	if err = unix.Bind(fd, &unix.SockaddrInet4{}); err != nil {
+		return -1, nil, errors.Join(err, unix.Close(fd))
+	}
+	at, err := unix.Getsockname(fd)
+	if err != nil {
+		return -1, nil, errors.Join(err, unix.Close(fd))
+	}
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
+	if err != nil {
+		return -1, nil, errors.Join(err, unix.Close(fd))
+	}
+	return fd, &netlink.SocketID{
+		SourcePort: uint16(at.(*unix.SockaddrInet4).Port), Source: make([]byte, 4), Destination: make([]byte, 4),
+		Cookie: [2]uint32{uint32(cookie), uint32(cookie >> 32)},
+	}, nil
 }

@@ -117,6 +117,17 @@ func (c *Conn) Sweep(ctx context.Context, scope Scope, stale func(Entry) bool) (
 	return c.deleteWhere(ctx, scope, func(en *entry) bool { return stale(en.Entry) })
 }
 
+// EachUnanswered calls f for every connection of a protocol that had no answer yet. It reads the table once for each family.
+func (c *Conn) EachUnanswered(p svc.Protocol, f func(Entry)) error {
+	for _, family := range []svc.Family{svc.IPv4, svc.IPv6} {
+		err := dump(c.nl, Scope{Family: family, Protocol: p, Unreplied: true}, func(en *entry) { f(en.Entry) })
+		if err != nil && !errors.Is(err, netlink.ErrInterrupted) {
+			return fmt.Errorf("read unanswered connections: %w", err)
+		}
+	}
+	return nil
+}
+
 // Unanswer removes the connection of src to dst if it had no answer yet, and reports whether there was one. Its next packet is a new
 // connection's.
 func (c *Conn) Unanswer(p svc.Protocol, src, dst netip.AddrPort) (bool, error) {
@@ -203,6 +214,17 @@ func index(flows []Flow) (map[front][]Flow, Scope) {
 // matching returns one delete message for each entry in scope for which test returns
 // true.
 func matching(c *netlink.Conn, scope Scope, test func(*entry) bool) ([][]byte, error) {
+	var found [][]byte
+	err := dump(c, scope, func(en *entry) {
+		if test(en) {
+			found = append(found, en.deleteMessage())
+		}
+	})
+	return found, err
+}
+
+// dump calls f for each entry in scope.
+func dump(c *netlink.Conn, scope Scope, f func(*entry)) error {
 	var e netlink.Encoder
 	e.Begin(msgGet, unix.NLM_F_DUMP, kernelFamily(scope.Family), 0)
 	if scope.Protocol != 0 && scope.Family != 0 {
@@ -212,14 +234,11 @@ func matching(c *netlink.Conn, scope Scope, test func(*entry) bool) ([][]byte, e
 		unreplied(&e)
 	}
 	e.End()
-	var found [][]byte
-	err := c.Dump(e.Buf, func(body []byte) {
-		en, ok := parse(body)
-		if ok && scope.has(&en) && test(&en) {
-			found = append(found, en.deleteMessage())
+	return c.Dump(e.Buf, func(body []byte) {
+		if en, ok := parse(body); ok && scope.has(&en) {
+			f(&en)
 		}
 	})
-	return found, err
 }
 
 func matches(fls []Flow, en *entry) bool {

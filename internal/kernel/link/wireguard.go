@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -244,12 +245,35 @@ func (w *WireGuard) Set(peers []Peer, local, gateways []netip.Addr, pods []netip
 	if len(changes) == 0 {
 		return routes, nil
 	}
-	if err := w.client.ConfigureDevice(WireGuardDevice, wgtypes.Config{Peers: changes}); err != nil {
+	added := w.greet(changes)
+	err = w.client.ConfigureDevice(WireGuardDevice, wgtypes.Config{Peers: changes})
+	if err == nil && len(added) > 0 {
+		err = w.client.ConfigureDevice(WireGuardDevice, wgtypes.Config{Peers: added})
+	}
+	if err != nil {
 		w.Forget()
 		return nil, fmt.Errorf("write %d peers of %s: %w", len(changes), WireGuardDevice, err)
 	}
 	w.peers = want
 	return routes, nil
+}
+
+// maxGreeted bounds how many handshakes one Set begins.
+const maxGreeted = 100
+
+// greet has a handshake begin with each new peer of changes as soon as it is written. The peer may have begun one before this node knew
+// its key, and waits for 5 s until its next try. WireGuard begins one when keep-alives are switched on, which the returned changes
+// switch off again.
+func (w *WireGuard) greet(changes []wgtypes.PeerConfig) (after []wgtypes.PeerConfig) {
+	for i := range changes {
+		c := &changes[i]
+		if _, known := w.peers[c.PublicKey]; c.Remove || known || len(after) == maxGreeted {
+			continue
+		}
+		c.PersistentKeepaliveInterval = new(time.Minute)
+		after = append(after, wgtypes.PeerConfig{PublicKey: c.PublicKey, UpdateOnly: true, PersistentKeepaliveInterval: new(time.Duration(0))})
+	}
+	return after
 }
 
 // differences returns what makes w.peers want. Keys that end come first: another peer may

@@ -9,6 +9,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -57,4 +58,13 @@ func constant(line, file string) (from, to uintptr, ok bool) {
 	a, err1 := strconv.ParseUint(first, 16, 8*int(unsafe.Sizeof(from)))
 	b, err2 := strconv.ParseUint(last, 16, 8*int(unsafe.Sizeof(to)))
 	return uintptr(a), uintptr(b), err1 == nil && err2 == nil && b > a
+}
+
+// ProcessorTime returns how much time of processors this process has taken, also in the kernel.
+func ProcessorTime() (time.Duration, error) {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		return 0, fmt.Errorf("get the processor time: %w", err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano()), nil
 }
