@@ -12,6 +12,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/cli/parts"
+	"github.com/fairlead/fairlead/internal/dataplane/handover"
 	"github.com/fairlead/fairlead/internal/dataplane/kubeproxy"
 	"github.com/fairlead/fairlead/internal/dns/nodelocal"
 	"github.com/fairlead/fairlead/internal/dns/resolvconf"
@@ -55,6 +56,9 @@ do that after kube-proxy has been stopped, before or after fairlead is started.`
 			ctx, cancel := context.WithTimeout(cmd.Context(), cleanupTimeout)
 			defer cancel()
 			if kubeProxy {
+				if err := handover.FromKubeProxy(ctx); err != nil {
+					fmt.Fprintln(g.Out, "Warning:", err)
+				}
 				if err := parts.Removing("rules of kube-proxy", kubeproxy.Remove(ctx)); err != nil {
 					return err
 				}

@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/cli/lifecycle"
 	"github.com/fairlead/fairlead/internal/cli/parts"
+	"github.com/fairlead/fairlead/internal/dataplane/handover"
 	"github.com/fairlead/fairlead/internal/kubeproxyconfig"
 )
 
@@ -74,6 +75,9 @@ func cleanUp(ctx context.Context, out io.Writer, log *slog.Logger) error {
 	defer held.Close()
 	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
 	defer cancel()
+	if err := handover.ToKubeProxy(ctx); err != nil {
+		log.Warn("cannot hand clients over to kube-proxy", "err", err)
+	}
 	if err := parts.CleanUpModes(ctx, ""); err != nil {
 		return err
 	}

@@ -49,6 +49,9 @@ type Config struct {
 	// DropInvalid drops what a local endpoint sends outside of any known
 	// connection. Not wanted with net.netfilter.nf_conntrack_tcp_be_liberal.
 	DropInvalid bool
+	// AcceptEstablished lets packets of open connections pass FORWARD, as kube-proxy does, not only of the ones that the rules have
+	// translated: connect-time has translated others before their first packet, which met the policies of other programs.
+	AcceptEstablished bool
 	// Log gets a warning where rejected and dropped packets cannot be counted; nil
 	// discards it.
 	Log *slog.Logger

@@ -321,9 +321,12 @@ func (l *layout) baseFilter(set *dataplane.Settings, m, r, both string, emit fun
 	}
 	// Where a neighbour's policy is to forward nothing, Services work all the
 	// same, as with kube-proxy.
+	open := "-m conntrack --ctstate RELATED,ESTABLISHED "
+	if !l.cfg.AcceptEstablished {
+		open += "-m conntrack --ctstate DNAT "
+	}
 	filter(chainForward, slices.Concat(refuse, unserved, invalid, []string{
-		"-m mark --mark " + m + "/" + m + " ", "-j ACCEPT",
-		"-m conntrack --ctstate RELATED,ESTABLISHED -m conntrack --ctstate DNAT ", "-j ACCEPT",
+		"-m mark --mark " + m + "/" + m + " ", "-j ACCEPT", open, "-j ACCEPT",
 	})...)
 }
 

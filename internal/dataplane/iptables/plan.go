@@ -161,8 +161,13 @@ func (l *layout) endpoints(w *writer, fr *front, match string, list []table.Endp
 		sticky = func(e table.Endpoint) string {
 			return "--name " + memory(fr.fk, e) + " --mask " + l.fullMask + " --rsource "
 		}
-		for _, e := range list {
-			w.rule(match+"-m recent --update --seconds "+strconv.FormatInt(seconds, 10)+" --reap "+sticky(e), l.dnat(e))
+		// Clients reads it.
+		name := `-m comment --comment "` + fr.port.ID.String() + `" `
+		for i, e := range list {
+			if i > 0 {
+				name = ""
+			}
+			w.rule(match+name+"-m recent --update --seconds "+strconv.FormatInt(seconds, 10)+" --reap "+sticky(e), l.dnat(e))
 		}
 	}
 	for i, e := range list {
@@ -195,11 +200,18 @@ func probability(n int) string {
 
 func (l *layout) dnat(e table.Endpoint) string { return "-j DNAT --to-destination " + e.Addr.String() }
 
+// listPrefix begins the names of this mode's lists of clients.
+const listPrefix = "fairlead-"
+
 // memory names the list of clients that stick to an endpoint of a frontend. It
 // goes when the last rule that names it does.
 func memory(k dataplane.FrontKey, e table.Endpoint) string {
-	return "fairlead-" + protoName(k.Proto) + "-" + where(k) + "-" + strconv.Itoa(int(k.Port)) + "-" +
-		e.Addr.Addr().String() + "-" + strconv.Itoa(int(e.Addr.Port()))
+	return listPrefix + protoName(k.Proto) + "-" + where(k) + "-" + strconv.Itoa(int(k.Port)) + "-" + endpointOf(e.Addr)
+}
+
+// endpointOf ends such a name.
+func endpointOf(at netip.AddrPort) string {
+	return at.Addr().String() + "-" + strconv.Itoa(int(at.Port()))
 }
 
 func where(k dataplane.FrontKey) string {

@@ -3,6 +3,7 @@ package kubeproxy_test
 import (
 	"net/netip"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -108,6 +109,67 @@ func TestMissing(t *testing.T) {
 	if _, _, err := kubeproxy.Missing("x", want); err == nil {
 		t.Error("a mode that does not exist is looked for")
 	}
+}
+
+// The clients of endpoints are in kube-proxy's sets and lists, whose names are from the tests of its v1.37.2; and kube-proxy
+// finds the clients that are added. Endpoints without a set or a list do not change.
+func TestMemory(t *testing.T) {
+	const set = " { flags dynamic,timeout; timeout 3h; "
+	const nft = `table ip kube-proxy { set affinity-GTK6MW7G-ns5/svc5/tcp/p80__10.180.0.3/80` + set +
+		`type ipv4_addr; elements = { 10.0.0.1, 10.0.0.2 }; }; }
+table ip6 kube-proxy { set affinity-5HFFSBBM-ns5/svc5/tcp/p80__fd00.10.180..3/80` + set + `type ipv6_addr; elements = { fd00::1 }; }; }
+`
+	const lists = `*nat
+:KUBE-SEP-SXIVWICOYRO3J4NJ - [0:0]
+-A KUBE-SEP-SXIVWICOYRO3J4NJ -m recent --name KUBE-SEP-SXIVWICOYRO3J4NJ --set -j RETURN
+COMMIT
+`
+	port := func(namespace, name string) svc.PortName {
+		return svc.PortName{Name: svc.Name{Namespace: namespace, Name: name}, Port: "p80"}
+	}
+	four, six := netip.MustParseAddrPort("10.180.0.3:80"), netip.MustParseAddrPort("[fd00:10:180::3]:80")
+	recent, other := netip.MustParseAddrPort("10.180.0.1:80"), netip.MustParseAddrPort("10.180.0.9:80")
+	testbed.NewNetwork(t).Outside("host").Do(func() {
+		empty, err := kubeproxy.OpenMemory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer empty.Close()
+		if got, err := empty.Clients(port("ns5", "svc5"), svc.TCP, four); len(got) > 0 || err != nil {
+			t.Errorf("without kube-proxy: %v, %v", got, err)
+		}
+		run(t, nft, "nft", "-f", "-")
+		run(t, lists, "iptables-restore")
+		m, err := kubeproxy.OpenMemory()
+		if err != nil || m.Empty() {
+			t.Fatal(m, err)
+		}
+		defer m.Close()
+		for _, c := range []struct {
+			id   svc.PortName
+			at   netip.AddrPort
+			add  string
+			want []string
+		}{
+			{port("ns5", "svc5"), four, "10.0.0.3", []string{"10.0.0.1", "10.0.0.2", "10.0.0.3"}},
+			{port("ns5", "svc5"), four, "10.0.0.3", []string{"10.0.0.1", "10.0.0.2", "10.0.0.3"}},
+			{port("ns5", "svc5"), six, "fd00::2", []string{"fd00::1", "fd00::2"}},
+			{port("ns1", "svc1"), recent, "10.0.0.4", []string{"10.0.0.4"}},
+			{port("ns1", "svc1"), recent, "10.0.0.5", []string{"10.0.0.4", "10.0.0.5"}},
+			{port("ns1", "svc1"), other, "10.0.0.4", nil},
+			{port("ns5", "svc1"), four, "10.0.0.4", nil},
+		} {
+			err := m.Keep(c.id, svc.TCP, c.at, netip.MustParseAddr(c.add))
+			found, err2 := m.Clients(c.id, svc.TCP, c.at)
+			var got []string
+			for a := range found {
+				got = append(got, a.String())
+			}
+			if slices.Sort(got); err != nil || err2 != nil || !slices.Equal(got, c.want) {
+				t.Errorf("%s at %s: %v, %v, %v; want %v", c.id, c.at, got, err, err2, c.want)
+			}
+		}
+	})
 }
 
 func run(t *testing.T, stdin string, args ...string) string {

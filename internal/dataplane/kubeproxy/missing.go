@@ -1,13 +1,10 @@
 package kubeproxy
 
 import (
-	"crypto/sha256"
-	"encoding/base32"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
@@ -96,13 +93,8 @@ func chainNames() (looks, error) {
 		}
 	}
 	return func(p *table.ServicePort, _ *table.Frontend, at netip.AddrPort) bool {
-		return chains[p.Family][chainOf(p, at)]
+		return chains[p.Family][chainOf(p.ID, p.Protocol, at)]
 	}, nil
-}
-
-// chainOf is servicePortEndpointChainName of kube-proxy's pkg/proxy/iptables/proxier.go.
-func chainOf(p *table.ServicePort, at netip.AddrPort) string {
-	return "KUBE-SEP-" + hash(p.ID.String() + strings.ToLower(p.Protocol.String()) + at.String())[:16]
 }
 
 // servicesMap is the map of kube-proxy's tables with the chain of each address.
@@ -145,11 +137,6 @@ func tables() (looks, error) {
 // keyOf is the key of servicesMap: address, protocol and port, in words of four bytes each.
 func keyOf(p svc.Protocol, at netip.AddrPort) string {
 	return string(append(at.Addr().AsSlice(), byte(p), 0, 0, 0, byte(at.Port()>>8), byte(at.Port()), 0, 0))
-}
-
-func hash(text string) string {
-	sum := sha256.Sum256([]byte(text))
-	return base32.StdEncoding.EncodeToString(sum[:])
 }
 
 // servers looks for virtual servers of IPVS with their real ones.
