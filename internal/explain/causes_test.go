@@ -27,6 +27,9 @@ type bed struct {
 	node    *corev1.Node
 	q       Question
 	facts   func(*Facts)
+	// unannounced are the addresses that no node announces.
+	unannounced map[string]Line
+	policies    *Policies
 }
 
 func newBed() *bed {
@@ -68,6 +71,7 @@ func (b *bed) all(change func(*discoveryv1.Endpoint)) {
 // explain answers, with all that a node which did everything would report.
 func (b *bed) explain() *Verdict {
 	o := &Objects{Pods: b.pods, Node: b.node, Domains: []string{"cluster.local"}, Namespaces: []string{"default", "shop"},
+		Unannounced: b.unannounced, Policies: b.policies,
 		PodTrouble: func(p *corev1.Pod) string { return "trouble of " + p.Name }}
 	if b.service != nil {
 		o.Services = append(o.Services, b.service)
@@ -358,6 +362,88 @@ func TestVariables(t *testing.T) {
 	}
 }
 
+// A headless Service shows its endpoints: which are in DNS, and why others are not.
+func TestHeadlessEndpoints(t *testing.T) {
+	b := newBed()
+	b.service.Spec.ClusterIP, b.service.Spec.ClusterIPs = corev1.ClusterIPNone, []string{corev1.ClusterIPNone}
+	b.slice.Endpoints[0].Conditions.Ready = new(false)
+	b.facts = func(f *Facts) { f.Ports, f.Probes = nil, nil }
+	v := b.explain()
+	if len(v.Endpoints) != 2 || v.Endpoints[0].Address != second || !v.Endpoints[0].May || v.Endpoints[0].Pod != "web-b" ||
+		v.Endpoints[1].Address != first || v.Endpoints[1].May {
+		t.Fatalf("%+v", v.Endpoints)
+	}
+	if why := v.Endpoints[1].Why[0]; why.Text != "not ready, and not in DNS: Pod web-a: trouble of web-a" ||
+		why.Source != "EndpointSlice default/web-1 endpoints[0].conditions.ready" {
+		t.Errorf("%+v", why)
+	}
+	b.service.Spec.PublishNotReadyAddresses = true
+	if v := b.explain(); !v.Endpoints[0].May || !strings.Contains(text(v), "Service default/web spec.publishNotReadyAddresses") {
+		t.Errorf("with publishNotReadyAddresses: %+v", v.Endpoints)
+	}
+	b.service.Spec.Ports, b.slice.Ports = nil, nil
+	if v := b.explain(); len(v.Endpoints) != 2 || v.Endpoints[0].Address != "10.244.1.2" {
+		t.Errorf("without ports: %+v", v.Endpoints)
+	}
+}
+
+// In the proxied way the ranges are enforced by the node that announces the address, from the field or an annotation.
+func TestSourceRangesOfTheProxiedWay(t *testing.T) {
+	for name, c := range map[string]struct {
+		annotation, from string
+		ranges           []string
+		answer           Answer
+		cause            Cause
+		line             string
+	}{
+		"let in": {"", "198.51.100.7", []string{"198.51.100.0/24"}, Sent, "",
+			"client 198.51.100.7 is let in, by [198.51.100.0/24] [Service default/web spec.loadBalancerSourceRanges]"},
+		"not let in": {"", "203.0.113.200", []string{"198.51.100.0/24"}, Refused, SourceRange,
+			"client 203.0.113.200 is not in [198.51.100.0/24]: its connection is closed before any answer " +
+				"[Service default/web spec.loadBalancerSourceRanges]"},
+		"by an annotation": {"198.51.100.0/24", "203.0.113.200", nil, Refused, SourceRange,
+			"[Service default/web annotation service.beta.kubernetes.io/load-balancer-source-ranges]"},
+		"any client": {"", "", []string{"198.51.100.0/24"}, Sent, "", "only clients in [198.51.100.0/24] are let in; name one with --from"},
+		"all":        {"", "203.0.113.200", nil, Sent, "", "in the proxied way"},
+	} {
+		b := newBed()
+		b.service.Annotations = map[string]string{"fairlead.dev/lb-protocol": "http"}
+		if c.annotation != "" {
+			b.service.Annotations["service.beta.kubernetes.io/load-balancer-source-ranges"] = c.annotation
+		}
+		b.service.Status.LoadBalancer.Ingress[0].IPMode = new(corev1.LoadBalancerIPModeProxy)
+		b.service.Spec.LoadBalancerSourceRanges = c.ranges
+		b.q = Question{Address: netip.MustParseAddrPort("203.0.113.1:80")}
+		if c.from != "" {
+			b.q.Client = Client{Text: c.from, Addrs: []netip.Addr{netip.MustParseAddr(c.from)}}
+		}
+		v := b.explain()
+		if v.Answer != c.answer || v.Cause != c.cause || !strings.Contains(text(v), c.line) {
+			t.Errorf("%s: %s, %s; want %s, %s, %q in\n%s", name, v.Answer, v.Cause, c.answer, c.cause, c.line, text(v))
+		}
+	}
+}
+
+// What the node reports about the rules of other programs stands before the probes, and also where a probe of the node succeeds: the
+// rules may drop what others send.
+func TestForeignRulesFirst(t *testing.T) {
+	b := newBed()
+	b.node.Status.Conditions = []corev1.NodeCondition{{Type: svc.PacketsForwarded, Status: corev1.ConditionFalse, Message: "chain X drops"}}
+	if said := text(b.explain()); !strings.Contains(said, "chain X drops") {
+		t.Errorf("nothing failed, and the rules are not named:\n%s", said)
+	}
+	b.facts = setProbes(NoReply, first)
+	said := text(b.explain())
+	rules, probe := strings.Index(said, "chain X drops"), strings.Index(said, "does not answer node here")
+	if rules < 0 || probe < 0 || rules > probe {
+		t.Errorf("the rules are not before the probe:\n%s", said)
+	}
+	b.q.Then = true
+	if said := text(b.explain()); strings.Contains(said, "chain X drops") {
+		t.Errorf("the past has the rules of the present:\n%s", said)
+	}
+}
+
 // Every cause has a test above: none can be added without one.
 func TestCausesAreTwelve(t *testing.T) {
 	if n := len(Causes()); n != 12 {
@@ -405,6 +491,34 @@ func TestPassedOn(t *testing.T) {
 	} {
 		if !strings.Contains(said, want) {
 			t.Errorf("%q is not in\n%s", want, said)
+		}
+	}
+}
+
+// Of Pods that connect-time does not translate for the answer tells a client that is one of them, or may be.
+func TestUncoveredPods(t *testing.T) {
+	pod := netip.MustParseAddr("10.244.1.9")
+	for name, c := range map[string]struct {
+		client Client
+		want   string
+	}{
+		"any client":   {Client{}, "the rules of mode nft translate connections of some Pods, not connect-time: GROUPS; REMEDY"},
+		"the Pod":      {Client{Addrs: []netip.Addr{pod}, Node: "here"}, "translate connections of the client, not connect-time: GROUPS"},
+		"another Pod":  {Client{Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.8")}, Node: "here"}, ""},
+		"the node":     {Client{Host: true, Node: "here"}, ""},
+		"no such Pods": {Client{}, ""},
+	} {
+		b := newBed()
+		b.q.Client = c.client
+		b.facts = func(f *Facts) {
+			if name != "no such Pods" {
+				f.Uncovered = &Uncovered{Addresses: []netip.Addr{pod}, Text: "GROUPS", Remedy: "REMEDY"}
+			}
+		}
+		v := b.explain()
+		i := slices.IndexFunc(v.Lines, func(l Line) bool { return l.Source == "node here --connect-time-cgroup" })
+		if (i < 0) != (c.want == "") || i >= 0 && !strings.Contains(v.Lines[i].Text, c.want) {
+			t.Errorf("%s: %+v, want %q", name, v.Lines, c.want)
 		}
 	}
 }

@@ -45,7 +45,7 @@ func (d *deciding) decide() {
 	if d.has != nil {
 		now = *d.has
 	}
-	if !d.installed(&now, &want) || !d.letIn(&now) {
+	if !d.arrives() || !d.installed(&now, &want) || !d.letIn(&now) {
 		return
 	}
 	inside := d.facts.inside(&d.question.Client, d.at.Addr.Addr())
@@ -66,6 +66,18 @@ func (d *deciding) decide() {
 	default:
 		d.nothing()
 	}
+}
+
+// arrives reports whether a packet of the client comes to a node at all: to an address of a load balancer it does from outside only if
+// a node announces it.
+func (d *deciding) arrives() bool {
+	c := &d.question.Client
+	l, nobody := d.objects.Unannounced[d.at.Addr.Addr().String()]
+	if !nobody || d.at.Kind != table.LoadBalancerIP || c.Node != "" || !c.Addr(d.at.Addr.Addr()).IsValid() {
+		return true
+	}
+	d.out.end(Dropped, NoRoute, l.Text+": packets of a client outside of all nodes come to none of them", l.Source)
+	return false
 }
 
 // installed compares the node with its Table. It returns false if packets do not find the frontend at all.
@@ -148,6 +160,9 @@ func (d *deciding) policyLocal() {
 func (d *deciding) sent(now *dataplane.Installed, fate *dataplane.Fate) {
 	d.out.add(fmt.Sprintf("sent to one of %d endpoints", len(fate.Endpoints)), "EndpointSlices of Service "+d.port.ID.Name.String())
 	d.masquerade()
+	if !d.question.Then { // the condition of the Node is of the present
+		d.forwarding() // before what was probed: it may be why
+	}
 	switch proto := d.port.Protocol; {
 	case d.question.Then:
 		d.out.Answer = Sent
@@ -195,7 +210,6 @@ func (d *deciding) dead(list []Probe, others, kept bool) {
 	answer, cause := Refused, WrongTargetPort
 	if worst.Result != NotOpen {
 		answer, cause = Dropped, NoRoute
-		d.forwarding()
 	} else {
 		d.out.add("the port of the endpoints follows from targetPort", d.field("spec.ports"))
 	}
@@ -247,6 +261,7 @@ func (d *deciding) masquerade() {
 	masq := dataplane.MasqueradingOf(&set, d.at)
 	client := c.Addr(d.at.Addr.Addr())
 	outside := client.IsValid() && !slices.ContainsFunc(set.Pods, func(p netip.Prefix) bool { return p.Contains(client) })
+	d.out.masked = true
 	split := d.at.LocalClients != nil && c.Host && c.Node == d.facts.Node
 	switch {
 	case d.facts.Mode == "userspace":
@@ -261,8 +276,10 @@ func (d *deciding) masquerade() {
 	case split:
 		d.out.add("endpoints see an address of the node as the client", "node "+d.facts.Node)
 	case d.at.Hops != nil:
+		d.out.masked = false
 		d.out.add("endpoints see the address of the client", d.field("annotation "+svc.ForwardingAnnotation))
 	default:
+		d.out.masked = false
 		d.out.add("endpoints see the address of the client", d.policyField())
 	}
 }

@@ -43,10 +43,10 @@ func (l *listed) node() string {
 	return ""
 }
 
-// listed returns the endpoints of a Service that its slices have for a port, in the order of the slices.
-func (e *explaining) listed(n svc.Name, k table.Key, proto svc.Protocol) []listed {
+// listed returns the endpoints of a Service that its slices have for a port, in the order of the slices, as the node sees them.
+func (o *Objects) listed(node string, n svc.Name, k table.Key, proto svc.Protocol) []listed {
 	var out []listed
-	for _, slice := range e.objects.Slices {
+	for _, slice := range o.Slices {
 		if slice.Namespace != n.Namespace || slice.Labels[discoveryv1.LabelServiceName] != n.Name || slice.AddressType != addressType(k.Family) {
 			continue
 		}
@@ -58,9 +58,9 @@ func (e *explaining) listed(n svc.Name, k table.Key, proto svc.Protocol) []liste
 			if bad != "" {
 				continue
 			}
-			l := listed{slice: slice, index: i, port: number, addr: a, state: table.StateOf(ep, e.facts.Node), weight: weight}
+			l := listed{slice: slice, index: i, port: number, addr: a, state: table.StateOf(ep, node), weight: weight}
 			if ref := ep.TargetRef; ref != nil && ref.Kind == "Pod" {
-				l.pod = e.objects.pod(svc.Name{Namespace: slice.Namespace, Name: ref.Name})
+				l.pod = o.pod(svc.Name{Namespace: slice.Namespace, Name: ref.Name})
 			}
 			out = append(out, l)
 		}
@@ -109,7 +109,7 @@ func (d *deciding) nothing() {
 			"history of node "+d.facts.Node)
 		return
 	}
-	all := d.listed(name, d.port.Key(), d.port.Protocol)
+	all := d.objects.listed(d.facts.Node, name, d.port.Key(), d.port.Protocol)
 	s := d.objects.find(name)
 	if s == nil {
 		d.out.end(Refused, NoService, "the Service does not exist any more", about("Service", name, ""))
@@ -146,7 +146,7 @@ func (d *deciding) nothing() {
 			idle[0].weighted())
 	case len(unready) > 0:
 		text := fmt.Sprintf("none of %d endpoints is ready", len(unready)+len(leaving))
-		d.out.end(Refused, Unready, text+d.trouble(&unready[0]), unready[0].source("conditions.ready"))
+		d.out.end(Refused, Unready, text+d.objects.trouble(&unready[0]), unready[0].source("conditions.ready"))
 	default:
 		l := append(leaving, serving...)[0]
 		d.out.end(Refused, Terminating, fmt.Sprintf("all %d endpoints are terminating", len(leaving)+len(serving)),
@@ -179,11 +179,11 @@ func (l *listed) weighted() string {
 }
 
 // trouble is ": pod X, what is wrong with it", empty if that is not known.
-func (e *explaining) trouble(l *listed) string {
-	if l.pod == nil || e.objects.PodTrouble == nil {
+func (o *Objects) trouble(l *listed) string {
+	if l.pod == nil || o.PodTrouble == nil {
 		return ""
 	}
-	return ": Pod " + l.pod.Name + ": " + e.objects.PodTrouble(l.pod)
+	return ": Pod " + l.pod.Name + ": " + o.PodTrouble(l.pod)
 }
 
 // unlisted is for a Service without a single endpoint.
@@ -261,26 +261,36 @@ func (e *explaining) endpoints() {
 		e.endpointsThen()
 		return
 	}
-	seen := map[netip.AddrPort]bool{}
+	seen := map[netip.AddrPort]int{}
 	for i := range e.facts.Ports {
 		p := &e.facts.Ports[i]
-		for _, l := range e.listed(p.ID.Name, p.Key(), p.Protocol) {
+		for _, l := range e.objects.listed(e.facts.Node, p.ID.Name, p.Key(), p.Protocol) {
 			at := netip.AddrPortFrom(l.addr, l.port)
-			if !seen[at] {
-				seen[at] = true
+			k, has := seen[at]
+			if !has {
+				k, seen[at] = len(e.verdict.Endpoints), len(e.verdict.Endpoints)
 				e.verdict.Endpoints = append(e.verdict.Endpoints, e.endpointOf(&l, at))
 			}
+			out := &e.verdict.Endpoints[k]
+			e.policies(&l, at, p.Protocol, func(text, source string) { // once for each protocol
+				if line := (Line{text, source}); !slices.Contains(out.Why, line) {
+					out.Why = append(out.Why, line)
+				}
+			})
 		}
 	}
-	slices.SortStableFunc(e.verdict.Endpoints, func(a, b Endpoint) int {
-		switch {
-		case a.May && !b.May:
-			return -1
-		case b.May && !a.May:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(e.verdict.Endpoints, mayFirst)
+}
+
+// mayFirst orders endpoints: new connections may go to the first.
+func mayFirst(a, b Endpoint) int {
+	switch {
+	case a.May && !b.May:
+		return -1
+	case b.May && !a.May:
+		return 1
+	}
+	return 0
 }
 
 // endpointsThen lists the endpoints that the node had programmed; nodes do not remember others.
@@ -319,7 +329,7 @@ func (e *explaining) endpointOf(l *listed, at netip.AddrPort) Endpoint {
 	case l.terminating():
 		say("terminating", l.source("conditions.terminating"))
 	default:
-		say("not ready"+e.trouble(l), l.source("conditions.ready"))
+		say("not ready"+e.objects.trouble(l), l.source("conditions.ready"))
 	}
 	if p, known := e.facts.probe(at); known && p.Result != Connected {
 		say("it does not answer: "+p.Error, "connection from node "+e.facts.Node)

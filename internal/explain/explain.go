@@ -101,6 +101,10 @@ type Objects struct {
 	// Domains are the cluster domains; Namespaces the names of all namespaces, nil if they may not be read.
 	Domains    []string
 	Namespaces []string
+	// Unannounced are addresses of load balancers that no node announces, by text, with the line that says so.
+	Unannounced map[string]Line
+	// Policies are the NetworkPolicies that may concern the question, nil if the API has no such kind.
+	Policies *Policies
 	// PodTrouble returns what keeps a Pod from being ready, in one line.
 	PodTrouble func(*corev1.Pod) string
 }
@@ -142,6 +146,8 @@ type Frontend struct {
 	Lines     []Line           `json:"lines,omitempty"`
 	// Proof is what the node has, as read back for this answer.
 	Proof []Line `json:"proof,omitempty"`
+	// masked is set if endpoints see an address of the node as the client.
+	masked bool
 }
 
 // Endpoint is one endpoint of the Service, and whether new connections may go there.
@@ -180,6 +186,9 @@ func Explain(q *Question, o *Objects, facts *Facts) *Verdict {
 			source = "Nodes"
 		}
 		v.add("what this node has is not known: "+facts.Problem, source)
+	}
+	if o.Policies != nil {
+		v.Lines = append(v.Lines, o.Policies.Unread...)
 	}
 	if q.Name != "" && !e.name() {
 		return v

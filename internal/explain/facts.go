@@ -36,6 +36,26 @@ type Facts struct {
 	Tracked *Tracked `json:"tracked,omitempty"`
 	// Problems are of the Service, as table.Problem has them.
 	Problems []string `json:"problems,omitempty"`
+	// Uncovered is nil if connect-time is off, or on for all Pods.
+	Uncovered *Uncovered `json:"uncovered,omitempty"`
+}
+
+// Uncovered are Pods of the node whose connections connect-time leaves to the rules of the mode: their processes are outside of
+// its control group.
+type Uncovered struct {
+	// Addresses are the Pods' addresses.
+	Addresses []netip.Addr `json:"addresses"`
+	// Text names the control groups, Remedy what to do.
+	Text   string `json:"text"`
+	Remedy string `json:"remedy"`
+}
+
+// of reports whether a client is, or may be, one of the Pods.
+func (u *Uncovered) of(c *Client) bool {
+	if c.Host {
+		return false
+	}
+	return len(c.Addrs) == 0 || slices.ContainsFunc(c.Addrs, func(a netip.Addr) bool { return slices.Contains(u.Addresses, a) })
 }
 
 // Port is one service port of the node's Table.

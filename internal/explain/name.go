@@ -63,7 +63,7 @@ func (e *explaining) unresolved() {
 	case e.objects.Namespaces != nil && !slices.Contains(e.objects.Namespaces, n.Namespace):
 		e.verdict.end(NoName, NameUnknown, name+" does not resolve: there is no namespace "+n.Namespace, "Namespaces")
 	case e.objects.find(n) == nil:
-		e.verdict.end(NoName, NameUnknown, name+" does not resolve: there is no Service "+n.String()+e.near(n),
+		e.verdict.end(NoName, NameUnknown, name+" does not resolve: there is no Service "+n.String()+e.objects.near(n),
 			"API server: Services of namespace "+n.Namespace)
 	default:
 		e.verdict.end(NoName, NameUnknown, name+" does not resolve: Service "+n.String()+" has no address and no such port", source)

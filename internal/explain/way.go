@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -11,7 +12,10 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/env"
+	"github.com/fairlead/fairlead/internal/lb/claim"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
@@ -28,7 +32,7 @@ func (e *explaining) service(n svc.Name) {
 	}
 	s := e.objects.find(n)
 	if s == nil {
-		e.verdict.end(NoName, NoService, "there is no Service "+n.String()+e.near(n), "API server: Services of namespace "+n.Namespace)
+		e.verdict.end(NoName, NoService, "there is no Service "+n.String()+e.objects.near(n), "API server: Services of namespace "+n.Namespace)
 		return
 	}
 	e.verdict.Service = n.String()
@@ -64,9 +68,24 @@ func (e *explaining) all(which func(*table.Frontend) bool) {
 	for _, text := range e.facts.Problems {
 		e.verdict.add(text, "node "+e.facts.Node)
 	}
+	e.uncovered()
 	e.worst()
 	e.endpoints()
 	e.tracked()
+}
+
+// uncovered names Pods whose connections connect-time does not translate, if the client may be one.
+func (e *explaining) uncovered() {
+	u := e.facts.Uncovered
+	if u == nil || e.question.Then || !u.of(&e.question.Client) {
+		return
+	}
+	who := "the client"
+	if len(e.question.Client.Addrs) == 0 {
+		who = "some Pods"
+	}
+	text := fmt.Sprintf("the rules of mode %s translate connections of %s, not connect-time: %s; %s", e.facts.Mode, who, u.Text, u.Remedy)
+	e.verdict.add(text, "node "+e.facts.Node+" --connect-time-cgroup")
 }
 
 // then explains what a node had for a Service at an earlier time.
@@ -84,9 +103,9 @@ func (e *explaining) then(n svc.Name) {
 }
 
 // near names the Services that may have been meant.
-func (e *explaining) near(n svc.Name) string {
+func (o *Objects) near(n svc.Name) string {
 	var same, others []string
-	for _, s := range e.objects.Services {
+	for _, s := range o.Services {
 		switch {
 		case s.Namespace == n.Namespace:
 			same = append(same, s.Name)
@@ -128,7 +147,7 @@ func (e *explaining) headless(s *corev1.Service) {
 			if slice.AddressType != addressType(f) {
 				continue
 			}
-			for _, l := range e.listed(n, table.Key{Family: f}, svc.TCP) {
+			for _, l := range e.objects.listed(e.facts.Node, n, table.Key{Family: f}, svc.TCP) {
 				if l.slice != slice {
 					continue
 				}
@@ -140,14 +159,63 @@ func (e *explaining) headless(s *corev1.Service) {
 			}
 		}
 	}
+	e.byName(s)
 	switch {
 	case ready > 0:
 		e.verdict.add(fmt.Sprintf("%d endpoints are in DNS", ready), "EndpointSlices of Service "+n.String())
 	case first != nil:
-		e.verdict.end(NoName, Unready, "no endpoint is ready, so that its name has no address"+e.trouble(first), first.source("conditions.ready"))
+		e.verdict.end(NoName, Unready, "no endpoint is ready, so that its name has no address"+e.objects.trouble(first),
+			first.source("conditions.ready"))
 	default:
 		e.verdict.end(NoName, NoEndpoint, "it has no endpoint, so that its name has no address", "EndpointSlices of Service "+n.String())
 	}
+}
+
+// byName lists the endpoints of a headless Service: clients connect to those in DNS.
+func (e *explaining) byName(s *corev1.Service) {
+	n, ports, seen := svc.NameOf(s), s.Spec.Ports, map[string]bool{}
+	if len(ports) == 0 {
+		ports = []corev1.ServicePort{{}} // endpoints without a port
+	}
+	for i := range ports {
+		proto, err := svc.ParseProtocol(string(cmp.Or(ports[i].Protocol, corev1.ProtocolTCP)))
+		if err != nil {
+			continue
+		}
+		for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
+			key := table.Key{ID: svc.PortName{Name: n, Port: ports[i].Name}, Family: f}
+			for _, l := range e.objects.listed(e.facts.Node, n, key, proto) {
+				if out := e.named(&l, s.Spec.PublishNotReadyAddresses); !seen[out.Address] {
+					seen[out.Address] = true
+					e.verdict.Endpoints = append(e.verdict.Endpoints, out)
+				}
+			}
+		}
+	}
+	slices.SortStableFunc(e.verdict.Endpoints, mayFirst)
+}
+
+// named is an endpoint of a headless Service, and whether DNS has it.
+func (e *explaining) named(l *listed, unready bool) Endpoint {
+	out := Endpoint{Address: l.addr.String(), Node: l.node(), May: l.state.Is(table.Ready) || unready}
+	if l.port != 0 {
+		out.Address = netip.AddrPortFrom(l.addr, l.port).String()
+	}
+	if l.pod != nil {
+		out.Pod = l.pod.Name
+	}
+	line := Line{"ready, and in DNS", l.source("conditions.ready")}
+	switch {
+	case l.state.Is(table.Ready):
+	case unready:
+		line = Line{"not ready, and in DNS" + e.objects.trouble(l), about("Service", e.target, "spec.publishNotReadyAddresses")}
+	case l.terminating():
+		line = Line{"terminating, and not in DNS", l.source("conditions.terminating")}
+	default:
+		line = Line{"not ready, and not in DNS" + e.objects.trouble(l), l.source("conditions.ready")}
+	}
+	out.Why = append(out.Why, line)
+	return out
 }
 
 // names lists what leads to a Service.
@@ -227,7 +295,7 @@ func (e *explaining) address() {
 			at.Port(), e.facts.Node), "table of node "+e.facts.Node)
 	default:
 		e.verdict.Answer, e.verdict.Cause = Elsewhere, NoService
-		e.verdict.add(at.Addr().String()+" is no address of a Service"+e.podAt(at.Addr()), "API server: Services")
+		e.verdict.add(at.Addr().String()+" is no address of a Service"+e.objects.podAt(at.Addr()), "API server: Services")
 	}
 }
 
@@ -246,6 +314,10 @@ func (e *explaining) owned(at netip.AddrPort) bool {
 			ports = append(ports, fmt.Sprintf("%d/%s", p.Port, p.Protocol))
 		}
 		n := svc.NameOf(s)
+		if outer && v1.Proxied(s) && slices.ContainsFunc(s.Spec.Ports, e.question.atPort) {
+			e.proxied(s, at)
+			return true
+		}
 		answer, what := Refused, "refused"
 		if !cluster {
 			answer, what = Elsewhere, "left to the node itself"
@@ -258,8 +330,54 @@ func (e *explaining) owned(at netip.AddrPort) bool {
 	return false
 }
 
-func (e *explaining) podAt(a netip.Addr) string {
-	for _, p := range e.objects.Pods {
+// atPort reports whether a port of a Service is the one asked about.
+func (q *Question) atPort(p corev1.ServicePort) bool {
+	proto := q.Protocol
+	return p.Port == int32(q.Address.Port()) &&
+		(proto == 0 || cmp.Or(p.Protocol, corev1.ProtocolTCP) == corev1.Protocol(proto.String()))
+}
+
+// proxied is for an address whose connections end at the node that announces it: no table has it.
+func (e *explaining) proxied(s *corev1.Service, at netip.AddrPort) {
+	n, c := svc.NameOf(s), &e.question.Client
+	e.verdict.Service = n.String()
+	if l, nobody := e.objects.Unannounced[at.Addr().String()]; nobody && c.Node == "" && c.Addr(at.Addr()).IsValid() {
+		e.verdict.end(Dropped, NoRoute, l.Text+": connections to it end nowhere", l.Source)
+		return
+	} else if nobody {
+		e.verdict.add(l.Text+": connections of clients outside of all nodes to it end nowhere", l.Source)
+	}
+	e.verdict.end(Sent, "", "its connections end at the node that announces it, in the proxied way",
+		about("Service", n, "status.loadBalancer.ingress"))
+	reading := claim.Read(s)
+	if wrong := reading.Wrong(); wrong != "" {
+		e.verdict.add("nodes serve its last valid settings, if there were any: "+wrong, about("Service", n, "metadata.annotations"))
+		return
+	}
+	client, ranges := c.Addr(at.Addr()), reading.Spec.SourceRanges
+	switch source := rangesField(n, reading); {
+	case len(ranges) == 0:
+	case !client.IsValid():
+		e.verdict.add(fmt.Sprintf("only clients in %v are let in; name one with --from", ranges), source)
+	case reading.Spec.Admits(client):
+		e.verdict.add(fmt.Sprintf("client %s is let in, by %v", client, ranges), source)
+	default:
+		e.verdict.end(Refused, SourceRange, fmt.Sprintf("client %s is not in %v: its connection is closed before any answer", client, ranges),
+			source)
+	}
+}
+
+// rangesField is the source of the ranges that a load balancer of the proxied way lets in.
+func rangesField(n svc.Name, r *dialect.Reading) string {
+	from := r.Origins[dialect.FieldSourceRanges].From
+	if !strings.HasPrefix(from, "spec.") {
+		from = "annotation " + from
+	}
+	return about("Service", n, from)
+}
+
+func (o *Objects) podAt(a netip.Addr) string {
+	for _, p := range o.Pods {
 		if slices.ContainsFunc(p.Status.PodIPs, func(ip corev1.PodIP) bool { return ip.IP == a.String() }) {
 			return "; Pod " + svc.NameOf(p).String() + " has it"
 		}

@@ -116,6 +116,8 @@ var ordinaryErrors = []struct {
 	// k8s.io/client-go, tools/cache/reflector.go: a server or an agent ends, and with it its
 	// watches.
 	{message: "Failed to watch", err: form(`context canceled$`)},
+	// k8s.io/client-go, rest/request.go: the same with a list or a get.
+	{message: "Unexpected error when reading response body", err: form(`^context canceled$`)},
 	// k8s.io/apiextensions-apiserver, pkg/controller: a server ends while it establishes definitions, as in its first seconds.
 	{message: "Unhandled Error", err: form(`^[a-z0-9.-]+ failed with: (.*: )?context canceled$`)},
 	// k8s.io/apiserver, storage/etcd3/watcher.go: each watch of the store, hundreds of them, while

@@ -68,6 +68,9 @@ func FromHere(client kubernetes.Interface, cfg *rest.Config) *Nodes {
 // Client has the rights of the user.
 func (n *Nodes) Client() kubernetes.Interface { return n.client }
 
+// Config has the rights of the user, nil if only agents are asked.
+func (n *Nodes) Config() *rest.Config { return n.config }
+
 // Get asks a node at a path of its agent or its proxy. WhyNot tells its error.
 func (n *Nodes) Get(ctx context.Context, node, path string, query url.Values) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)

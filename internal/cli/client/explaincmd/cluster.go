@@ -34,7 +34,7 @@ type cluster struct {
 	tables map[string]*table.Table
 }
 
-// read gets the objects for a question that is not about one known Service, and for a plan. A user without the right to read a kind in
+// read gets the objects for a question that is not about one known Service. A user without the right to read a kind in
 // all namespaces gets one namespace.
 func read(ctx context.Context, client kubernetes.Interface, q *explain.Question, namespace string) (*cluster, error) {
 	if q.Service.Namespace != "" {
@@ -57,7 +57,7 @@ func read(ctx context.Context, client kubernetes.Interface, q *explain.Question,
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	})
 	if pods, err := r.pods(ctx, c.objects.Services); err == nil {
-		c.objects.Pods = pods
+		c.objects.Pods = append([]*corev1.Pod{}, pods...) // not nil: they could be read
 	}
 	c.readNodes(ctx, client)
 	return c, nil
@@ -71,7 +71,7 @@ func newCluster() *cluster {
 
 // readNodes reads the Nodes, if the user may.
 func (c *cluster) readNodes(ctx context.Context, client kubernetes.Interface) {
-	nodes, err := paged[*corev1.NodeList, corev1.Node](ctx, metav1.ListOptions{}, client.CoreV1().Nodes().List, nil)
+	nodes, err := base.Paged[*corev1.NodeList, corev1.Node](ctx, metav1.ListOptions{}, client.CoreV1().Nodes().List, nil)
 	if err != nil {
 		return
 	}

@@ -32,6 +32,8 @@ type Report struct {
 	Question string `json:"question"`
 	// Verdicts has one for each node asked, the worst first.
 	Verdicts []*explain.Verdict `json:"verdicts"`
+	// Balancers are the load balancers of the Services that the question leads to.
+	Balancers []*explain.Balancer `json:"balancers,omitempty"`
 	// Finding is the worst verdict in short, as Judge has it.
 	Finding *Finding `json:"finding,omitempty"`
 	// NotAsked is how many nodes were left out.
@@ -207,6 +209,10 @@ func (a *Asked) report(ctx context.Context, from *asking.Nodes, q *explain.Quest
 		return nil, err
 	}
 	r := &Report{NotAsked: left, Verdicts: make([]*explain.Verdict, len(nodes))}
+	if !q.Then {
+		r.Balancers = c.balancers(ctx, from, q)
+		c.objects.Policies = c.policies(ctx, client, q)
+	}
 	atOnce(nodes, func(i int, n string) {
 		objects := c.objects
 		objects.Node = c.nodes[n]

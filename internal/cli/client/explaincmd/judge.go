@@ -36,7 +36,7 @@ func Judge(ctx context.Context, client kubernetes.Interface, namespace string, n
 	defer cancel()
 	j := newJudging()
 	j.readPods = func(namespace string) []*corev1.Pod {
-		list, err := paged[*corev1.PodList, corev1.Pod](ctx, metav1.ListOptions{}, client.CoreV1().Pods(namespace).List, nil)
+		list, err := base.Paged[*corev1.PodList, corev1.Pod](ctx, metav1.ListOptions{}, client.CoreV1().Pods(namespace).List, nil)
 		if err != nil {
 			return nil
 		}
@@ -91,7 +91,7 @@ func (j *judging) read(ctx context.Context, client kubernetes.Interface, namespa
 	j.readNodes(ctx, client)
 	j.settings(ctx, client)
 	if len(names) == 0 {
-		services, err := paged[*corev1.ServiceList, corev1.Service](ctx, metav1.ListOptions{}, client.CoreV1().Services(namespace).List, nil)
+		services, err := base.Paged[*corev1.ServiceList, corev1.Service](ctx, metav1.ListOptions{}, client.CoreV1().Services(namespace).List, nil)
 		if err != nil {
 			return err
 		}
@@ -115,7 +115,7 @@ func (j *judging) read(ctx context.Context, client kubernetes.Interface, namespa
 }
 
 func (j *judging) readSlices(ctx context.Context, client kubernetes.Interface, namespace, selector string) error {
-	list, err := paged[*discoveryv1.EndpointSliceList, discoveryv1.EndpointSlice](ctx, metav1.ListOptions{LabelSelector: selector},
+	list, err := base.Paged[*discoveryv1.EndpointSliceList, discoveryv1.EndpointSlice](ctx, metav1.ListOptions{LabelSelector: selector},
 		client.DiscoveryV1().EndpointSlices(namespace).List, nil)
 	if err != nil {
 		return err

@@ -11,30 +11,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/pager"
 
+	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/explain"
 	"github.com/fairlead/fairlead/internal/svc"
 )
-
-// paged lists a kind page by page, and returns the items that keep wants: what is not wanted is in memory for one page only.
-func paged[L runtime.Object, T any](ctx context.Context, o metav1.ListOptions, list func(context.Context, metav1.ListOptions) (L, error),
-	keep func(*T) bool) (out []*T, err error) {
-	pages := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return list(ctx, o) })
-	pages.PageBufferSize = 1
-	err = pages.EachListItemWithAlloc(ctx, o, func(item runtime.Object) error {
-		if t, ok := any(item).(*T); ok && (keep == nil || keep(t)) {
-			out = append(out, t)
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
 
 // everywhere lists in all namespaces, or in one if the user may not.
 func everywhere[T any](namespace string, list func(namespace string) ([]T, error)) ([]T, error) {
@@ -46,7 +28,7 @@ func everywhere[T any](namespace string, list func(namespace string) ([]T, error
 }
 
 func namespaces(ctx context.Context, client kubernetes.Interface) (out []string, err error) {
-	list, err := paged[*corev1.NamespaceList, corev1.Namespace](ctx, metav1.ListOptions{}, client.CoreV1().Namespaces().List, nil)
+	list, err := base.Paged[*corev1.NamespaceList, corev1.Namespace](ctx, metav1.ListOptions{}, client.CoreV1().Namespaces().List, nil)
 	for _, n := range list {
 		out = append(out, n.Name)
 	}
@@ -56,13 +38,14 @@ func namespaces(ctx context.Context, client kubernetes.Interface) (out []string,
 // slicesOf are the slices of one Service.
 func slicesOf(ctx context.Context, client kubernetes.Interface, n svc.Name) ([]*discoveryv1.EndpointSlice, error) {
 	o := metav1.ListOptions{LabelSelector: labels.Set{discoveryv1.LabelServiceName: n.Name}.String()}
-	return paged[*discoveryv1.EndpointSliceList, discoveryv1.EndpointSlice](ctx, o, client.DiscoveryV1().EndpointSlices(n.Namespace).List, nil)
+	return base.Paged[*discoveryv1.EndpointSliceList, discoveryv1.EndpointSlice](ctx, o,
+		client.DiscoveryV1().EndpointSlices(n.Namespace).List, nil)
 }
 
 // podsOf are the Pods that a Service selects; without a selector all of its namespace: its slices may name any Pod.
 func podsOf(ctx context.Context, client kubernetes.Interface, s *corev1.Service) ([]*corev1.Pod, error) {
 	o := metav1.ListOptions{LabelSelector: labels.Set(s.Spec.Selector).String()}
-	return paged[*corev1.PodList, corev1.Pod](ctx, o, client.CoreV1().Pods(s.Namespace).List, nil)
+	return base.Paged[*corev1.PodList, corev1.Pod](ctx, o, client.CoreV1().Pods(s.Namespace).List, nil)
 }
 
 // podsAt are the Pods with an address: by the field that has the first one of a Pod, else by a look at all of them, page by page.
@@ -72,7 +55,7 @@ func podsAt(ctx context.Context, client kubernetes.Interface, a netip.Addr, name
 	}
 	list := func(o metav1.ListOptions) ([]*corev1.Pod, error) {
 		return everywhere(namespace, func(namespace string) ([]*corev1.Pod, error) {
-			return paged[*corev1.PodList](ctx, o, client.CoreV1().Pods(namespace).List, has)
+			return base.Paged[*corev1.PodList](ctx, o, client.CoreV1().Pods(namespace).List, has)
 		})
 	}
 	out, err := list(metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("status.podIP", a.String()).String()})
@@ -90,18 +73,12 @@ type reading struct {
 	domains   []string
 }
 
-// whole reports whether all objects are needed: it is a plan that has no question.
-func (r *reading) whole() bool {
-	q := r.question
-	return q.Service == (svc.Name{}) && q.Name == "" && !q.Address.IsValid()
-}
-
 // services lists the Services with the address, or the ones that are meant by the name or the Service, with similar names.
 func (r *reading) services(ctx context.Context) ([]*corev1.Service, error) {
 	var keep func(*corev1.Service) bool
 	if q := r.question; q.Address.IsValid() {
 		keep = func(s *corev1.Service) bool { return explain.MayHave(s, q.Address) }
-	} else if !r.whole() {
+	} else {
 		wanted := []svc.Name{q.Service}
 		if q.Name != "" {
 			wanted = explain.Meant(q.Name, r.domains)
@@ -111,7 +88,7 @@ func (r *reading) services(ctx context.Context) ([]*corev1.Service, error) {
 		}
 	}
 	return everywhere(r.namespace, func(namespace string) ([]*corev1.Service, error) {
-		return paged[*corev1.ServiceList](ctx, metav1.ListOptions{}, r.client.CoreV1().Services(namespace).List, keep)
+		return base.Paged[*corev1.ServiceList](ctx, metav1.ListOptions{}, r.client.CoreV1().Services(namespace).List, keep)
 	})
 }
 
@@ -125,12 +102,6 @@ func (r *reading) about(services []*corev1.Service) []*corev1.Service {
 }
 
 func (r *reading) slices(ctx context.Context, services []*corev1.Service) (out []*discoveryv1.EndpointSlice, err error) {
-	if r.whole() {
-		return everywhere(r.namespace, func(namespace string) ([]*discoveryv1.EndpointSlice, error) {
-			return paged[*discoveryv1.EndpointSliceList, discoveryv1.EndpointSlice](ctx, metav1.ListOptions{},
-				r.client.DiscoveryV1().EndpointSlices(namespace).List, nil)
-		})
-	}
 	for _, s := range r.about(services) {
 		list, err := slicesOf(ctx, r.client, svc.NameOf(s))
 		if err != nil {
@@ -142,11 +113,6 @@ func (r *reading) slices(ctx context.Context, services []*corev1.Service) (out [
 }
 
 func (r *reading) pods(ctx context.Context, services []*corev1.Service) (out []*corev1.Pod, err error) {
-	if r.whole() {
-		return everywhere(r.namespace, func(namespace string) ([]*corev1.Pod, error) {
-			return paged[*corev1.PodList, corev1.Pod](ctx, metav1.ListOptions{}, r.client.CoreV1().Pods(namespace).List, nil)
-		})
-	}
 	about := r.about(services)
 	for _, s := range about {
 		list, err := podsOf(ctx, r.client, s)

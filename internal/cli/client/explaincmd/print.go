@@ -19,6 +19,7 @@ func (r *Report) print(out io.Writer) error {
 	for i, v := range r.Verdicts {
 		if i == 0 {
 			printVerdict(out, r.Question, v)
+			printBalancers(out, r.Balancers)
 			continue
 		}
 		if i == 1 {

@@ -2,7 +2,10 @@ package explaincmd
 
 import (
 	"fmt"
+	"maps"
 	"slices"
+	"strconv"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -14,7 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// rollout is what decides which Pods of a Deployment or DaemonSet end.
+// rollout is what decides which Pods of a Deployment, a DaemonSet or a StatefulSet end.
 type rollout struct {
 	kind, namespace, name string
 	selector              *metav1.LabelSelector
@@ -27,6 +30,13 @@ type rollout struct {
 	held string
 	// order is how Pods are replaced.
 	order string
+	// ordered is set for a StatefulSet: its Pods have ordinals, from start on.
+	ordered bool
+	start   int
+	// first is how many of the first Pods, counted from start, a new template does not replace: the partition of a StatefulSet.
+	first int
+	// gone is set if the object is deleted.
+	gone bool
 }
 
 // rolloutOf returns nil for an object of another kind.
@@ -53,6 +63,22 @@ func rolloutOf(object any) *rollout {
 			r.held = "its updateStrategy is OnDelete"
 		}
 		return r
+	case *appsv1.StatefulSet:
+		r := &rollout{kind: "StatefulSet", namespace: o.Namespace, name: o.Name, selector: o.Spec.Selector, template: &o.Spec.Template,
+			replicas: 1, scales: true, order: oneByOne + ", the last one first", ordered: true}
+		if o.Spec.Ordinals != nil {
+			r.start = int(o.Spec.Ordinals.Start)
+		}
+		if o.Spec.Replicas != nil {
+			r.replicas = int(*o.Spec.Replicas)
+		}
+		if o.Spec.UpdateStrategy.Type == appsv1.OnDeleteStatefulSetStrategyType {
+			r.held = "its updateStrategy is OnDelete"
+		}
+		if u := o.Spec.UpdateStrategy.RollingUpdate; u != nil && u.Partition != nil {
+			r.first = int(*u.Partition)
+		}
+		return r
 	}
 	return nil
 }
@@ -61,29 +87,30 @@ func rolloutOf(object any) *rollout {
 // Pods leave the world.
 func (r *rollout) after(was *rollout, w *explain.World, touched map[svc.Name]bool) (out []explain.Change) {
 	renewed := !equality.Semantic.DeepEqual(was.template, r.template)
-	fewer := r.scales && r.replicas < was.replicas
+	fewer := r.scales && (r.replicas < was.replicas || r.start != was.start)
 	if !renewed && !fewer {
 		return nil
 	}
 	pods := was.pods(w.Pods)
+	if w.Pods == nil { // the user may not read Pods
+		pods = was.expected()
+	}
 	for _, s := range w.Services {
-		count := 0
+		var selected []*corev1.Pod
 		for _, p := range pods {
 			if explain.Selects(s, p) {
-				count++
+				selected = append(selected, p)
 			}
 		}
-		if count == 0 && !explain.Selects(s, like(r)) && !explain.Selects(s, like(was)) {
+		if len(selected) == 0 && !explain.Selects(s, like(r)) && !explain.Selects(s, like(was)) {
 			continue
 		}
-		if w.Pods == nil { // the user may not read Pods
-			count = was.replicas
-		}
-		if fewer {
-			out = append(out, r.scaled(s, was, count))
+		kept := r.keeps(selected)
+		if end := len(selected) - len(kept); fewer && (end > 0 || !r.ordered) {
+			out = append(out, r.scaled(s, was, end))
 		}
 		if renewed && (r.replicas > 0 || !r.scales) {
-			out = append(out, r.renewed(s, min(count, r.left(count))))
+			out = append(out, r.renewed(s, r.replaces(kept)))
 		}
 	}
 	if fewer && r.replicas == 0 {
@@ -95,12 +122,72 @@ func (r *rollout) after(was *rollout, w *explain.World, touched map[svc.Name]boo
 	return out
 }
 
-// left is how many of a number of Pods are there after a change of the replicas.
-func (r *rollout) left(pods int) int {
-	if r.scales {
-		return min(pods, r.replicas)
+// keeps returns the Pods that stay after a change of the replicas. A StatefulSet keeps the Pods with its ordinals.
+func (r *rollout) keeps(pods []*corev1.Pod) []*corev1.Pod {
+	switch {
+	case !r.scales:
+		return pods
+	case !r.ordered:
+		return pods[:min(len(pods), r.replicas)]
 	}
-	return pods
+	return slices.DeleteFunc(slices.Clone(pods), func(p *corev1.Pod) bool {
+		n := r.ordinal(p)
+		return n < r.start || n >= r.start+r.replicas
+	})
+}
+
+// replaces returns the Pods that a new template replaces.
+func (r *rollout) replaces(pods []*corev1.Pod) []*corev1.Pod {
+	if !r.ordered {
+		return pods
+	}
+	return slices.DeleteFunc(slices.Clone(pods), func(p *corev1.Pod) bool { return r.ordinal(p) < r.start+r.first })
+}
+
+// ordinal is the number of a Pod of a StatefulSet, by its name; -1 for another Pod.
+func (r *rollout) ordinal(p *corev1.Pod) int {
+	text, is := strings.CutPrefix(p.Name, r.name+"-")
+	n, err := strconv.ParseUint(text, 10, 31)
+	if !is || err != nil {
+		return -1
+	}
+	return int(n)
+}
+
+// maxExpected bounds the Pods that are expected of one object.
+const maxExpected = 10000
+
+// expected are the Pods that it has by its spec.
+func (r *rollout) expected() (out []*corev1.Pod) {
+	for i := range min(r.replicas, maxExpected) {
+		p := like(r)
+		if r.ordered {
+			p.Name = fmt.Sprintf("%s-%d", r.name, r.start+i)
+			r.number(p)
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+// number adds the labels that the controller of StatefulSets sets.
+func (r *rollout) number(p *corev1.Pod) {
+	p.Labels = maps.Clone(p.Labels)
+	if p.Labels == nil {
+		p.Labels = map[string]string{}
+	}
+	p.Labels[appsv1.StatefulSetPodNameLabel] = p.Name
+	p.Labels[appsv1.PodIndexLabel] = strconv.Itoa(r.ordinal(p))
+}
+
+// again is the Pod that comes in place of another one.
+func (r *rollout) again(p *corev1.Pod) *corev1.Pod {
+	next := like(r)
+	if r.ordered {
+		next.Name = p.Name
+		r.number(next)
+	}
+	return next
 }
 
 func like(r *rollout) *corev1.Pod {
@@ -124,24 +211,41 @@ func (r *rollout) pods(all []*corev1.Pod) (out []*corev1.Pod) {
 	return out
 }
 
-func (r *rollout) scaled(s *corev1.Service, was *rollout, pods int) explain.Change {
-	end := pods - r.left(pods)
+func (r *rollout) scaled(s *corev1.Service, was *rollout, end int) explain.Change {
+	what := fmt.Sprintf("has %s in place of %d", replicasText(r.replicas), was.replicas)
+	switch {
+	case r.gone:
+		what = "is deleted"
+	case r.start != was.start:
+		what = fmt.Sprintf("has %s from ordinal %d on, in place of %d from %d on", replicasText(r.replicas), r.start, was.replicas, was.start)
+	}
 	return explain.Change{Service: svc.NameOf(s).String(), Cuts: cutsOf(end),
-		Text: fmt.Sprintf("%s %s/%s has %d replicas in place of %d: %s", r.kind, r.namespace, r.name, r.replicas, was.replicas, podsEnd(end))}
+		Text: fmt.Sprintf("%s %s/%s %s: %s", r.kind, r.namespace, r.name, what, podsEnd(end))}
 }
 
-func (r *rollout) renewed(s *corev1.Service, pods int) explain.Change {
+func (r *rollout) renewed(s *corev1.Service, pods []*corev1.Pod) explain.Change {
 	c := explain.Change{Service: svc.NameOf(s).String(), Text: fmt.Sprintf("%s %s/%s has a new template", r.kind, r.namespace, r.name)}
 	if r.held != "" {
 		c.Text += ", which replaces no Pod yet: " + r.held
 		return c
 	}
-	c.Text += fmt.Sprintf(": %s and are replaced, %s", podsEnd(pods), r.order)
-	c.Cuts = cutsOf(pods)
-	if !explain.Selects(s, like(r)) {
+	replaced := "are replaced"
+	if len(pods) == 1 {
+		replaced = "is replaced"
+	}
+	c.Text += fmt.Sprintf(": %s and %s, %s", podsEnd(len(pods)), replaced, r.order)
+	c.Cuts = cutsOf(len(pods))
+	if slices.ContainsFunc(pods, func(p *corev1.Pod) bool { return !explain.Selects(s, r.again(p)) }) {
 		c.Text += "; the Service does not select the new ones by their labels"
 	}
 	return c
+}
+
+func replicasText(n int) string {
+	if n == 1 {
+		return "1 replica"
+	}
+	return fmt.Sprintf("%d replicas", n)
 }
 
 func podsEnd(n int) string {

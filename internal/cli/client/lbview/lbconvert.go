@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/lb/kubevip"
 	"github.com/fairlead/fairlead/internal/lb/metallb"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -25,14 +27,15 @@ func NewConvert(g *base.Global) *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
 		Use:   "convert -f FILE",
-		Short: "Convert the configuration of MetalLB into that of fairlead lb",
-		Long: `Convert objects of metallb.io into objects of fairlead.dev, and print these as YAML. No
-cluster is needed. What cannot be kept is an error with the path of the field, and
-then nothing is printed: docs/loadbalancer.md lists all fields. Notes on what else
-you have to do go to the standard error.`,
+		Short: "Convert the configuration of MetalLB or kube-vip into that of fairlead lb",
+		Long: `Convert objects of metallb.io, or the ConfigMap of kube-vip's cloud provider, into objects
+of fairlead.dev, and print these as YAML. No cluster is needed. What cannot be kept is
+an error with the path of the field, and then nothing is printed: docs/loadbalancer.md
+lists all fields. Notes on what else you have to do go to the standard error.`,
 		Example: `  kubectl get -n metallb-system -o yaml \
     ipaddresspools.metallb.io,l2advertisements,bgpadvertisements,bgppeers.metallb.io,communities,bfdprofiles > metallb.yaml
-  fairlead lb convert -f metallb.yaml | kubectl apply -f -`,
+  fairlead lb convert -f metallb.yaml | kubectl apply -f -
+  kubectl get -n kube-system configmap kubevip -o yaml | fairlead lb convert -f - | kubectl apply -f -`,
 		Args: base.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if file == "" {
@@ -41,7 +44,8 @@ you have to do go to the standard error.`,
 			return convert(g, file)
 		},
 	}
-	cmd.Flags().StringVarP(&file, "filename", "f", "", `file with objects of metallb.io as YAML or JSON; "-" is the standard input`)
+	cmd.Flags().StringVarP(&file, "filename", "f", "",
+		`file with objects of metallb.io, or a ConfigMap of kube-vip, as YAML or JSON; "-" is the standard input`)
 	return cmd
 }
 
@@ -56,9 +60,8 @@ func convert(g *base.Global, file string) error {
 		defer f.Close()
 		in = f
 	}
-	r, err := metallb.Convert(in)
-	var refused metallb.Refusals
-	if errors.As(err, &refused) {
+	r, err := converted(in)
+	if refused := refusals(err); len(refused) > 0 {
 		for _, text := range refused {
 			fmt.Fprintln(g.Err, base.PlainLine(text))
 		}
@@ -76,6 +79,35 @@ func convert(g *base.Global, file string) error {
 	}
 	_, err = g.Out.Write(text)
 	return err
+}
+
+// converted converts the configuration of MetalLB or kube-vip.
+func converted(in io.Reader) (*metallb.Result, error) {
+	text, err := io.ReadAll(io.LimitReader(in, metallb.MaxText+1))
+	if err != nil {
+		return nil, err
+	}
+	if !kubevip.Is(text) {
+		return metallb.Convert(bytes.NewReader(text))
+	}
+	r, err := kubevip.Convert(text)
+	if err != nil {
+		return nil, err
+	}
+	return &metallb.Result{Pools: r.Pools, Notes: r.Notes}, nil
+}
+
+// refusals returns the fields that an error of converted names.
+func refusals(err error) []string {
+	var ofMetalLB metallb.Refusals
+	var ofKubeVIP kubevip.Refusals
+	switch {
+	case errors.As(err, &ofMetalLB):
+		return ofMetalLB
+	case errors.As(err, &ofKubeVIP):
+		return ofKubeVIP
+	}
+	return nil
 }
 
 // manifest returns a result as documents of YAML.
@@ -96,7 +128,10 @@ func manifest(r *metallb.Result) ([]byte, error) {
 		p.TypeMeta = metav1.TypeMeta{APIVersion: v1.GroupVersion.String(), Kind: "IPAddressPool"}
 		objects = append(objects, p)
 	}
-	text := []byte("# For nodes with --lb-announce=" + r.Announce + "\n")
+	var text []byte
+	if r.Announce != "" {
+		text = []byte("# For nodes with --lb-announce=" + r.Announce + "\n")
+	}
 	for i, o := range objects {
 		document, err := written(o)
 		if err != nil {

@@ -49,7 +49,7 @@ func NewExplain(g *base.Global) *cobra.Command {
 annotations, where each comes from, and which have no meaning on your own machines
 or are not supported by this version. With -f the Services of a file are explained
 ("-" is the standard input), and no cluster is needed. Secrets are never read.
-For the Service of a Gateway, or of all Ingresses, also its listeners and routes,
+For the Service of a Gateway, or of Ingresses, also its listeners and routes,
 where each of their matches leads, and why one is not served.`,
 		Example: `  fairlead lb explain web -n shop
   fairlead lb explain -f service.yaml -o json`,
@@ -68,7 +68,7 @@ where each of their matches leads, and why one is not served.`,
 				if err != nil {
 					return err
 				}
-				return explain(g.Out, services, nil, output)
+				return explainServices(g.Out, services, nil, output)
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), base.RequestTimeout)
 			defer cancel()
@@ -76,7 +76,7 @@ where each of their matches leads, and why one is not served.`,
 			if err != nil {
 				return err
 			}
-			return explain(g.Out, []corev1.Service{*service}, front, output)
+			return explainServices(g.Out, []corev1.Service{*service}, front, output)
 		},
 	}
 	f.Add(cmd)
@@ -155,8 +155,8 @@ func readServices(in io.Reader, file string) ([]corev1.Service, error) {
 	return out, nil
 }
 
-// explain explains Services. front is what the only one leads to, nil if it is no front.
-func explain(w io.Writer, services []corev1.Service, front *lbFront, output string) error {
+// explainServices explains Services. front is what the only one leads to, nil if it is no front.
+func explainServices(w io.Writer, services []corev1.Service, front *lbFront, output string) error {
 	var list []lbExplanation
 	for i := range services {
 		s := &services[i]

@@ -10,31 +10,26 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/kubernetes"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/cli/base"
-	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/api"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/parents"
-	"github.com/fairlead/fairlead/internal/gateway/services"
-	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // lbFront is what a Service that is a front leads to. It is part of the JSON of Report.
 type lbFront struct {
-	// Kind is Gateway or Ingress, and Name that of the Gateway.
+	// Kind is Gateway or Ingress, and Name that of the Gateway, or of the Ingress that has the front for itself.
 	Kind string `json:"kind"`
 	Name string `json:"name,omitempty"`
 	// Problem is why it is not served, or why it is not known what it leads to.
@@ -77,6 +72,8 @@ type lbLead struct {
 	To    string `json:"to"`
 }
 
+const kindIngress = "Ingress"
+
 // frontObjects are the objects of the Gateway API and Ingresses, read once for all fronts.
 type frontObjects struct {
 	client     kubernetes.Interface
@@ -87,11 +84,16 @@ type frontObjects struct {
 	namespaces map[string]labels.Set
 	unread     []string // kinds that the user may not list
 	failed     error    // why they are not known
+	ingresses  *ingressView
+	// ingressesFailed is why Ingresses are not known.
+	ingressesFailed error
+	in              string // the namespace of the routes that are read, empty for all
 }
 
 // lbRouteObject is a route of any kind.
 type lbRouteObject struct {
-	shown   lbRoute
+	shown   lbRoute         // without Leads
+	leads   func() []lbLead // of many routes few are shown
 	parents []gwv1.ParentReference
 	status  []gwv1.RouteParentStatus
 }
@@ -108,10 +110,18 @@ func (r *Report) fronts(ctx context.Context, client kubernetes.Interface, gatewa
 func (o *frontObjects) frontOf(ctx context.Context, s *corev1.Service) *lbFront {
 	owner := metav1.GetControllerOf(s)
 	switch {
-	case svc.NameOf(s) == names.IngressService() && s.Labels[names.FrontLabel] == names.FrontIngress:
-		f := &lbFront{Kind: "Ingress", Listeners: []lbListener{}, Routes: []lbRoute{}}
-		if err := o.ingresses(ctx, f); err != nil {
+	case s.Labels[names.FrontLabel] == names.FrontIngress:
+		f, front := &lbFront{Kind: kindIngress, Listeners: []lbListener{}, Routes: []lbRoute{}}, names.SharedFront()
+		if svc.NameOf(s) != names.IngressService() {
+			if owner == nil || owner.Kind != kindIngress {
+				return nil
+			}
+			f.Name, front = owner.Name, svc.Name{Namespace: s.Namespace, Name: owner.Name}
+		}
+		if all, err := o.readIngresses(ctx); err != nil {
 			f.Problem = "its Ingresses are not known: " + base.PlainLine(err.Error())
+		} else {
+			all.at(f, front)
 		}
 		return f
 	case s.Labels[names.FrontLabel] == names.FrontGateway && owner != nil && owner.Kind == "Gateway":
@@ -155,35 +165,35 @@ func (o *frontObjects) readAll(ctx context.Context) error {
 			return err
 		},
 		func() error {
-			list, err := o.api.Routes("").List(ctx, all)
+			list, err := o.api.Routes(o.in).List(ctx, all)
 			for i := range listed(list, err).Items {
 				routes = append(routes, requestsOf(&list.Items[i]))
 			}
 			return err
 		},
 		func() error {
-			list, err := o.api.Calls("").List(ctx, all)
+			list, err := o.api.Calls(o.in).List(ctx, all)
 			for i := range listed(list, err).Items {
 				routes = append(routes, callsOf(&list.Items[i]))
 			}
 			return err
 		},
 		func() error {
-			list, err := o.api.TLSRoutes("").List(ctx, all)
+			list, err := o.api.TLSRoutes(o.in).List(ctx, all)
 			for i := range listed(list, err).Items {
 				routes = append(routes, streamOf(kinds.StreamOfTLS(&list.Items[i])))
 			}
 			return err
 		},
 		func() error {
-			list, err := o.api.TCPRoutes("").List(ctx, all)
+			list, err := o.api.TCPRoutes(o.in).List(ctx, all)
 			for i := range listed(list, err).Items {
 				routes = append(routes, streamOf(kinds.StreamOfTCP(&list.Items[i])))
 			}
 			return err
 		},
 		func() error {
-			list, err := o.api.UDPRoutes("").List(ctx, all)
+			list, err := o.api.UDPRoutes(o.in).List(ctx, all)
 			for i := range listed(list, err).Items {
 				routes = append(routes, streamOf(kinds.StreamOfUDP(&list.Items[i])))
 			}
@@ -316,13 +326,7 @@ func (o *frontObjects) attached(r *lbRouteObject, g svc.Name, listeners []lbList
 			continue
 		}
 		is = true
-		wrong, accepted := "its controller has not looked at it yet", false
-		for _, s := range r.status {
-			if s.ControllerName == names.ControllerName && equality.Semantic.DeepEqual(&s.ParentRef, p) {
-				wrong = wrongOf(s.Conditions, string(gwv1.RouteConditionPartiallyInvalid))
-				accepted = meta.IsStatusConditionTrue(s.Conditions, string(gwv1.RouteConditionAccepted))
-			}
-		}
+		wrong, accepted := r.at(p)
 		if wrong != "" && !slices.Contains(problems, wrong) {
 			problems = append(problems, wrong)
 		}
@@ -332,10 +336,28 @@ func (o *frontObjects) attached(r *lbRouteObject, g svc.Name, listeners []lbList
 			}
 		}
 	}
+	if is {
+		out.Leads = append(out.Leads, r.leads()...)
+	}
 	slices.Sort(out.Listeners)
 	out.Listeners, out.Problem = slices.Compact(out.Listeners), strings.Join(problems, "; ")
 	return out, is
 }
+
+// at returns what is wrong with a route at one of its parents, and whether it is accepted there.
+func (r *lbRouteObject) at(p *gwv1.ParentReference) (wrong string, accepted bool) {
+	wrong = notLooked
+	for _, s := range r.status {
+		if s.ControllerName == names.ControllerName && equality.Semantic.DeepEqual(&s.ParentRef, p) {
+			wrong = wrongOf(s.Conditions, string(gwv1.RouteConditionPartiallyInvalid))
+			accepted = meta.IsStatusConditionTrue(s.Conditions, string(gwv1.RouteConditionAccepted))
+		}
+	}
+	return wrong, accepted
+}
+
+// notLooked is what is wrong with an object without a status of its controller.
+const notLooked = "its controller has not looked at it yet"
 
 func (l *lbListener) name() string {
 	if l.Set != "" {
@@ -359,11 +381,12 @@ func (l *lbListener) takes(r *lbRoute, p *gwv1.ParentReference) bool {
 }
 
 // wrongOf returns the first condition that is not as it should be, "" if all are. bad are the types that should not be True, beside
-// fairlead's.
+// fairlead's own, of which only names.ConditionCertificate should be.
 func wrongOf(all []metav1.Condition, bad ...string) string {
 	for _, k := range all {
 		wrong := k.Status != metav1.ConditionTrue
-		if slices.Contains(bad, k.Type) || strings.HasPrefix(k.Type, svc.Domain+"/") {
+		ownBad := strings.HasPrefix(k.Type, svc.Domain+"/") && k.Type != names.ConditionCertificate
+		if slices.Contains(bad, k.Type) || ownBad {
 			wrong = k.Status == metav1.ConditionTrue
 		}
 		if wrong && k.Type != string(gwv1.GatewayConditionInsecureFrontendValidationMode) {
@@ -371,101 +394,4 @@ func wrongOf(all []metav1.Condition, bad ...string) string {
 		}
 	}
 	return ""
-}
-
-// ingresses fills in what the Ingresses of this controller lead to. What is wrong with each is found as nodes find it, but for what is
-// in Secrets, which are not read: Events of the last hour name these.
-func (o *frontObjects) ingresses(ctx context.Context, f *lbFront) error {
-	all := metav1.ListOptions{}
-	classes, err := o.client.NetworkingV1().IngressClasses().List(ctx, all)
-	if err != nil {
-		return err
-	}
-	list, err := o.client.NetworkingV1().Ingresses("").List(ctx, all)
-	if err != nil {
-		return err
-	}
-	ours := ingressesOf(classes.Items, list.Items)
-	have, err := o.client.CoreV1().Services("").List(ctx, all)
-	if err != nil {
-		return err
-	}
-	for i := range have.Items {
-		ours.Services[svc.NameOf(&have.Items[i])] = services.Of(&have.Items[i])
-	}
-	if grants, err := o.api.Grants().List(ctx, all); err == nil {
-		for i := range grants.Items {
-			ours.Grants[svc.NameOf(&grants.Items[i])] = &grants.Items[i]
-		}
-	}
-	front := gateway.BuildIngress(ours, nil)
-	for _, n := range front.Named {
-		ours.Secrets[n] = gateway.Secret{}
-	}
-	front = gateway.BuildIngress(ours, nil)
-	events := ingressEvents(ctx, o.client)
-	for _, n := range slices.SortedFunc(maps.Keys(ours.Ingresses), svc.Name.Compare) {
-		r := ingressOf(ours.Ingresses[n])
-		r.Problem = base.PlainLine(cmp.Or(front.Problems[n], events[string(ours.Ingresses[n].UID)]))
-		f.Routes = append(f.Routes, r)
-	}
-	for _, l := range []lbListener{
-		{Name: "http", Port: gateway.IngressHTTP, Protocol: "HTTP"}, {Name: "https", Port: gateway.IngressHTTPS, Protocol: "HTTPS"},
-	} {
-		if front.Table.Ports[uint16(l.Port)] != nil { //nolint:gosec // a port
-			l.Routes = int32(len(f.Routes)) //nolint:gosec // objects of the API
-			f.Listeners = append(f.Listeners, l)
-		}
-	}
-	return nil
-}
-
-// ingressEvents returns why Ingresses were not served, by their UIDs, as far as Events may be read.
-func ingressEvents(ctx context.Context, client kubernetes.Interface) map[string]string {
-	out, last := map[string]string{}, map[string]string{}
-	for _, reason := range []string{names.IngressServed, names.IngressNotServed} {
-		list, err := client.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=Ingress,reason=" + reason})
-		if err != nil {
-			return map[string]string{}
-		}
-		for _, e := range list.Items {
-			uid := string(e.InvolvedObject.UID)
-			// Times have whole seconds, in which both may come.
-			newer, err := resourceversion.CompareResourceVersion(e.ResourceVersion, cmp.Or(last[uid], "1"))
-			if err == nil && newer < 0 {
-				continue
-			}
-			if out[uid], last[uid] = e.Message, e.ResourceVersion; reason == names.IngressServed {
-				out[uid] = ""
-			}
-		}
-	}
-	return out
-}
-
-// ingressesOf returns the Ingresses that are of a class of this controller.
-func ingressesOf(classes []networkingv1.IngressClass, all []networkingv1.Ingress) *gateway.Objects {
-	o := &gateway.Objects{
-		Grants: trust.Grants{}, Services: map[svc.Name]*services.Service{}, Secrets: map[svc.Name]gateway.Secret{},
-		Ingresses: map[svc.Name]*networkingv1.Ingress{}, Secured: map[svc.Name]bool{}, Policies: trust.NewPolicies(),
-	}
-	known := map[string]*networkingv1.IngressClass{}
-	for i := range classes {
-		known[classes[i].Name] = &classes[i]
-	}
-	byDefault := names.DefaultClass(maps.Values(known))
-	for i := range all {
-		in := &all[i]
-		c := known[names.ClassOf(in, byDefault)]
-		if c == nil {
-			continue
-		}
-		if ours, nginx := names.OurIngressClass(c); ours {
-			o.Ingresses[svc.NameOf(in)] = in
-			if nginx {
-				o.Secured[svc.NameOf(in)] = true
-			}
-		}
-	}
-	return o
 }

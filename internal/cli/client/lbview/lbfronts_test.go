@@ -9,6 +9,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,7 +31,10 @@ var frontLists = map[string]string{
 - metadata: {name: fairlead-ingress, namespace: kube-system, labels: {fairlead.dev/front: ingress}}
   spec: {type: LoadBalancer, ports: [{port: 80}]}
 - metadata: {name: web, namespace: shop}
-  spec: {type: ClusterIP, ports: [{port: 80}]}`,
+  spec: {type: ClusterIP, ports: [{port: 80}]}
+- metadata: {name: alone-fairlead-ingress, namespace: team, labels: {fairlead.dev/front: ingress}, ownerReferences: [
+    {apiVersion: networking.k8s.io/v1, kind: Ingress, name: alone, uid: i3, controller: true}]}
+  spec: {type: LoadBalancer, ports: [{port: 80}]}`,
 	"/api/v1/namespaces": `
 - metadata: {name: shop}
 - metadata: {name: team, labels: {routes: "yes"}}
@@ -47,6 +51,9 @@ var frontLists = map[string]string{
     {path: /x, pathType: Exact, backend: {service: {name: none, port: {name: http}}}}]}}]}
 - metadata: {name: tea, namespace: team, uid: i2}
   spec: {ingressClassName: fairlead, tls: [{hosts: [tea.example], secretName: c}]}
+- metadata: {name: alone, namespace: team, uid: i3, annotations: {fairlead.dev/front: own}}
+  spec: {ingressClassName: fairlead, rules: [{host: books.example, http: {paths: [
+    {path: /, pathType: Prefix, backend: {service: {name: none, port: {number: 80}}}}]}}]}
 - metadata: {name: foreign, namespace: team}
   spec: {ingressClassName: other}`,
 	"/apis/gateway.networking.k8s.io/v1/gateways": `
@@ -90,16 +97,24 @@ var frontLists = map[string]string{
 	"/apis/gateway.networking.k8s.io/v1/tcproutes": `
 - metadata: {name: db, namespace: shop}
   spec: {parentRefs: [{name: door, sectionName: tcp}], rules: [{backendRefs: [{name: db, port: 5432}]}]}`,
-	"/apis/lb.fairlead.dev/v1/speakers": "[]",
+	"/apis/gateway.networking.k8s.io/v1/gatewayclasses": `
+- {metadata: {name: fairlead}, spec: {controllerName: fairlead.dev/gateway}}
+- {metadata: {name: other}, spec: {controllerName: other.example/gateway}}`,
+	"/apis/fairlead.dev/v1/speakers": "[]",
 }
 
 // forbidden is a list that the user may not read.
 const forbidden = "forbidden"
 
-// reportOf reports about the lists of an API server.
-func reportOf(t *testing.T, lists map[string]string) *Report {
+// apiOf serves the lists of an API server, and counts how often each is read.
+func apiOf(t *testing.T, lists map[string]string) (*rest.Config, map[string]int) {
 	t.Helper()
+	reads := map[string]int{}
+	var mu sync.Mutex
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		reads[r.URL.Path]++
+		mu.Unlock()
 		w.Header().Set("Content-Type", "application/json")
 		text, ok := lists[r.URL.Path]
 		if !ok || text == forbidden {
@@ -121,13 +136,39 @@ func reportOf(t *testing.T, lists map[string]string) *Report {
 		_ = json.NewEncoder(w).Encode(map[string]any{"metadata": map[string]any{"resourceVersion": "1"}, "items": items})
 	}))
 	t.Cleanup(server.Close)
-	config := &rest.Config{Host: server.URL}
+	return &rest.Config{Host: server.URL, QPS: -1}, reads
+}
+
+// reportOf reports about the lists of an API server.
+func reportOf(t *testing.T, lists map[string]string) *Report {
+	t.Helper()
+	config, _ := apiOf(t, lists)
 	client, own, gateways := kubernetes.NewForConfigOrDie(config), must(v1.NewClient(config)), must(api.NewClient(config))
-	r, err := collectLB(t.Context(), client, own, gateways, "", "")
+	r, services, err := collectLB(t.Context(), client, own, "", "", 0)
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.fronts(t.Context(), client, gateways, services)
 	return r
+}
+
+// An Ingress with a front for itself is shown at its own Service, with what is wrong with it, and not at the shared one.
+func TestFrontOfOneIngress(t *testing.T) {
+	all := reportOf(t, frontLists).Services
+	i := slices.IndexFunc(all, func(s lbService) bool { return s.Name == "alone-fairlead-ingress" })
+	if i < 0 {
+		t.Fatalf("%+v", all)
+	}
+	f := all[i].Front
+	if f == nil || f.Kind != "Ingress" || f.Name != "alone" || f.Problem != "" || len(f.Routes) != 1 || f.Routes[0].Name != "alone" ||
+		!strings.Contains(f.Routes[0].Problem, "there is no Service team/none") {
+		t.Errorf("%+v", f)
+	}
+	for _, r := range all[1].Front.Routes {
+		if r.Name == "alone" {
+			t.Errorf("at the shared front, too: %+v", r)
+		}
+	}
 }
 
 // Of the Events of an Ingress the last one counts, also of two within a second.

@@ -33,13 +33,16 @@ func requestsOf(r *gwv1.HTTPRoute) lbRouteObject {
 		shown:   routeOf(kinds.HTTPRoute, r, r.Spec.Hostnames),
 		parents: r.Spec.ParentRefs, status: r.Status.Parents,
 	}
-	for i := range r.Spec.Rules {
-		rule := &r.Spec.Rules[i]
-		var matches []string
-		for k := range rule.Matches {
-			matches = append(matches, matchText(&rule.Matches[k]))
+	out.leads = func() (leads []lbLead) {
+		for i := range r.Spec.Rules {
+			rule := &r.Spec.Rules[i]
+			var matches []string
+			for k := range rule.Matches {
+				matches = append(matches, matchText(&rule.Matches[k]))
+			}
+			leads = append(leads, lbLead{strings.Join(matches, " or "), ruleTarget(r.Namespace, rule)})
 		}
-		out.shown.Leads = append(out.shown.Leads, lbLead{strings.Join(matches, " or "), ruleTarget(r.Namespace, rule)})
+		return leads
 	}
 	return out
 }
@@ -50,17 +53,20 @@ func callsOf(r *gwv1.GRPCRoute) lbRouteObject {
 		shown:   routeOf(kinds.GRPCRoute, r, r.Spec.Hostnames),
 		parents: r.Spec.ParentRefs, status: r.Status.Parents,
 	}
-	rules := kinds.RulesOfGRPC(r)
-	for i := range rules {
-		var matches []string
-		for _, m := range r.Spec.Rules[i].Matches {
-			text := "every method"
-			if m.Method != nil {
-				text = "/" + valueOf(m.Method.Service, "*") + "/" + valueOf(m.Method.Method, "*")
+	out.leads = func() (leads []lbLead) {
+		rules := kinds.RulesOfGRPC(r)
+		for i := range rules {
+			var matches []string
+			for _, m := range r.Spec.Rules[i].Matches {
+				text := "every method"
+				if m.Method != nil {
+					text = "/" + valueOf(m.Method.Service, "*") + "/" + valueOf(m.Method.Method, "*")
+				}
+				matches = append(matches, text+headersText(len(m.Headers), 0))
 			}
-			matches = append(matches, text+headersText(len(m.Headers), 0))
+			leads = append(leads, lbLead{strings.Join(matches, " or "), ruleTarget(r.Namespace, &rules[i])})
 		}
-		out.shown.Leads = append(out.shown.Leads, lbLead{strings.Join(matches, " or "), ruleTarget(r.Namespace, &rules[i])})
+		return leads
 	}
 	return out
 }
@@ -68,14 +74,16 @@ func callsOf(r *gwv1.GRPCRoute) lbRouteObject {
 // streamOf reads a route of connections or of datagrams.
 func streamOf(s *kinds.Stream) lbRouteObject {
 	n := s.Route()
-	var to []string
-	for i := range s.Backends {
-		to = append(to, backendText(n.Namespace, &s.Backends[i], len(s.Backends) > 1))
-	}
 	return lbRouteObject{
-		shown: lbRoute{Kind: string(n.Kind), Namespace: n.Namespace, Name: n.Name.Name, Hosts: hostsOf(s.Hostnames),
-			Leads: []lbLead{{To: cmp.Or(strings.Join(to, ", "), "no backend")}}},
+		shown:   lbRoute{Kind: string(n.Kind), Namespace: n.Namespace, Name: n.Name.Name, Hosts: hostsOf(s.Hostnames), Leads: []lbLead{}},
 		parents: s.Parents, status: s.Status,
+		leads: func() []lbLead {
+			var to []string
+			for i := range s.Backends {
+				to = append(to, backendText(n.Namespace, &s.Backends[i], len(s.Backends) > 1))
+			}
+			return []lbLead{{To: cmp.Or(strings.Join(to, ", "), "no backend")}}
+		},
 	}
 }
 
@@ -142,7 +150,7 @@ func matchText(m *gwv1.HTTPRouteMatch) string {
 	return path + headersText(len(m.Headers), len(m.QueryParams))
 }
 
-// headersText says that a match asks for more.
+// headersText is the note at a match that asks for more.
 func headersText(headers, queries int) (out string) {
 	if headers > 0 {
 		out += fmt.Sprintf(" with %d header fields", headers)

@@ -15,19 +15,20 @@ import (
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/explain"
 	"github.com/fairlead/fairlead/internal/gateway/api"
 	"github.com/fairlead/fairlead/internal/lb/claim"
 	lbcontroller "github.com/fairlead/fairlead/internal/lb/controller"
+	"github.com/fairlead/fairlead/internal/lb/owners"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
-	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // Report is what 'fairlead lb status' shows. Its JSON form is meant for programs:
@@ -37,7 +38,12 @@ type Report struct {
 	// NotAnnouncing are the nodes that announce no address, whatever happens to the others.
 	NotAnnouncing []lbIdleNode `json:"notAnnouncing,omitempty"`
 
-	one bool // it is about one Service
+	// Problems are what is not known, since the user may not read it.
+	Problems []string `json:"problems,omitempty"`
+
+	left  int  // Services that are left out
+	one   bool // it is about one Service
+	blind bool // Speakers may not be read
 }
 
 // lbIdleNode is a node that announces no address, and why.
@@ -55,6 +61,8 @@ type lbService struct {
 	Because []string    `json:"because,omitempty"`
 	// Tags are the tags in its annotations.
 	Tags map[string]string `json:"tags,omitempty"`
+	// Status is the worst of its addresses.
+	Status explain.Standing `json:"status"`
 	// Pending is true while the Service has no address. Reason is the last Warning about that
 	// or about an address that no node can announce.
 	Pending bool   `json:"pending"`
@@ -86,25 +94,14 @@ type lbAddress struct {
 	Address string `json:"address"`
 	// Pool is empty if the address is not of a pool, or not given by this controller.
 	Pool string `json:"pool,omitempty"`
+	explain.Judgement
 	// Owners are the nodes that announce the address.
 	Owners []lbOwner `json:"owners"`
+	// OwnersLeft is how many more there are, in a Summary.
+	OwnersLeft int `json:"ownersLeft,omitempty"`
 }
 
-// announced reports whether a node announces the address, as far as is known.
-func (a *lbAddress) announced() bool {
-	return slices.ContainsFunc(a.Owners, func(o lbOwner) bool { return !o.Stale })
-}
-
-type lbOwner struct {
-	Node      string    `json:"node"`
-	Via       string    `json:"via"`
-	Interface string    `json:"interface,omitempty"`
-	Since     time.Time `json:"since"`
-	Reason    string    `json:"reason,omitempty"`
-	// Stale means that the node has not taken back what it once reported: another one has
-	// begun to answer since, or nothing is heard of the node.
-	Stale bool `json:"stale,omitempty"`
-}
+type lbOwner = owners.Owner
 
 // NewStatus returns 'fairlead lb status'.
 func NewStatus(g *base.Global) *cobra.Command {
@@ -114,7 +111,7 @@ func NewStatus(g *base.Global) *cobra.Command {
 		Use:   "status [SERVICE]",
 		Short: "Show the addresses of load balancers, their ways and pools, and which nodes announce them, since when and why",
 		Long: `Show the addresses of load balancers, their ways and pools, and which nodes announce
-them, since when and why. For the Service of a Gateway, or of all Ingresses, also its
+them, since when and why. For the Service of a Gateway, or of Ingresses, also its
 listeners and routes, where these lead, and why one is not served.`,
 		Example: `  fairlead lb status
   fairlead lb status web -n shop -o json`,
@@ -155,11 +152,15 @@ listeners and routes, where these lead, and why one is not served.`,
 			if err != nil {
 				return err
 			}
-			r, err := collectLB(ctx, client, own, gateways, namespace, name)
+			r, services, err := collectLB(ctx, client, own, namespace, name, 0)
 			if err != nil {
 				return err
 			}
-			return output.Write(g.Out, r, r.print)
+			r.fronts(ctx, client, gateways, services)
+			if err := output.Write(g.Out, r, r.print); err != nil {
+				return err
+			}
+			return r.unread()
 		},
 	}
 	f.Add(cmd)
@@ -168,145 +169,173 @@ listeners and routes, where these lead, and why one is not served.`,
 	return cmd
 }
 
-// collectLB reports on the load balancers of a namespace, all with "", or on one of them.
-func collectLB(
-	ctx context.Context, client kubernetes.Interface, own *v1.Client, gateways *api.Client, namespace, name string,
-) (*Report, error) {
+// collectLB reports on the load balancers of a namespace, all with "", or on one of them, without what they lead to. Of more than most it
+// has the ones that need a look; 0 is no limit.
+func collectLB(ctx context.Context, client kubernetes.Interface, own *v1.Client, namespace, name string, most int,
+) (*Report, []corev1.Service, error) {
 	var services []corev1.Service
 	if name != "" {
 		s, err := client.CoreV1().Services(namespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if s.Spec.Type != corev1.ServiceTypeLoadBalancer {
-			return nil, fmt.Errorf("%s/%s is of type %s, not LoadBalancer", namespace, name, s.Spec.Type)
+			return nil, nil, fmt.Errorf("%s/%s is of type %s, not LoadBalancer", namespace, name, s.Spec.Type)
 		}
 		services = append(services, *s)
 	} else {
-		list, err := client.CoreV1().Services(namespace).List(ctx, metav1.ListOptions{})
+		list, err := client.CoreV1().Services(namespace).List(ctx, metav1.ListOptions{FieldSelector: "spec.type=LoadBalancer"})
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		services = slices.DeleteFunc(list.Items, func(s corev1.Service) bool { return s.Spec.Type != corev1.ServiceTypeLoadBalancer })
 	}
-	claims, err := client.NetworkingV1().IPAddresses().List(ctx,
-		metav1.ListOptions{LabelSelector: networkingv1.LabelManagedBy + "=" + svc.AddressManager})
-	if err != nil {
-		return nil, err
+	r := &Report{Services: []lbService{}}
+	// unread notes what the user may not read, and returns any other error.
+	unread := func(what string, err error) error {
+		if !apierrors.IsForbidden(err) {
+			return err
+		}
+		r.Problems = append(r.Problems, what+": "+base.OneLine(err))
+		return nil
 	}
-	pools := map[string]string{}
-	for _, c := range claims.Items {
-		pools[c.Name] = c.Annotations[svc.ClaimPoolAnnotation]
+	claims, err := client.NetworkingV1().IPAddresses().List(ctx, metav1.ListOptions{LabelSelector: claim.Selector})
+	known := &explain.Balancers{}
+	const noPools = "the pools of addresses are not known"
+	if apierrors.IsForbidden(err) {
+		known.Unread = append(known.Unread, explain.Line{Text: noPools, Source: explain.ClaimKind})
+	}
+	if err := unread(noPools, err); err != nil {
+		return nil, nil, err
+	}
+	for i := range claims.Items {
+		if c, ok := claim.Parse(&claims.Items[i]); ok {
+			known.Claims = append(known.Claims, c)
+		}
 	}
 	speakers, err := own.Speakers.List(ctx, metav1.ListOptions{})
 	if apierrors.IsNotFound(err) { // no controller has installed the kind yet
 		speakers, err = &v1.SpeakerList{}, nil
 	}
-	if err != nil {
-		return nil, err
+	const noSpeakers = "which node announces an address is not known"
+	if r.blind = apierrors.IsForbidden(err); r.blind {
+		speakers = &v1.SpeakerList{}
+		known.Blind, known.Unread = true, append(known.Unread, explain.Line{Text: noSpeakers, Source: explain.SpeakerKind})
 	}
+	if err := unread(noSpeakers, err); err != nil {
+		return nil, nil, err
+	}
+	known.Speakers = speakers.Items
 	reasons := map[string]string{}
 	if list, err := own.Pools.List(ctx, metav1.ListOptions{}); err == nil {
 		reasons = poolReasons(list.Items)
+	} else if apierrors.IsForbidden(err) {
+		r.Problems = append(r.Problems, "why no node announces the addresses of a pool is not known: "+base.OneLine(err))
 	}
-	silent := silentNodes(ctx, client)
-	owners, absent := ownersOf(speakers.Items, silent), absentOf(speakers.Items, silent)
-	r := &Report{Services: []lbService{}}
-	if name == "" {
+	known.Nodes = nodesOf(ctx, client)
+	silent := owners.Silent(known.Nodes)
+	absent := absentOf(speakers.Items, silent)
+	if name == "" && !r.blind {
 		r.NotAnnouncing = idleNodes(speakers.Items, silent)
 	}
+	if r.left = len(services) - most; most > 0 && r.left > 0 {
+		services = worst(services, known, most)
+	} else {
+		r.left = 0
+	}
+	warned := warnings{ctx: ctx, client: client, namespace: namespace, one: name != ""}
 	for i := range services {
-		s := &services[i]
-		out := lbService{Namespace: s.Namespace, Name: s.Name, Addresses: []lbAddress{}, Pending: len(s.Status.LoadBalancer.Ingress) == 0}
-		reading := claim.Read(s)
-		out.Absent = absent[s.Namespace+"/"+s.Name]
-		out.Way, out.Because, out.Tags = reading.Way, reading.Because, reading.Spec.Tags
-		for _, ing := range s.Status.LoadBalancer.Ingress {
-			list := owners[ing.IP]
-			slices.SortFunc(list, func(a, b lbOwner) int { return cmp.Compare(a.Node, b.Node) })
-			out.Addresses = append(out.Addresses, lbAddress{cmp.Or(ing.IP, ing.Hostname), pools[ing.IP], append([]lbOwner{}, list...)})
-		}
-		unowned := func(a lbAddress) bool { return !a.announced() }
-		if out.Pending {
-			out.Reason = lastWarning(ctx, client, s, "")
-		} else if slices.ContainsFunc(out.Addresses, unowned) {
-			out.Reason = lastWarning(ctx, client, s, lbcontroller.NotAnnounceable)
-			out.Reason = cmp.Or(out.Reason, out.poolReason(reasons)) // an Event lasts an hour
+		out := serviceOf(known, &services[i])
+		out.Absent = absent[out.Namespace+"/"+out.Name]
+		if !r.blind {
+			out.why(&services[i], &warned, reasons)
 		}
 		r.Services = append(r.Services, out)
 	}
 	r.one = name != ""
-	r.fronts(ctx, client, gateways, services)
-	return r, nil
+	return r, services, nil
+}
+
+// worst returns the most Services that stand worst, each judged once.
+func worst(services []corev1.Service, known *explain.Balancers, most int) []corev1.Service {
+	order, stands := make([]int, len(services)), make([]int, len(services))
+	for i := range services {
+		order[i], stands[i] = i, known.Stands(&services[i]).Worst()
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return stands[a] - stands[b] })
+	out := make([]corev1.Service, most)
+	for i := range out {
+		out[i] = services[order[i]]
+	}
+	return out
+}
+
+// serviceOf is a load balancer with its addresses, as explain judges them.
+func serviceOf(known *explain.Balancers, s *corev1.Service) lbService {
+	reading := claim.Read(s)
+	out := lbService{Namespace: s.Namespace, Name: s.Name, Addresses: []lbAddress{}, Pending: len(s.Status.LoadBalancer.Ingress) == 0,
+		Way: reading.Way, Because: reading.Because, Tags: reading.Spec.Tags, Status: known.Stands(s)}
+	for i := range s.Status.LoadBalancer.Ingress {
+		ing := &s.Status.LoadBalancer.Ingress[i]
+		a, _ := claim.Ingress(ing)
+		at := lbAddress{Address: cmp.Or(ing.IP, ing.Hostname), Judgement: known.Judge(s, a), Pool: known.PoolOf(s, a),
+			Owners: append([]lbOwner{}, known.Announcing(a)...)}
+		at.Reason = base.PlainLine(at.Reason)
+		out.Addresses = append(out.Addresses, at)
+	}
+	return out
+}
+
+// why adds the last Warning about a load balancer that has a problem, or may have one.
+func (s *lbService) why(of *corev1.Service, warned *warnings, reasons map[string]string) {
+	switch {
+	case s.Status == explain.Foreign:
+		s.Reason = explain.Pending(of).Reason
+		if len(s.Addresses) > 0 {
+			s.Reason = s.Addresses[0].Reason
+		}
+	case s.Pending:
+		s.Reason = warned.last(of, "")
+	case slices.ContainsFunc(s.Addresses, lbAddress.silent):
+		s.Reason = cmp.Or(warned.last(of, lbcontroller.NotAnnounceable), s.poolReason(reasons)) // an Event lasts an hour
+	}
+}
+
+// silent reports whether no node is known to announce an address that fairlead has given.
+func (a lbAddress) silent() bool {
+	return (a.Status == explain.HasProblem || a.Status == explain.NotKnown) && !owners.Announced(a.Owners)
 }
 
 // idleNodes returns the nodes that announce nothing: their speaker reports that, or they have none, as with --lb-announce
 // none. Nodes that do not answer are left out.
 func idleNodes(speakers []v1.Speaker, nodes map[string]bool) (out []lbIdleNode) {
 	has := map[string]bool{}
-	for _, s := range speakers {
-		switch has[s.Name] = true; {
-		case nodes[s.Name]:
-		case s.Status.Announce == v1.AnnounceNone:
-			out = append(out, lbIdleNode{s.Name, "--lb-announce none"})
-		case missing(&s.Status):
-			out = append(out, lbIdleNode{s.Name, "its speaker ended to be restarted, and has not returned"})
-		case !s.Status.Eligible && len(s.Status.Addresses) == 0:
-			out = append(out, lbIdleNode{s.Name, cmp.Or(s.Status.Reason, "it is not eligible")})
+	for i := range speakers {
+		s := &speakers[i]
+		has[s.Name] = true
+		if why, _ := owners.Idle(s); why != "" && !nodes[s.Name] {
+			out = append(out, lbIdleNode{s.Name, why})
 		}
 	}
 	for name, silent := range nodes {
 		if !has[name] && !silent {
-			out = append(out, lbIdleNode{name, "it has no speaker, or one with --lb-announce none"})
+			out = append(out, lbIdleNode{name, owners.NoSpeaker})
 		}
 	}
 	slices.SortFunc(out, func(a, b lbIdleNode) int { return cmp.Compare(a.Node, b.Node) })
 	return out
 }
 
-// silentNodes returns all nodes, and which of them nothing is heard of, as far as Nodes may be read.
-func silentNodes(ctx context.Context, client kubernetes.Interface) map[string]bool {
+// nodesOf returns all nodes, as far as they may be read.
+func nodesOf(ctx context.Context, client kubernetes.Interface) (out []*corev1.Node) {
 	list, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil
 	}
-	silent := map[string]bool{}
 	for i := range list.Items {
-		silent[list.Items[i].Name] = slices.ContainsFunc(list.Items[i].Status.Conditions, func(c corev1.NodeCondition) bool {
-			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionUnknown
-		})
+		out = append(out, &list.Items[i])
 	}
-	return silent
-}
-
-// missing reports whether a speaker ended to be restarted, and is not back in time: nothing but its next process takes back what
-// it has announced.
-func missing(s *v1.SpeakerStatus) bool { return s.ReturnBy != nil && time.Now().After(s.ReturnBy.Time) }
-
-// ownersOf returns who announces each address, as the speakers have last reported. A speaker that
-// died could not take that back, nor could one that did not return: of several that answer ARP or NDP the one that began last
-// counts.
-func ownersOf(speakers []v1.Speaker, silent map[string]bool) map[string][]lbOwner {
-	owners := map[string][]lbOwner{}
-	for _, s := range speakers {
-		for _, a := range s.Status.Addresses {
-			owners[a.Address] = append(owners[a.Address],
-				lbOwner{Node: s.Name, Via: a.Via, Interface: a.Interface, Since: a.Since.Time, Reason: a.Reason,
-					Stale: silent[s.Name] || missing(&s.Status)})
-		}
-	}
-	for _, list := range owners {
-		var last time.Time
-		for _, o := range list {
-			if o.Via != "bgp" && o.Since.After(last) {
-				last = o.Since
-			}
-		}
-		for i := range list {
-			list[i].Stale = list[i].Stale || list[i].Via != "bgp" && list[i].Since.Before(last)
-		}
-	}
-	return owners
+	return out
 }
 
 // absentOf returns the endpoints of each Service that get no new clients, as the nodes report that are heard of.
@@ -343,27 +372,77 @@ func poolReasons(pools []v1.IPAddressPool) map[string]string {
 // poolReason returns why no node announces an address, by the condition of its pool.
 func (s *lbService) poolReason(reasons map[string]string) string {
 	for _, a := range s.Addresses {
-		if why := reasons[a.Pool]; why != "" && !a.announced() {
+		if why := reasons[a.Pool]; why != "" && a.silent() {
 			return why
 		}
 	}
 	return ""
 }
 
-// lastWarning returns the newest Warning about a Service, of one reason unless that is empty,
+// LastWarning returns the newest Warning about a Service, of one reason unless that is empty,
 // as far as Events may be read.
-func lastWarning(ctx context.Context, client kubernetes.Interface, s *corev1.Service, reason string) string {
+func LastWarning(ctx context.Context, client kubernetes.Interface, s *corev1.Service, reason string) string {
 	list, err := client.CoreV1().Events(s.Namespace).List(ctx, metav1.ListOptions{
 		FieldSelector: "involvedObject.uid=" + string(s.UID) + ",type=" + corev1.EventTypeWarning})
 	if err != nil {
 		return ""
 	}
-	list.Items = slices.DeleteFunc(list.Items, func(e corev1.Event) bool { return reason != "" && e.Reason != reason })
-	if len(list.Items) == 0 {
+	return newest(list.Items, reason)
+}
+
+// newest returns the newest Warning, of one reason unless that is empty.
+func newest(all []corev1.Event, reason string) string {
+	all = slices.DeleteFunc(slices.Clone(all), func(e corev1.Event) bool { return reason != "" && e.Reason != reason })
+	if len(all) == 0 {
 		return ""
 	}
-	last := slices.MaxFunc(list.Items, func(a, b corev1.Event) int { return a.LastTimestamp.Compare(b.LastTimestamp.Time) })
+	last := slices.MaxFunc(all, func(a, b corev1.Event) int { return a.LastTimestamp.Compare(b.LastTimestamp.Time) })
 	return base.PlainLine(last.Reason + ": " + last.Message)
+}
+
+// warnings are the Warnings about the Services of a report, listed at most once if it is about several.
+type warnings struct {
+	ctx       context.Context //nolint:containedctx // of one report
+	client    kubernetes.Interface
+	namespace string
+	one       bool
+	byUID     map[types.UID][]corev1.Event
+}
+
+// warningsPage is how many Events one request lists.
+const warningsPage = 500
+
+// last returns what LastWarning does.
+func (w *warnings) last(s *corev1.Service, reason string) string {
+	if w.one {
+		return LastWarning(w.ctx, w.client, s, reason)
+	}
+	if w.byUID == nil {
+		w.byUID = map[types.UID][]corev1.Event{}
+		with := metav1.ListOptions{FieldSelector: "involvedObject.kind=Service,type=" + corev1.EventTypeWarning, Limit: warningsPage}
+		for {
+			list, err := w.client.CoreV1().Events(w.namespace).List(w.ctx, with)
+			if err != nil {
+				break // as far as Events may be read
+			}
+			for i := range list.Items {
+				uid := list.Items[i].InvolvedObject.UID
+				w.byUID[uid] = append(w.byUID[uid], list.Items[i])
+			}
+			if with.Continue = list.Continue; with.Continue == "" {
+				break
+			}
+		}
+	}
+	return newest(w.byUID[s.UID], reason)
+}
+
+// unread is the error of a report that the user may not read wholly.
+func (r *Report) unread() error {
+	if len(r.Problems) == 0 {
+		return nil
+	}
+	return fmt.Errorf("the report is not whole: %s", base.PlainLine(strings.Join(r.Problems, "; ")))
 }
 
 func (r *Report) print(out io.Writer) error {
@@ -379,19 +458,16 @@ func (r *Report) print(out io.Writer) error {
 		}
 		for _, a := range s.Addresses {
 			if len(a.Owners) == 0 {
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t-\t-\t-\t%s\n", s.Namespace, s.Name, a.Address, s.Way, cmp.Or(a.Pool, "-"), cmp.Or(s.Reason, "-"))
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t-\t-\t-\t%s\n", s.Namespace, s.Name, a.Address, s.Way, cmp.Or(a.Pool, "-"),
+					cmp.Or(s.Reason, a.Reason, "-"))
 			}
 			for _, o := range a.Owners {
-				via := o.Via
-				if o.Interface != "" {
-					via += " on " + o.Interface
-				}
 				reason := cmp.Or(o.Reason, "-")
 				if o.Stale {
 					reason = "stale: " + reason
 				}
 				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Namespace, s.Name, a.Address, s.Way, cmp.Or(a.Pool, "-"), o.Node,
-					base.PlainLine(via), o.Since.Local().Format(time.DateTime), base.PlainLine(reason))
+					base.PlainLine(o.How()), o.Since.Local().Format(time.DateTime), base.PlainLine(reason))
 			}
 		}
 	}
@@ -400,7 +476,11 @@ func (r *Report) print(out io.Writer) error {
 	}
 	for _, s := range r.Services {
 		for _, a := range s.Addresses {
-			if len(a.Owners) > 0 && !a.announced() {
+			switch {
+			case len(a.Owners) == 0 || a.Status != explain.HasProblem:
+			case owners.Announced(a.Owners):
+				fmt.Fprintf(out, "%s of %s/%s: %s\n", a.Address, s.Namespace, s.Name, a.Reason)
+			default:
 				fmt.Fprintf(out, "no node announces %s of %s/%s: %s\n", a.Address, s.Namespace, s.Name,
 					cmp.Or(s.Reason, "nothing is heard of the node that did"))
 			}
@@ -425,6 +505,9 @@ func (r *Report) print(out io.Writer) error {
 		if err := s.Front.print(out, s.Namespace+"/"+s.Name, most, false); err != nil {
 			return err
 		}
+	}
+	for _, p := range r.Problems {
+		fmt.Fprintln(out, "!", base.PlainLine(p))
 	}
 	for _, n := range r.NotAnnouncing {
 		fmt.Fprintf(out, "node %s announces nothing: %s\n", n.Node, base.PlainLine(n.Reason))

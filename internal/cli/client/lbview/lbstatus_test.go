@@ -7,6 +7,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/fairlead/fairlead/internal/explain"
+	"github.com/fairlead/fairlead/internal/lb/owners"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 )
 
@@ -20,7 +22,7 @@ func TestStaleOwners(t *testing.T) {
 		s.Status.ReturnBy = new(metav1.NewMicroTime(time.Now().Add(within)))
 		return s
 	}
-	owners := ownersOf([]v1.Speaker{
+	all := owners.Of([]v1.Speaker{
 		speaker("dead", "192.0.2.1", "arp", 1), speaker("alive", "192.0.2.1", "arp", 2),
 		speaker("r1", "192.0.2.2", "bgp", 1), speaker("r2", "192.0.2.2", "bgp", 2), speaker("silent", "192.0.2.2", "bgp", 3),
 		speaker("silent", "2001:db8::1", "ndp", 1), returns(speaker("restarts", "192.0.2.3", "arp", 1), time.Hour),
@@ -28,7 +30,7 @@ func TestStaleOwners(t *testing.T) {
 	}, map[string]bool{"silent": true})
 	want := map[string]bool{"restarts": false, "gone": true, "dead": true, "alive": false, "r1": false, "r2": false, "silent": true}
 	seen := 0
-	for _, list := range owners {
+	for _, list := range all {
 		for _, o := range list {
 			seen++
 			if o.Stale != want[o.Node] {
@@ -87,7 +89,8 @@ func TestNobodyAnnounces(t *testing.T) {
 	stale, lives := lbOwner{Node: "dead", Via: "arp", Stale: true}, lbOwner{Node: "lives", Via: "arp"}
 	r := &Report{Services: []lbService{
 		{Namespace: "shop", Name: "web", Way: "direct", Reason: "NotAnnounceable: nothing is heard of dead",
-			Addresses: []lbAddress{{Address: "192.0.2.1", Owners: []lbOwner{stale}}}},
+			Addresses: []lbAddress{{Address: "192.0.2.1", Owners: []lbOwner{stale},
+				Judgement: explain.Judgement{Status: explain.HasProblem}}}},
 		{Namespace: "shop", Name: "moved", Way: "direct", Addresses: []lbAddress{{Address: "192.0.2.2", Owners: []lbOwner{stale, lives}}}},
 	}}
 	var out strings.Builder
@@ -130,7 +133,7 @@ func TestReasonOfThePool(t *testing.T) {
 	}
 	reasons := poolReasons([]v1.IPAddressPool{pool("good", metav1.ConditionTrue), pool("bad", metav1.ConditionFalse)})
 	for name, want := range map[string]string{"good": "", "bad": "NotAnnounceable: do this", "": ""} {
-		s := lbService{Addresses: []lbAddress{{Address: "192.0.2.1", Pool: name}}}
+		s := lbService{Addresses: []lbAddress{{Address: "192.0.2.1", Pool: name, Judgement: explain.Judgement{Status: explain.HasProblem}}}}
 		if got := s.poolReason(reasons); got != want {
 			t.Errorf("pool %q: %q, want %q", name, got, want)
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiclient"
 	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/dataplane/handover"
 	lbv1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/migrate"
 	dnswalk "github.com/fairlead/fairlead/internal/migrate/coredns/walk"
@@ -275,6 +276,7 @@ run. Afterwards it compares the answers at the Service's addresses and at fairle
 func (c *command) checkNode() *cobra.Command {
 	var o nodecheck.Options
 	var program, healthz, metrics string
+	var takeClients bool
 	cmd := &cobra.Command{
 		Use: "check-node", Hidden: true, Args: base.NoArgs, Short: "Check the rules of this node (run by 'fairlead migrate')",
 		Example: "  fairlead migrate check-node --node node1 --program fairlead",
@@ -312,6 +314,11 @@ func (c *command) checkNode() *cobra.Command {
 			default:
 				fmt.Fprintf(c.Out, "kube-proxy is healthy and has rules for %d endpoints, as the API has them\n", n)
 			}
+			if takeClients {
+				if err := handover.FromKubeProxy(cmd.Context()); err != nil {
+					fmt.Fprintln(c.Out, "Warning:", err) // no connection fails for that
+				}
+			}
 			return nil
 		},
 	}
@@ -322,5 +329,6 @@ func (c *command) checkNode() *cobra.Command {
 	cmd.Flags().StringVar(&healthz, "healthz", "", "IP:PORT of the proxy's health checks")
 	cmd.Flags().StringVar(&metrics, "metrics", "", "IP:PORT of the proxy's metrics")
 	cmd.Flags().DurationVar(&o.Within, "within", time.Minute, "how long differences may last")
+	cmd.Flags().BoolVar(&takeClients, "take-clients", false, "keep clients with session affinity where kube-proxy keeps them")
 	return cmd
 }

@@ -111,6 +111,10 @@ func printPlans(out io.Writer, p plans) error {
 		}
 		b.list("refused of load balancers", lb.Refused)
 		b.list("differs of load balancers", lb.Differs)
+		for _, k := range lb.KubeVIP {
+			fmt.Fprintf(&b, "kube-vip: DaemonSet %s, %s; the change is by hand: docs/loadbalancer.md, \"From kube-vip\"\n", k.DaemonSet, k.Image)
+			b.list("settings of kube-vip", k.Settings)
+		}
 	}
 	b.list("not looked at", p.Unseen)
 	_, err := io.WriteString(out, b.String())

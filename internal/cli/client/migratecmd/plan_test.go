@@ -12,10 +12,13 @@ import (
 func TestPrintPlans(t *testing.T) {
 	t.Parallel()
 	var out strings.Builder
-	p := plans{LoadBalancers: &metallb.Plan{MetalLB: "DaemonSet a/b", Addresses: 1, Differs: []string{"a field"}}}
+	p := plans{LoadBalancers: &metallb.Plan{MetalLB: "DaemonSet a/b", Addresses: 1, Differs: []string{"a field"},
+		KubeVIP: []metallb.KubeVIP{{DaemonSet: "c/d", Image: "kube-vip:1", Settings: []string{"vip_arp"}}}}}
 	err := printPlans(&out, p)
 	const want = "MetalLB: DaemonSet a/b; phase metallb; addresses of Services that are taken over: 1\n" +
-		"differs of load balancers:\n  - a field\n"
+		"differs of load balancers:\n  - a field\n" +
+		"kube-vip: DaemonSet c/d, kube-vip:1; the change is by hand: docs/loadbalancer.md, \"From kube-vip\"\n" +
+		"settings of kube-vip:\n  - vip_arp\n"
 	if err != nil || out.String() != want {
 		t.Errorf("%v\n%s\nwant\n%s", err, out.String(), want)
 	}

@@ -73,6 +73,8 @@ takes connections. The same flags again change nothing; other flags replace them
 	flags.StringArrayVarP(&r.spec.Ports, "port", "p", nil, "a port the program listens on, [NAME=]PORT[/tcp|udp|sctp]; may be repeated")
 	flags.StringVar(&r.spec.Ready, "ready", "",
 		"when it is ready: http://:PORT/PATH, tcp://:PORT, exec:COMMAND (run by the agent, as its user), or none for no check")
+	flags.StringVar(&r.spec.ReadyTimeout, "ready-timeout", "",
+		"how long an answer to --ready may take before the program is not ready: 1s to 60s (default 1s)")
 	flags.StringVar(&r.spec.Unit, "unit", "", "the program's systemd unit; the program is not ready while the unit is not active")
 	flags.StringVar(&r.spec.PIDFile, "pid-file", "", "file with the program's process ID; it is not ready without the process")
 	flags.StringVar(&r.spec.Address, "address", "", "IP address of the program (default: the node's)")
@@ -92,7 +94,7 @@ takes connections. The same flags again change nothing; other flags replace them
 }
 
 // flagsOf are the flags of the fields of a Spec.
-var flagsOf = map[string]string{"labels": "labels", "ports": "port", "pidFile": "pid-file"}
+var flagsOf = map[string]string{"labels": "labels", "ports": "port", "pidFile": "pid-file", "readyTimeout": "ready-timeout"}
 
 func (r *registerCommand) run(cmd *cobra.Command) error {
 	if r.output != "" && (!r.dryRun || !slices.Contains([]string{"yaml", "json"}, r.output)) {

@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/cli/client/explaincmd"
 	"github.com/fairlead/fairlead/internal/explain"
+	"github.com/fairlead/fairlead/internal/gateway/fronts"
 	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -219,9 +220,12 @@ func (r *Report) judgeCauses(services []corev1.Service, found []explaincmd.Findi
 			empty[services[i].Namespace+"/"+services[i].Name] = true
 		}
 	}
+	named := map[string]bool{}
+	for _, p := range r.ServiceProblems {
+		named[p.Service] = true
+	}
 	for _, f := range found {
-		if f.Cause == explain.NoEndpoint && empty[f.Service] ||
-			slices.ContainsFunc(r.ServiceProblems, func(p serviceProblem) bool { return p.Service == f.Service }) {
+		if f.Cause == explain.NoEndpoint && empty[f.Service] || named[f.Service] {
 			continue
 		}
 		r.serviceProblem(f.Service, "service %s: %s, %s: %s", f.Service, f.Answer, f.Cause, f.Text)
@@ -272,8 +276,12 @@ func (r *Report) judgeIngresses(all []networkingv1.Ingress, classes []networking
 		case class == "":
 			r.problem("ingress %s/%s has no class, and no controller serves it: set spec.ingressClassName", g.Namespace, g.Name)
 		case ours[class]:
+			front := names.SharedFront()
+			if own, _ := fronts.Read(g.Annotations); own {
+				front = svc.NameOf(g)
+			}
 			r.problem("ingress %s/%s has no address: look at service %s and at the Events of the Ingress", g.Namespace, g.Name,
-				names.IngressService())
+				names.ServiceOfFront(front))
 		default:
 			r.problem("ingress %s/%s: no controller of class %s has given it an address; fairlead serves the class %s", g.Namespace, g.Name,
 				class, strings.Join(served, ", "))

@@ -252,25 +252,30 @@ type objects struct {
 
 // readObjects reads them in all namespaces, or in the one that is asked for if the user has no rights beyond it.
 func readObjects(ctx context.Context, client kubernetes.Interface, podsOf metav1.ListOptions, namespace string) (o objects, err error) {
-	o.nodes, err = client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-	if o.nodesUnknown = apierrors.IsForbidden(err) && namespace != ""; o.nodesUnknown {
-		o.nodes, err = &corev1.NodeList{}, nil
-	}
-	if err != nil {
-		return o, err
-	}
-	o.pods, err = listAllowed(ctx, namespace, podsOf, func(in string) lister[corev1.PodList] { return client.CoreV1().Pods(in) })
-	if err != nil {
-		return o, err
-	}
 	all := metav1.ListOptions{}
-	o.services, err = listAllowed(ctx, namespace, all, func(in string) lister[corev1.ServiceList] { return client.CoreV1().Services(in) })
-	if err != nil {
-		return o, err
-	}
-	o.slices, err = listAllowed(ctx, namespace, all, func(in string) lister[discoveryv1.EndpointSliceList] {
-		return client.DiscoveryV1().EndpointSlices(in)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() (err error) {
+		o.nodes, err = client.CoreV1().Nodes().List(ctx, all)
+		if o.nodesUnknown = apierrors.IsForbidden(err) && namespace != ""; o.nodesUnknown {
+			o.nodes, err = &corev1.NodeList{}, nil
+		}
+		return err
 	})
+	group.Go(func() (err error) {
+		o.pods, err = listAllowed(ctx, namespace, podsOf, func(in string) lister[corev1.PodList] { return client.CoreV1().Pods(in) })
+		return err
+	})
+	group.Go(func() (err error) {
+		o.services, err = listAllowed(ctx, namespace, all, func(in string) lister[corev1.ServiceList] { return client.CoreV1().Services(in) })
+		return err
+	})
+	group.Go(func() (err error) {
+		o.slices, err = listAllowed(ctx, namespace, all, func(in string) lister[discoveryv1.EndpointSliceList] {
+			return client.DiscoveryV1().EndpointSlices(in)
+		})
+		return err
+	})
+	err = group.Wait()
 	return o, err
 }
 

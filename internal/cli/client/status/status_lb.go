@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
@@ -30,7 +31,8 @@ type poolTrouble struct {
 
 // summarizeLB counts, and returns nil where there are no pools to be read.
 func summarizeLB(ctx context.Context, client kubernetes.Interface, services []corev1.Service) *lbSummary {
-	text, err := client.CoreV1().RESTClient().Get().AbsPath("/apis/" + v1.GroupVersion.String() + "/ipaddresspools").DoRaw(ctx)
+	text, err := client.CoreV1().RESTClient().Get().AbsPath("/apis/"+v1.GroupVersion.String()+"/ipaddresspools").
+		SetHeader("Accept", runtime.ContentTypeJSON).DoRaw(ctx)
 	var pools v1.IPAddressPoolList
 	if err != nil || json.Unmarshal(text, &pools) != nil {
 		return nil

@@ -220,6 +220,7 @@ func TestStatusShowsANodesOwnMessage(t *testing.T) {
 			"cut",
 			ready,
 			is("fairlead.dev/PodsRouted", corev1.ConditionFalse, "no route to n2"),
+			is("fairlead.dev/PodsSourcesChecked", corev1.ConditionFalse, "pods of this node can send with source addresses that are not their own"),
 			is("fairlead.dev/Other", corev1.ConditionTrue, ""),
 		),
 		node(
@@ -235,6 +236,7 @@ func TestStatusShowsANodesOwnMessage(t *testing.T) {
 		"node own is not Ready: the state directory is read-only",
 		"node silent is not Ready: its agent does not run, or cannot reach the server",
 		"node cut: fairlead.dev/PodsRouted is False: no route to n2",
+		"node cut: fairlead.dev/PodsSourcesChecked is False: pods of this node can send with source addresses that are not their own",
 		"node full: DiskPressure is True: 5% left",
 	}
 	if !slices.Equal(r.Problems, want) {
