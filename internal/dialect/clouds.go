@@ -68,6 +68,7 @@ func kubevipDialect() Dialect {
 	const (
 		prefix   = "kube-vip.io/"
 		records  = "it is what kube-vip records for itself; 'fairlead lb status' shows the node"
+		byDHCP   = "it is for addresses by DHCP; here they come from IPAddressPools"
 		noEgress = "fairlead does not choose the source addresses of Pods' own connections"
 	)
 	d := Dialect{
@@ -75,17 +76,27 @@ func kubevipDialect() Dialect {
 		Annotations: []Annotation{
 			addresses(prefix+"loadbalancerIPs", 0),
 			none(prefix+"ignore", "a Service that fairlead should not serve has a spec.loadBalancerClass of another program"),
-			none(prefix+"loadbalancerHostname", "it is for addresses by DHCP; here they come from IPAddressPools"),
+			none(prefix+"loadbalancerHostname", byDHCP),
 			none(prefix+"serviceInterface", "the IPAddressPool has the interfaces"),
 			none(prefix+"leaseName", "nodes agree on who answers for each address without a Lease"),
 			none(prefix+"forwardUPNP", "fairlead does not configure routers by UPnP"),
+			none(prefix+"upnp-lease-duration", "fairlead does not configure routers by UPnP"),
 			none(prefix+"flush-conntrack", "the proxy removes the entries of endpoints that have gone"),
+			none(prefix+"serviceVLAN", "the IPAddressPool has the interfaces, which the machine sets up"),
+			none(prefix+"macvlanName", byDHCP),
+			none(prefix+"dhcp-broadcast", byDHCP),
+			none(prefix+"ddns", byDHCP),
+			none(prefix+"rp_filter", "the machine's own setting of its interfaces stays"),
+			none(prefix+"ignore-service-security", "spec.loadBalancerSourceRanges always has effect; leave it empty to let all clients in"),
+			none(prefix+"forcePerServiceElection", "each address has its own node in any case"),
+			none(prefix+"allow-reconcile-without-endpoints", "a Service without endpoints keeps its address, and refuses connections"),
 		},
 	}
 	for _, k := range []string{"vipHost", "hwaddr", "requestedIP", "active-endpoint", "active-endpoint-ipv6"} {
 		d.Annotations = append(d.Annotations, none(prefix+k, records))
 	}
-	for _, k := range []string{"", "-ipv6", "-internal", "-destination-ports", "-source-ports", "-allowed-networks", "-denied-networks"} {
+	for _, k := range []string{"", "-ipv6", "-internal", "-destination-ports", "-source-ports", "-allowed-networks", "-denied-networks",
+		"-no-internal-traffic", "-detect-api-server", "-nftables-table"} {
 		d.Annotations = append(d.Annotations, none(prefix+"egress"+k, noEgress))
 	}
 	return d
@@ -121,15 +132,20 @@ func gcpDialect() Dialect {
 func tencentDialect() Dialect {
 	const prefix = "service.kubernetes.io/"
 	return Dialect{
-		Name:     "Tencent Cloud",
-		Source:   "https://github.com/kubernetes/website/blob/release-1.18/content/en/docs/concepts/services-networking/service.md",
-		Prefixes: []string{prefix + "qcloud-", prefix + "tke-", prefix + "service.", prefix + "loadbalance-", prefix + "local-svc-"},
+		Name:   tencentName,
+		Source: "https://github.com/kubernetes/website/blob/release-1.18/content/en/docs/concepts/services-networking/service.md",
+		Prefixes: []string{
+			prefix + "qcloud-", prefix + "tke-", prefix + "service.", prefix + "loadbalance-", prefix + "local-svc-", tencentConfig,
+		},
 		Annotations: []Annotation{
 			internal(prefix+"qcloud-loadbalancer-internal-subnetid", "112", nil, nil),
 			nodeSelector(prefix+"qcloud-loadbalancer-backends-label", "a set-based selector of nodes, as: key in (a, b)").of("142"),
 			sharedBy(prefix + "tke-existed-lbid").of("143"),
 			none(prefix+"service.extensiveParameters", "they are parameters of Tencent's API for making an instance").of("144"),
-			none(prefix+"service.listenerParameters", "they are parameters of Tencent's API for listeners").of("145"),
+			tencentListenerParameters().of("145"),
+			later(tencentConfig, "the name of a TkeServiceConfig", FieldHealthEnabled,
+				"a TkeServiceConfig is not read: write what it says as "+tencentListeners),
+			none(tencentConfig+"-auto", "there are no objects of kind TkeServiceConfig"),
 			none(prefix+"loadbalance-type", "there is one kind of load balancer, which does what both do").of("146"),
 			none(prefix+"qcloud-loadbalancer-internet-charge-type", "it is not billed").of("147"),
 			number(prefix+"qcloud-loadbalancer-internet-max-bandwidth-out", 1, 2000, "Mbit/s", FieldBandwidth, setBandwidth).of("148"),

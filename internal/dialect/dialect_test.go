@@ -191,7 +191,6 @@ func TestMeaninglessAnnotations(t *testing.T) {
 	for _, c := range []struct{ behaviour, key, value, says string }{
 		{"135", awsPrefix + "extra-security-groups", "sg-53fae93f,sg-42efd82e", "IPAddressPools"},
 		{"144", tke + "service.extensiveParameters", "", "Tencent's API"},
-		{"145", tke + "service.listenerParameters", "", "Tencent's API"},
 		{"146", tke + "loadbalance-type", "classic", "one kind"},
 		{"147", tke + "qcloud-loadbalancer-internet-charge-type", "TRAFFIC_POSTPAID_BY_HOUR", "not billed"},
 	} {

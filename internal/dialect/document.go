@@ -23,6 +23,9 @@ annotations set one thing, the first one counts, in the order of this document. 
 is not here, with the beginning of one that is, gets a Warning with the nearest one. Those of AWS count with the beginning
 service.kubernetes.io/ too.
 
+An Ingress with the annotation fairlead.dev/front: own has a load balancer for itself, for which these annotations of the
+Ingress count ([ingress.md](ingress.md#an-address-for-one-ingress)).
+
 "Not yet" is what this version reads, checks, and does not act on.
 `)
 	for _, d := range dialects {
@@ -39,6 +42,9 @@ service.kubernetes.io/ too.
 				without = " " + a.without() + " |"
 			}
 			fmt.Fprintf(&b, "| `%s` | %s |%s %s | %s |\n", a.Key, strings.ReplaceAll(a.Values, "*", `\*`), without, a.effect(), a.Behaviour)
+		}
+		if d.Name == tencentName {
+			b.WriteString(listenersDocument())
 		}
 	}
 	return b.String()

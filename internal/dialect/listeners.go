@@ -100,6 +100,7 @@ func (r *reader) finish() {
 	r.finishClients()
 	r.finishRedirects()
 	r.finishAlibaba()
+	finishTencent(r)
 	r.chooseWay()
 	r.judge()
 }
@@ -174,9 +175,9 @@ func (r *reader) checkHealth() {
 	if h.Timeout < h.Interval || isAlibaba(t.From) {
 		return
 	}
-	r.found(Invalid, t.From, t.Value,
+	r.Findings = append(r.Findings, Finding{Invalid, t.From, shorten(t.Value), FieldHealthTimeout,
 		fmt.Sprintf("the timeout of health checks is %s (%s) and must be less than their interval, which is %s (%s)",
-			h.Timeout, t.From, h.Interval, i.From))
+			h.Timeout, t.From, h.Interval, i.From)})
 }
 
 // appProtocols are what the appProtocol of a port says about Pods that have requests (KEP-3726): with bytes nothing is done.
@@ -305,8 +306,15 @@ func (r *reader) chooseWay() {
 	closed := r.changesBytes()
 	for _, f := range r.Findings {
 		isEssential := func(f Field) bool { return slices.Contains(essential, f) }
-		if e, ok := lookUp(f.Annotation); ok && f.State == Invalid &&
-			(f.Field == FieldSourceRanges || slices.ContainsFunc(e.Sets, isEssential)) {
+		e, ok := lookUp(f.Annotation)
+		if !ok || f.State != Invalid {
+			continue
+		}
+		fields := e.Sets
+		if f.Field != "" { // of an annotation that sets many, this one is wrong
+			fields = []Field{f.Field}
+		}
+		if f.Field == FieldSourceRanges || slices.ContainsFunc(fields, isEssential) {
 			r.Because, closed = append(r.Because, f.Annotation), true
 		}
 	}

@@ -1,3 +1,5 @@
+// Package dialect parses annotations of Services, each in one file. It is pure.
+// Errors contain the wrong value and the values allowed.
 package dialect
 
 import (
@@ -105,6 +107,8 @@ type reader struct {
 	suggested int // names for unknown annotations
 	sticky    rawSticky
 	aclOff    bool // of Alibaba's access control lists
+	// parameters has the path of each valid listener parameter of Tencent. The value reports whether it is set to something.
+	parameters map[string]bool
 }
 
 // Read returns what a Service asks of its load balancer. It always returns a Spec that
@@ -301,6 +305,31 @@ func OwnKeys() []string {
 
 // IsOwn reports whether an annotation is one for load balancers of fairlead's own, known or not.
 func IsOwn(key string) bool { return strings.HasPrefix(key, lbPrefix) }
+
+// ofFronts are the fields that a front of Ingresses sets itself: its Ingresses have the protocols, certificates and paths.
+var ofFronts = []Field{
+	FieldProtocol, FieldBackend, FieldCertificates, FieldTLSPorts, FieldACMEHosts, FieldACMEChallenge, FieldHealthEnabled, FieldRedirects,
+	FieldCompress,
+}
+
+// OfFront returns the annotations of an Ingress that the Service of its front takes over, and the keys of those about load balancers
+// that it does not, sorted. A mistyped one is taken over: as at any Service it gets a Warning, and no address if it is about that.
+func OfFront(all map[string]string) (taken map[string]string, refused []string) {
+	taken = map[string]string{}
+	r := &reader{service: &Service{}, Reading: Reading{Origins: map[Field]Origin{}}}
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		e, known := lookUp(key)
+		switch {
+		case known && slices.ContainsFunc(e.Sets, func(f Field) bool { return slices.Contains(ofFronts, f) }):
+			if key != LBCompress { // the rules of the Ingress have it
+				refused = append(refused, key)
+			}
+		case known && e.None == "", !known && (ownerOf(key) != nil || r.almostInternal(key, all[key])):
+			taken[key] = all[key]
+		}
+	}
+	return taken, refused
+}
 
 // distance returns the Levenshtein distance of two strings, or limit if it is not less.
 func distance(a, b string, limit int) int {

@@ -316,6 +316,11 @@ func (s State) IsWarning() bool {
 	return s == NotYet || s == Overridden || s == Unknown || s == Invalid
 }
 
+// Admits reports whether a client is within the ranges that the Service is for; without any, all clients are.
+func (s *Spec) Admits(client netip.Addr) bool {
+	return len(s.SourceRanges) == 0 || slices.ContainsFunc(s.SourceRanges, func(p netip.Prefix) bool { return p.Contains(client) })
+}
+
 // Invalid reports whether an annotation has a wrong value, so that the last good
 // configuration has to go on.
 func (r *Reading) Invalid() bool { return r.Wrong() != "" }

@@ -240,3 +240,30 @@ func (r *reader) checkACME() {
 		}
 	}
 }
+
+// ACME is the annotation of a Gateway, a ListenerSet or an Ingress that has the certificates of its hosts ordered. Its value is the
+// challenge.
+const ACME = "fairlead.dev/acme"
+
+// ReadACME returns the challenge that a value of ACME names.
+func ReadACME(value string) (challenge string, err error) {
+	all := []string{DNS01, HTTP01, TLSALPN01}
+	if c := strings.ToLower(strings.TrimSpace(value)); slices.Contains(all, c) {
+		return c, nil
+	}
+	return "", fmt.Errorf("%.100q: want one of %s", value, strings.Join(all, ", "))
+}
+
+// UnfitForACME returns why no certificate for a host, in lower case, can be ordered by a challenge, "" if one can.
+func UnfitForACME(host, challenge string) string {
+	base, wild := strings.CutPrefix(host, "*.")
+	switch {
+	case host == "":
+		return "no host is named that the certificate is for"
+	case !isHostName(base):
+		return fmt.Sprintf("%.100q is not a host name with a domain", host)
+	case wild && challenge != DNS01:
+		return fmt.Sprintf("an authority verifies %s only by %s", host, DNS01)
+	}
+	return ""
+}

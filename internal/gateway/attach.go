@@ -29,14 +29,19 @@ type reference struct {
 	permitted bool
 }
 
+// annotatedAs reports whether a route has the annotation that counts for its rules as the compiled one has it.
+func (c *compiled) annotatedAs(r requests) bool {
+	return c.from.Object().GetAnnotations()[svc.MaintenanceAnnotation] == r.Object().GetAnnotations()[svc.MaintenanceAnnotation]
+}
+
 // or returns the compiled route if it would be the same today, else it compiles the route.
 func (c *cachedRoute) or(o *Objects, r requests, admitted, inside bool) *cachedRoute {
-	if c != nil && c.skipped == !admitted && c.from.sameSpec(r) && c.current(o) {
+	if c != nil && c.skipped == !admitted && c.from.SameSpec(r) && c.annotatedAs(r) && c.current(o) {
 		return c
 	}
 	next := &cachedRoute{compiled: compileRoute(o, r, admitted, inside)}
-	for _, to := range r.services() {
-		next.refs = append(next.refs, reference{to, o.Services[to], o.Policies.At(to), o.Grants.Permit(r.grant(), "Service", to)})
+	for _, to := range r.Services() {
+		next.refs = append(next.refs, reference{to, o.Services[to], o.Policies.At(to), o.Grants.Permit(r.Grant(), "Service", to)})
 	}
 	return next
 }
@@ -47,7 +52,7 @@ func (c *cachedRoute) current(o *Objects) bool {
 		if o.Services[ref.to] != ref.found || o.Policies.At(ref.to) != ref.policies {
 			return false
 		}
-		if o.Grants.Permit(c.from.grant(), "Service", ref.to) != ref.permitted {
+		if o.Grants.Permit(c.from.Grant(), "Service", ref.to) != ref.permitted {
 			return false
 		}
 	}
@@ -91,7 +96,7 @@ func (f *Front) addRoutes(o *Objects, before *Front, changed map[kinds.Route]boo
 	}
 	f.routes = map[kinds.Route]*attached{}
 	for _, route := range f.requests(o) {
-		f.add(o, f.attach(o, route, before.routes[route.key()]))
+		f.add(o, f.attach(o, route, before.routes[route.Key()]))
 	}
 }
 
@@ -125,7 +130,7 @@ type change struct {
 func changesOf(o *Objects, f, before *Front, keys map[kinds.Route]bool) (out []change) {
 	for key := range keys {
 		c := change{was: before.routes[key], now: o.route(key)}
-		if c.now != (requests{}) && !f.isNamed(c.now.parents(), key.Namespace) {
+		if c.now != (requests{}) && !f.isNamed(c.now.Parents(), key.Namespace) {
 			c.now = requests{}
 		}
 		if c != (change{}) {
@@ -139,9 +144,9 @@ func changesOf(o *Objects, f, before *Front, keys map[kinds.Route]bool) (out []c
 func (o *Objects) route(key kinds.Route) (r requests) {
 	switch key.Kind {
 	case kinds.GRPCRoute:
-		r.grpc = o.Calls[key.Name]
+		r.GRPC = o.Calls[key.Name]
 	case kinds.HTTPRoute:
-		r.http = o.Routes[key.Name]
+		r.HTTP = o.Routes[key.Name]
 	}
 	return r
 }
@@ -155,9 +160,9 @@ func disputed(before *Front, changes []change) bool {
 	}
 	for i, c := range changes {
 		var hosts []string
-		kind := c.now.kind()
+		kind := c.now.Kind()
 		if c.now != (requests{}) {
-			hosts = hostpath.All(c.now.hostnames())
+			hosts = hostpath.All(c.now.Hostnames())
 		}
 		if c.was != nil {
 			kind, hosts = c.was.key.Kind, append(hosts, c.was.hosts...)
@@ -168,7 +173,7 @@ func disputed(before *Front, changes []change) bool {
 			}
 		}
 		for _, other := range changes[:i] {
-			if other.now != (requests{}) && other.now.kind() != kind && meets(hosts, hostpath.All(other.now.hostnames())) {
+			if other.now != (requests{}) && other.now.Kind() != kind && meets(hosts, hostpath.All(other.now.Hostnames())) {
 				return true
 			}
 		}
@@ -190,13 +195,13 @@ func (f *Front) attach(o *Objects, route requests, was *attached) *attached {
 	if was != nil {
 		cached = was.cachedRoute
 	}
-	key := route.key()
+	key := route.Key()
 	admitted := slices.ContainsFunc(f.listeners, func(l *listener) bool {
 		return l.takes(key.Kind) && l.takesFrom(o, key.Namespace) &&
-			slices.ContainsFunc(route.parents(), func(p gwv1.ParentReference) bool { return l.isOf(&p, key.Namespace, f.gateway) })
+			slices.ContainsFunc(route.Parents(), func(p gwv1.ParentReference) bool { return l.isOf(&p, key.Namespace, f.gateway) })
 	})
 	a := &attached{cachedRoute: cached.or(o, route, admitted, false), key: key, at: map[int]map[string]bool{}}
-	refs := a.from.parents()
+	refs := a.from.Parents()
 	to := map[*listener]map[string]bool{}
 	for i := range refs {
 		if !f.selects(&refs[i], key.Namespace) {
@@ -256,7 +261,7 @@ func (f *Front) remove(a *attached) {
 	if !a.skipped {
 		f.targets.Remove(a.targets...)
 	}
-	of := a.from.age()
+	of := a.from.Age()
 	for i, hosts := range a.at {
 		l := f.listeners[i]
 		l.attached--
@@ -326,4 +331,51 @@ func (f *Front) attachBy(o *Objects, p *gwv1.ParentReference, r subject, to map[
 		}
 	}
 	return gwv1.RouteReasonAccepted, ""
+}
+
+// routeReasonHostnameConflict is why a route is not accepted beside an older one of the other kind. The specification asks for
+// the condition and names no reason.
+const routeReasonHostnameConflict gwv1.RouteConditionReason = "HostnameConflict"
+
+// requests is an HTTPRoute or a GRPCRoute.
+type requests = kinds.Requests
+
+// protocolOf returns the one of backends whose port names none.
+func protocolOf(r requests) BackendProtocol {
+	if r.GRPC != nil {
+		return H2C
+	}
+	return HTTP1
+}
+
+// requests returns the HTTPRoutes and GRPCRoutes that name the Gateway: the older ones first, which decides if both kinds want
+// a hostname.
+func (f *Front) requests(o *Objects) (out []requests) {
+	for key := range o.Index().Routes(f.gateway) {
+		if r := o.route(key); r != (requests{}) {
+			out = append(out, r)
+		}
+	}
+	kinds.SortByAge(out)
+	return out
+}
+
+// take notes that a route of a kind has a host of the listener.
+func (l *listener) take(kind gwv1.Kind, host string) {
+	p := l.taken[kind]
+	if p == nil {
+		p = hostpath.NewPatterns()
+		l.taken[kind] = p
+	}
+	p.Add(host)
+}
+
+// isTaken reports whether a route of the other kind, of HTTPRoute and GRPCRoute, has a host of the listener.
+func (l *listener) isTaken(kind gwv1.Kind, host string) bool {
+	for other, p := range l.taken {
+		if other != kind && p.Meets(host) {
+			return true
+		}
+	}
+	return false
 }

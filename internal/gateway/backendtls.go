@@ -110,95 +110,33 @@ func (f *frontTLS) grant(o *Objects, r trust.Ref) {
 }
 
 // Clients is how certificates of clients are verified.
-type Clients struct {
-	Authorities []trust.Ref
-	// Insecure is true if clients without a certificate, or with one that cannot be verified, get in, too.
-	Insecure bool
-}
-
-// clientValidation is what a Gateway asks of clients at a port of HTTPS.
-type clientValidation struct {
-	clients    *Clients // nil if no certificate is asked for
-	resolved   gwv1.ListenerConditionReason
-	unresolved string
-}
-
-// validations are what a Gateway asks of clients, by port. Port 0 is for the others.
-type validations map[gwv1.PortNumber]*clientValidation
-
-// ask reports whether the Gateway asks for certificates at a port.
-func (v validations) ask() bool {
-	for _, at := range v {
-		if at.clients != nil {
-			return true
-		}
-	}
-	return false
-}
+type Clients = trust.Clients
 
 // readValidations reads what the Gateway asks of clients.
-func (f *frontTLS) readValidations(o *Objects, g *gwv1.Gateway, authorities *trust.Authorities) validations {
-	if g.Spec.TLS == nil || g.Spec.TLS.Frontend == nil {
-		return nil
-	}
-	from := g.Spec.TLS.Frontend
-	out := validations{0: f.readValidation(o, from.Default.Validation, "tls.frontend.default", authorities)}
-	for i, p := range from.PerPort {
-		out[p.Port] = f.readValidation(o, p.TLS.Validation, fmt.Sprintf("tls.frontend.perPort[%d].tls", i), authorities)
-	}
-	return out
-}
-
-func (f *frontTLS) readValidation(
-	o *Objects, from *gwv1.FrontendTLSValidation, at string, authorities *trust.Authorities,
-) *clientValidation {
-	out := &clientValidation{resolved: gwv1.ListenerReasonResolvedRefs}
-	if from == nil {
-		return out
-	}
-	out.clients = &Clients{Insecure: from.Mode == gwv1.AllowInsecureFallback}
-	f.insecure = f.insecure || out.clients.Insecure
-	for i, r := range from.CACertificateRefs {
-		at := fmt.Sprintf("%s.validation.caCertificateRefs[%d]", at, i)
-		n := svc.Name{Namespace: string(valueOf(r.Namespace, gwv1.Namespace(f.gateway.Namespace))), Name: string(r.Name)}
-		ref, ok := trust.RefOf(string(r.Group), string(r.Kind), n)
-		switch {
-		case !ok:
-			out.miss(gwv1.ListenerReasonInvalidCACertificateKind, trust.WrongKind, at, r.Kind)
-		case !o.Grants.Permit(kinds.From(kindGateway, f.gateway.Namespace), r.Kind, n):
-			out.miss(gwv1.ListenerReasonRefNotPermitted, "%s: no ReferenceGrant of namespace %s permits it", at, n.Namespace)
-		default:
-			if wrong := authorities.Add(ref); wrong != "" {
-				out.miss(gwv1.ListenerReasonInvalidCACertificateRef, "%s: %s: %s", at, ref, wrong)
-				continue
+func (f *frontTLS) readValidations(o *Objects, g *gwv1.Gateway, authorities *trust.Authorities) trust.Validations {
+	out := trust.ReadValidations(g, kinds.From(kindGateway, f.gateway.Namespace), o.Grants, authorities)
+	for _, port := range slices.Sorted(maps.Keys(out)) {
+		if at := out[port]; at.Clients != nil {
+			f.insecure = f.insecure || at.Clients.Insecure
+			for _, r := range at.Clients.Authorities {
+				f.grant(o, r)
 			}
-			out.clients.Authorities = append(out.clients.Authorities, ref)
-			f.grant(o, ref)
 		}
 	}
 	return out
-}
-
-func (v *clientValidation) miss(why gwv1.ListenerConditionReason, format string, args ...any) {
-	if v.unresolved == "" {
-		v.resolved, v.unresolved = why, fmt.Sprintf(format, args...)
-	}
 }
 
 // verifyClients takes over what the Gateway asks of clients at the port of the listener.
-func (l *listener) verifyClients(all validations) {
-	v := all[l.spec.Port]
-	if v == nil {
-		v = all[0]
-	}
-	if v == nil || l.spec.Protocol != gwv1.HTTPSProtocolType || v.clients == nil {
+func (l *listener) verifyClients(all trust.Validations) {
+	v := all.At(l.spec.Port)
+	if v == nil || l.spec.Protocol != gwv1.HTTPSProtocolType || v.Clients == nil {
 		return
 	}
-	l.clients = v.clients
-	if v.unresolved != "" {
-		l.miss(v.resolved, "%s", v.unresolved)
+	l.clients = v.Clients
+	if v.Unresolved != "" {
+		l.miss(v.Resolved, "%s", v.Unresolved)
 	}
-	if len(v.clients.Authorities) == 0 {
-		l.refuse(gwv1.ListenerReasonNoValidCACertificate, "no reference leads to an authority for certificates of clients; %s", v.unresolved)
+	if len(v.Clients.Authorities) == 0 {
+		l.refuse(gwv1.ListenerReasonNoValidCACertificate, "no reference leads to an authority for certificates of clients; %s", v.Unresolved)
 	}
 }

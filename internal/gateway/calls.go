@@ -11,27 +11,8 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway/filter"
-	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/gateway/kinds"
 )
-
-// call is what a match of a GRPCRoute asks of the path of a request, which is /SERVICE/METHOD. An empty text is for every one.
-type call struct {
-	service, method           string
-	serviceRegex, methodRegex *regexp.Regexp // instead of the texts
-}
-
-// splitCall returns the service and the method that a path names. ok is false if it names none.
-func splitCall(path string) (service, method string, ok bool) {
-	service, method, ok = strings.Cut(path[1:], "/")
-	return service, method, ok && service != "" && method != "" && !strings.Contains(method, "/")
-}
-
-// takes reports whether the regular expressions are for a service and a method.
-func (c *call) takes(service, method string) bool {
-	return (c.serviceRegex == nil || len(service) <= filter.MaxInput && c.serviceRegex.MatchString(service)) &&
-		(c.methodRegex == nil || len(method) <= filter.MaxInput && c.methodRegex.MatchString(method))
-}
 
 // callIndex finds the match of a call without a look at all matches of a host. The zero value has none.
 type callIndex struct {
@@ -41,14 +22,14 @@ type callIndex struct {
 
 // add adds a match. They come in the order of compareMatches, and sort follows the last one.
 func (x *callIndex) add(m *match) {
-	if m.call.serviceRegex != nil || m.call.methodRegex != nil {
+	if m.call.HasRegex() {
 		x.regexes = append(x.regexes, m)
 		return
 	}
 	if x.exact == nil {
 		x.exact = map[[2]string][]*match{}
 	}
-	key := [2]string{m.call.service, m.call.method}
+	key := [2]string{m.call.Service, m.call.Method}
 	x.exact[key] = append(x.exact[key], m)
 }
 
@@ -60,15 +41,15 @@ func (x *callIndex) sort() { slices.SortStableFunc(x.regexes, compareCalls) }
 // expression counts with the length of its text.
 func compareCalls(a, b *match) int {
 	return cmp.Or(
-		cmp.Compare(len(b.call.service), len(a.call.service)),
-		cmp.Compare(len(b.call.method), len(a.call.method)),
+		cmp.Compare(len(b.call.Service), len(a.call.Service)),
+		cmp.Compare(len(b.call.Method), len(a.call.Method)),
 		compareMatches(a, b),
 	)
 }
 
 // find returns the match with the highest precedence that is for a request.
 func (x *callIndex) find(r *Request, path string) (best *match) {
-	service, method, ok := splitCall(path)
+	service, method, ok := filter.SplitCall(path)
 	if !ok {
 		return nil
 	}
@@ -83,7 +64,7 @@ func (x *callIndex) find(r *Request, path string) (best *match) {
 		}
 	}
 	for _, m := range x.regexes {
-		if m.call.takes(service, method) && m.takes(r, path) {
+		if m.call.Takes(service, method) && m.takes(r, path) {
 			keep(m)
 			break // those behind it have less
 		}
@@ -94,10 +75,10 @@ func (x *callIndex) find(r *Request, path string) (best *match) {
 // calls returns the matches of a rule of a GRPCRoute.
 func (b *ruleCompiler) calls(rule *Rule, specs []gwv1.GRPCRouteMatch) (out []*match) {
 	if len(specs) == 0 {
-		return []*match{{Rule: rule, kind: callMatch, call: &call{}}}
+		return []*match{{Rule: rule, kind: callMatch, call: &filter.Call{}}}
 	}
 	for i := range specs {
-		m := &match{Rule: rule, kind: callMatch, order: i, call: &call{}}
+		m := &match{Rule: rule, kind: callMatch, order: i, call: &filter.Call{}}
 		spec, at := &specs[i], fmt.Sprintf(".matches[%d]", i)
 		for j, h := range spec.Headers {
 			regex := valueOf(h.Type, gwv1.GRPCHeaderMatchExact) == gwv1.GRPCHeaderMatchRegularExpression
@@ -111,36 +92,12 @@ func (b *ruleCompiler) calls(rule *Rule, specs []gwv1.GRPCRouteMatch) (out []*ma
 }
 
 // call reads the method of a match. It reports false if the match is invalid: it then takes no call.
-func (b *ruleCompiler) call(c *call, spec *gwv1.GRPCMethodMatch, at string) bool {
-	if spec == nil {
-		return true
+func (b *ruleCompiler) call(c *filter.Call, spec *gwv1.GRPCMethodMatch, at string) (ok bool) {
+	wrong := ""
+	if ok, wrong = c.Read(spec, func(text, field string) *regexp.Regexp { return b.regex(text, at+field) }); wrong != "" {
+		b.fail("%s%s", at, wrong)
 	}
-	c.service, c.method = valueOf(spec.Service, ""), valueOf(spec.Method, "")
-	if c.service == "" && c.method == "" {
-		b.fail("%s: service and method are both missing", at)
-		return false
-	}
-	switch valueOf(spec.Type, gwv1.GRPCMethodMatchExact) {
-	case gwv1.GRPCMethodMatchExact:
-		for _, name := range []string{c.service, c.method} {
-			if canonical, ok := hostpath.Path("/" + name); name != "" && (!ok || canonical != "/"+name || strings.Contains(name, "/")) {
-				b.fail("%s: %.100q is no name of a service or of a method", at, name)
-				return false
-			}
-		}
-	case gwv1.GRPCMethodMatchRegularExpression:
-		if c.service != "" {
-			c.serviceRegex = b.regex(c.service, at+".service")
-		}
-		if c.method != "" {
-			c.methodRegex = b.regex(c.method, at+".method")
-		}
-		return (c.service == "" || c.serviceRegex != nil) && (c.method == "" || c.methodRegex != nil)
-	default:
-		b.fail("%s.type: want Exact or RegularExpression", at)
-		return false
-	}
-	return true
+	return ok
 }
 
 // refusal is the status of the answer if a rule has no valid backend. Clients of gRPC read 503 as the code UNAVAILABLE, which

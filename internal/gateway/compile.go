@@ -35,13 +35,17 @@ type compiled struct {
 	program int
 	// inside is true if the clients are within the cluster.
 	inside bool
+	// maintained is what clients get in place of all backends, nil if they get these, and unusual what is wrong with the value.
+	maintained *policy.Maintenance
+	unusual    string
 }
 
 // compileRoute reads the rules of a route. admitted reports whether a listener takes it, and inside whether its clients are
 // within the cluster.
 func compileRoute(o *Objects, r requests, admitted, inside bool) *compiled {
-	c := &compiled{from: r, reason: gwv1.RouteReasonResolvedRefs, skipped: !admitted, inside: inside, hosts: hostpath.All(r.hostnames())}
-	valid, rules := 0, r.rules()
+	c := &compiled{from: r, reason: gwv1.RouteReasonResolvedRefs, skipped: !admitted, inside: inside, hosts: hostpath.All(r.Hostnames())}
+	c.maintained, c.unusual = policy.ReadMaintenance(r.Object().GetAnnotations()[svc.MaintenanceAnnotation])
+	valid, rules := 0, r.Rules()
 	for i := range rules {
 		b := &ruleCompiler{objects: o, route: c, at: fmt.Sprintf("rules[%d]", i), spec: &rules[i]}
 		if b.compile(i) {
@@ -81,7 +85,7 @@ func (b *ruleCompiler) fail(format string, args ...any) {
 
 // compile adds the matches of the rule to the route. It reports whether all of the rule is served.
 func (b *ruleCompiler) compile(index int) bool {
-	rule := &Rule{Index: index, Route: b.route.from.age()}
+	rule := &Rule{Index: index, Route: b.route.from.Age(), Maintenance: b.route.maintained}
 	within := b.timeouts(rule)
 	rule.Filters, rule.Redirect = b.filters(rule, b.spec.Filters, ".filters", true)
 	for i := range b.spec.Filters {
@@ -150,7 +154,7 @@ func (b *ruleCompiler) timeouts(rule *Rule) (request time.Duration) {
 
 // matchesOf returns the matches of the rule, of the kind of its route.
 func (b *ruleCompiler) matchesOf(rule *Rule, index int) []*match {
-	if r := b.route.from.grpc; r != nil {
+	if r := b.route.from.GRPC; r != nil {
 		return b.calls(rule, r.Spec.Rules[index].Matches)
 	}
 	return b.matches(rule)
@@ -255,7 +259,7 @@ func (b *ruleCompiler) backend(rule *Rule, i int) {
 	if w.Filters, redirect = b.filters(rule, ref.Filters, at+".filters", false); redirect != nil {
 		b.fail("%s.filters: a redirect has no backend", at)
 	}
-	w.Backend, w.Valid = b.resolve(&ref.BackendObjectReference, at, b.route.from.protocol())
+	w.Backend, w.Valid = b.resolve(&ref.BackendObjectReference, at, protocolOf(b.route.from))
 	if w.Valid {
 		b.route.leadsTo(rule.Target(&w))
 	}
@@ -265,7 +269,7 @@ func (b *ruleCompiler) backend(rule *Rule, i int) {
 
 // resolve returns the backend that a reference leads to.
 func (b *ruleCompiler) resolve(ref *gwv1.BackendObjectReference, at string, protocol BackendProtocol) (out Backend, ok bool) {
-	out, reason, wrong := b.objects.resolve(b.route.from.kind(), b.route.from.name().Namespace, ref, protocol)
+	out, reason, wrong := b.objects.resolve(b.route.from.Kind(), b.route.from.Name().Namespace, ref, protocol)
 	told := wrong
 	if b.route.inside && out.Policy != (svc.Name{}) { // the meshes leave such a backend out
 		reason = gwv1.RouteReasonUnsupportedProtocol

@@ -9,6 +9,7 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway/names"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // condition returns a condition without a time, which belongs to who writes it.
@@ -77,7 +78,7 @@ func (f *Front) references() metav1.Condition {
 
 // status returns the status of a route for one of its parents.
 func (c *compiled) status(p *gwv1.ParentReference, reason gwv1.RouteConditionReason, message string) gwv1.RouteParentStatus {
-	generation := c.from.object().GetGeneration()
+	generation := c.from.Object().GetGeneration()
 	s := gwv1.RouteParentStatus{
 		ParentRef: *p, ControllerName: names.ControllerName,
 		Conditions: []metav1.Condition{
@@ -87,7 +88,15 @@ func (c *compiled) status(p *gwv1.ParentReference, reason gwv1.RouteConditionRea
 	}
 	if c.invalid != "" && !c.wholly {
 		s.Conditions = append(s.Conditions, condition(gwv1.RouteConditionPartiallyInvalid, true, gwv1.RouteReasonUnsupportedValue, generation,
-			c.invalid+"; requests of such a rule are answered with "+strconv.Itoa(refusal(c.from.kind()))))
+			c.invalid+"; requests of such a rule are answered with "+strconv.Itoa(refusal(c.from.Kind()))))
+	}
+	if c.maintained != nil || c.unusual != "" {
+		why, reason := cmp.Or(c.unusual, "all requests are answered with 503"), "Maintenance"
+		if c.maintained == nil {
+			reason = "InvalidValue"
+		}
+		s.Conditions = append(s.Conditions, condition(names.ConditionMaintenance, c.maintained != nil, reason, generation,
+			"annotation "+svc.MaintenanceAnnotation+": "+why))
 	}
 	return s
 }

@@ -18,7 +18,7 @@ func corsOf(t *testing.T, spec string) *compiled {
 	t.Helper()
 	o := objects(t, fmt.Sprintf(corsRoute, spec)+service("web"))
 	for _, r := range o.Routes {
-		c := compileRoute(o, requests{http: r}, true, false)
+		c := compileRoute(o, requests{HTTP: r}, true, false)
 		return c
 	}
 	return nil

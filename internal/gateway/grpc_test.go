@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -55,7 +56,7 @@ func BenchmarkCall(b *testing.B) {
 	for _, n := range []int{10, 10_000} {
 		var matches []*match
 		for i := range n {
-			matches = append(matches, &match{Rule: &Rule{}, kind: callMatch, call: &call{service: fmt.Sprint("shop.S", i), method: "Get"}})
+			matches = append(matches, &match{Rule: &Rule{}, kind: callMatch, call: &filter.Call{Service: fmt.Sprint("shop.S", i), Method: "Get"}})
 		}
 		p := newPaths(matches)
 		r := &Request{Path: "/shop.S7/Get", Method: "POST"}

@@ -10,6 +10,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 
 	"github.com/fairlead/fairlead/internal/dialect/nginx"
+	"github.com/fairlead/fairlead/internal/gateway/certificates"
 	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/gateway/kinds"
@@ -33,8 +34,10 @@ type IngressFront struct {
 	Targets        []Target
 	// Problems are the first invalid field of an Ingress, with the reason, by its name, and Ignored its annotations without effect.
 	Problems, Ignored map[svc.Name]string
-	refers            map[svc.Name]bool
-	granted           bool // see Granted
+	// Orders are the certificates that Ingresses have ordered.
+	Orders  *certificates.Set
+	refers  map[svc.Name]bool
+	granted bool // see Granted
 	// made and regexes were made of what Ingresses have, and are kept while one has it.
 	made    map[*networkingv1.Ingress]*madeIngress
 	regexes *filter.Expressions
@@ -53,7 +56,7 @@ func BuildIngress(o *Objects, before *IngressFront) *IngressFront {
 		objects: o,
 		front: &IngressFront{
 			Table: &Table{Ports: map[uint16]*Port{}}, Problems: map[svc.Name]string{}, Ignored: map[svc.Name]string{},
-			refers: map[svc.Name]bool{}, made: make(map[*networkingv1.Ingress]*madeIngress, len(o.Ingresses)),
+			Orders: certificates.NewSet(), refers: map[svc.Name]bool{}, made: make(map[*networkingv1.Ingress]*madeIngress, len(o.Ingresses)),
 		},
 		before: before, named: newSecretSet(o, maxIngressSecrets),
 		rules: map[string][]*match{}, secrets: map[string]svc.Name{}, seen: map[Target]bool{}, owners: map[string]string{},
@@ -230,6 +233,9 @@ func (b *ingressBuilder) add(a *annotatedIngress) {
 		}
 	}
 	b.certificates(in, hosts)
+	if a.doubt != "" {
+		b.problem(in, "%s", a.doubt) // the last: it is served as written
+	}
 }
 
 // rule returns a rule for a backend.
@@ -238,22 +244,36 @@ func (b *ingressBuilder) rule(a *annotatedIngress, index int, backend *networkin
 	b.apply(a, r)
 	w := Weighted{Weight: 1}
 	w.Backend, w.Valid = b.resolve(a, backend, at)
+	if s := backend.Service; !w.Valid && s != nil && w.Backend.Name == (svc.Name{}) {
+		w.Backend = Backend{Name: svc.Name{Namespace: a.Namespace, Name: s.Name}, Port: uint16(s.Port.Number)} //nolint:gosec // 0 for a name
+	}
 	b.target(r, &w)
 	r.Backends, r.total = []Weighted{w}, 1
 	spare(b, a, r)
 	return r
 }
 
-// spare gives a rule the first port of the Service that answers while its own one has no endpoint.
+// spare gives a rule the first port of the Service that answers while its own one has no endpoint or cannot be used, and in place of
+// errors.
 func spare(b *ingressBuilder, a *annotatedIngress, r *Rule) {
 	if a.DefaultBackend == "" || r.Closed {
 		return
 	}
 	name := svc.Name{Namespace: a.Namespace, Name: a.DefaultBackend}
 	port := networkingv1.ServiceBackendPort{Number: b.objects.Services[name].First()}
-	if to, ok := b.service(a.Ingress, name, port, "annotation "+nginx.Prefix+"default-backend", a.protocol); ok {
+	const at = "annotation " + nginx.Prefix + "default-backend"
+	if to, ok := b.service(a.Ingress, name, port, at, a.protocol); ok {
 		r.Spare = &Target{Backend: to, Timeout: r.Timeout}
 		b.follow(*r.Spare)
+	}
+	if a.Errors == nil {
+		return
+	}
+	// Pages are by HTTP, as in ingress-nginx, whatever the Pods speak.
+	plain := func(app string) (BackendProtocol, bool) { return backendProtocol(app, false) }
+	if to, ok := b.service(a.Ingress, name, port, at, plain); ok {
+		r.Errors, r.Pages = a.Errors, &Target{Backend: to, Timeout: r.Timeout}
+		b.follow(*r.Pages)
 	}
 }
 
@@ -375,7 +395,11 @@ func (b *ingressBuilder) certificates(in *networkingv1.Ingress, ruled map[string
 			b.problem(in, "tls[%d].secretName is missing", i)
 			continue
 		}
+		ordered := orderEntry(b, in, i, name, hosts)
 		if wrong := b.named.Add(name); wrong != "" {
+			if ordered && wrong == trust.Missing {
+				continue // until its first certificate, which stands in
+			}
 			b.problem(in, "tls[%d]: Secret %s: %s", i, name, wrong)
 			continue
 		}

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway/hostpath"
@@ -38,6 +37,7 @@ type listener struct {
 	allowed             map[string]bool     // namespaces that were asked for: whether their routes may attach
 	taken               map[gwv1.Kind]*hostpath.Patterns
 	clients             *Clients // nil if no certificate of clients is asked for
+	ordered             Ordered
 }
 
 // serves reports whether the listener has a part in the table.
@@ -68,7 +68,7 @@ func (l *listener) mode() ListenerMode {
 func (l *listener) takes(kind gwv1.Kind) bool { return slices.Contains(l.kinds, kind) }
 
 // newListeners reads the listeners of a Gateway.
-func newListeners(o *Objects, g *gwv1.Gateway, secrets *trust.SecretSet, clients validations) (out []*listener) {
+func newListeners(o *Objects, g *gwv1.Gateway, secrets *trust.SecretSet, clients trust.Validations) (out []*listener) {
 	for i := range g.Spec.Listeners {
 		l := newListener(o, g, nil, &g.Spec.Listeners[i], secrets)
 		l.verifyClients(clients)
@@ -240,17 +240,8 @@ func (l *listener) allows(o *Objects, namespace string) bool {
 	if a := l.spec.AllowedRoutes; a != nil && a.Namespaces != nil {
 		from, selector = valueOf(a.Namespaces.From, from), a.Namespaces.Selector
 	}
-	switch from {
-	case gwv1.NamespacesFromAll:
-		return true
-	case gwv1.NamespacesFromSame:
-		return namespace == l.in
-	case gwv1.NamespacesFromSelector:
-		s, err := metav1.LabelSelectorAsSelector(selector)
-		have, known := o.Namespaces[namespace]
-		return err == nil && known && selector != nil && s.Matches(labels.Set(have))
-	}
-	return false
+	have, known := o.Namespaces[namespace]
+	return parents.Admits(from, selector, l.in, namespace, have, known)
 }
 
 // status returns the status of the listener. programmed is why the Gateway has no address, "" if it has one.

@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway/names"
@@ -51,12 +50,10 @@ func (l *listener) isOf(p *gwv1.ParentReference, namespace string, gateway svc.N
 }
 
 // addSets adds the listeners of the ListenerSets that name the Gateway, the older ones first.
-func (f *Front) addSets(o *Objects, g *gwv1.Gateway, secrets *trust.SecretSet, clients validations) {
+func (f *Front) addSets(o *Objects, g *gwv1.Gateway, secrets *trust.SecretSet, clients trust.Validations) {
 	var sets []*gwv1.ListenerSet
-	for s := range maps.Values(o.Sets) {
-		if parents.OfSet(s) == f.gateway {
-			sets = append(sets, s)
-		}
+	for n := range o.Index().Sets(f.gateway) {
+		sets = append(sets, o.Sets[n])
 	}
 	slices.SortFunc(sets, func(a, b *gwv1.ListenerSet) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), svc.NameOf(a).Compare(svc.NameOf(b)))
@@ -128,17 +125,8 @@ func takesSet(o *Objects, g *gwv1.Gateway, namespace string) bool {
 	if a == nil || a.Namespaces == nil {
 		return false
 	}
-	switch valueOf(a.Namespaces.From, gwv1.NamespacesFromNone) {
-	case gwv1.NamespacesFromAll:
-		return true
-	case gwv1.NamespacesFromSame:
-		return namespace == g.Namespace
-	case gwv1.NamespacesFromSelector:
-		s, err := metav1.LabelSelectorAsSelector(a.Namespaces.Selector)
-		have, known := o.Namespaces[namespace]
-		return err == nil && known && a.Namespaces.Selector != nil && s.Matches(labels.Set(have))
-	}
-	return false
+	have, known := o.Namespaces[namespace]
+	return parents.Admits(valueOf(a.Namespaces.From, gwv1.NamespacesFromNone), a.Namespaces.Selector, g.Namespace, namespace, have, known)
 }
 
 // Sets returns the names of the ListenerSets that name the Gateway.

@@ -46,7 +46,7 @@ func BuildMesh(o *Objects, name svc.Name, before *Mesh) *Mesh {
 		b.listen()
 	}
 	for _, route := range b.routes() {
-		b.add(route, before.cache[route.key()])
+		b.add(route, before.cache[route.Key()])
 	}
 	used := slices.DeleteFunc(b.ports, func(l *listener) bool { return len(l.rules) == 0 })
 	m.Table = listenersOf(used, before.Table)
@@ -94,19 +94,19 @@ func (b *meshBuilder) routes() (out []requests) {
 	for key := range b.objects.Meshed[b.name] {
 		switch {
 		case key.Kind == kinds.HTTPRoute && b.objects.Routes[key.Name] != nil:
-			out = append(out, requests{http: b.objects.Routes[key.Name]})
+			out = append(out, requests{HTTP: b.objects.Routes[key.Name]})
 		case key.Kind == kinds.GRPCRoute && b.objects.Calls[key.Name] != nil:
-			out = append(out, requests{grpc: b.objects.Calls[key.Name]})
+			out = append(out, requests{GRPC: b.objects.Calls[key.Name]})
 		}
 	}
-	sortByAge(out)
+	kinds.SortByAge(out)
 	return out
 }
 
 // add adds a route to the ports that it names, and keeps its status. The hostnames of the route have no meaning here: the
 // ClusterIP decides what a connection is for.
 func (b *meshBuilder) add(route requests, cached *cachedRoute) {
-	key := route.key()
+	key := route.Key()
 	admitted := b.service != nil && key.Namespace == b.name.Namespace
 	c := cached.or(b.objects, route, admitted, true)
 	b.cache[key] = c
@@ -114,7 +114,7 @@ func (b *meshBuilder) add(route requests, cached *cachedRoute) {
 		b.refers[r.to] = true
 	}
 	attached := map[*listener]bool{}
-	refs := route.parents()
+	refs := route.Parents()
 	for i := range refs {
 		if parents.Service(key.Namespace, &refs[i]) != b.name {
 			continue

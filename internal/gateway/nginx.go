@@ -23,19 +23,13 @@ import (
 type annotatedIngress struct {
 	*networkingv1.Ingress
 	*nginx.Options
-	https whenHTTPS
+	https nginx.HTTPS
 	made  *madeIngress
+	// maintained is one for all paths: a page may be long.
+	maintained *policy.Maintenance
+	// doubt is why its value is probably meant otherwise, "" if it is not.
+	doubt string
 }
-
-// whenHTTPS is when requests without TLS are sent to the same place with it.
-type whenHTTPS int
-
-// The times.
-const (
-	neverHTTPS whenHTTPS = iota
-	askedHTTPS           // if TLS is asked for at the host
-	forceHTTPS
-)
 
 // maxIgnored bounds the text about annotations without effect, in bytes: an Event has 1,024.
 const maxIgnored = 900
@@ -48,28 +42,18 @@ func (b *ingressBuilder) read(in *networkingv1.Ingress) *annotatedIngress {
 	}
 	b.front.made[in] = made
 	o := made.options
-	a := &annotatedIngress{Ingress: in, Options: o, made: made}
-	if b.objects.Secured[svc.NameOf(in)] {
-		a.https = askedHTTPS
+	a := &annotatedIngress{Ingress: in, Options: o, made: made, https: o.HTTPS(b.objects.Secured[svc.NameOf(in)])}
+	wrong, ignored := "", o.Ignored
+	a.maintained, wrong = policy.ReadMaintenanceOf(in.Annotations[svc.MaintenanceAnnotation], o.Canary != nil)
+	if text := "annotation " + svc.MaintenanceAnnotation + ": " + wrong; wrong != "" && a.maintained == nil {
+		ignored = append([]string{text}, ignored...)
+	} else if wrong != "" {
+		a.doubt = text
 	}
-	if o.SSLRedirect != nil {
-		a.https = neverHTTPS
-		if *o.SSLRedirect {
-			a.https = askedHTTPS
-		}
+	if closed := o.Problem(); closed != "" {
+		b.problem(in, "%s", closed)
 	}
-	if o.ForceSSL {
-		a.https = forceHTTPS
-	}
-	switch {
-	case o.Closed != "" && o.Canary != nil:
-		b.problem(in, "%s; the canary gets no requests", o.Closed)
-	case o.ClosedHost:
-		b.problem(in, "%s; requests for its hosts are answered with 503", o.Closed)
-	case o.Closed != "":
-		b.problem(in, "%s; requests for its paths are answered with 503", o.Closed)
-	}
-	if text := strings.Join(o.Ignored, "; "); text != "" {
+	if text := strings.Join(ignored, "; "); text != "" {
 		b.front.Ignored[svc.NameOf(in)] = strings.ToValidUTF8(text[:min(len(text), maxIgnored)], "")
 	}
 	for i := range in.Spec.Rules {
@@ -102,6 +86,7 @@ func (b *ingressBuilder) apply(a *annotatedIngress, r *Rule) {
 		return
 	}
 	r.https = a.https
+	r.Maintenance = a.maintained
 	r.Timeout, r.Body, r.Any = a.Timeout, a.Body, a.Any
 	if len(a.Allow)+len(a.Deny) > 0 {
 		r.Access = &filter.Access{Allow: a.Allow, Deny: a.Deny}
@@ -154,7 +139,7 @@ func (b *ingressBuilder) annotate(a *annotatedIngress, m *match) {
 	const challenges = "/.well-known/acme-challenge" // whoever orders a certificate has none yet; so in ingress-nginx
 	r := m.Rule
 	if strings.HasPrefix(m.path, challenges) {
-		r.https = neverHTTPS
+		r.https = nginx.NeverHTTPS
 	}
 	target := a.RewriteTarget
 	if target == "" || r.Closed || m.kind == lastMatch || target == m.path { // so in ingress-nginx, for / to /
@@ -376,7 +361,7 @@ func (b *ingressBuilder) redirectToHTTPS() {
 	for host, matches := range b.rules {
 		asked := b.asksTLS(host)
 		for i, m := range matches {
-			if when := m.Rule.https; when == neverHTTPS || when == askedHTTPS && !asked || m.Rule.Closed {
+			if when := m.Rule.https; when == nginx.NeverHTTPS || when == nginx.AskedHTTPS && !asked || m.Rule.Closed {
 				continue
 			}
 			if m.toHTTPS == nil {

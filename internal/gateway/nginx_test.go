@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -438,6 +439,83 @@ func TestNginxAliasHTTPS(t *testing.T) {
 			if got := decide(t, f.Table, "https://"+name+"/"); got != "a /" {
 				t.Errorf("%s: https: %s: %s", host, name, got)
 			}
+		}
+	}
+}
+
+// Pages are of the default backend, which is a Service of the namespace: one that is missing or leads out of the cluster gives none, and
+// answers of Pods stay. Pages are by HTTP where Pods speak something else.
+func TestNginxErrorPages(t *testing.T) {
+	const codes = "custom-http-errors: 404,503; "
+	services := "\n---\nkind: Service\nmetadata: {namespace: other, name: alien}\nspec: {ports: [{port: 80}]}"
+	for _, name := range []string{"web", "pages", "outside"} {
+		more := map[string]string{"outside": "type: ExternalName, externalName: example.com, "}[name]
+		services += fmt.Sprintf("\n---\nkind: Service\nmetadata: {namespace: shop, name: %s}\nspec: {%sports: [{port: 80}]}", name, more)
+	}
+	for annotations, want := range map[string]string{
+		codes + "default-backend: pages":                                        "http http",
+		codes + "default-backend: pages; backend-protocol: HTTPS":               "https http",
+		codes + "default-backend: missing":                                      "there is no Service shop/missing",
+		codes + "default-backend: alien":                                        "there is no Service shop/alien",
+		codes + "default-backend: outside":                                      "of type ExternalName",
+		"default-backend: pages":                                                "http none",
+		codes + "default-backend: pages; whitelist-source-range: of-the-office": "closed",
+	} {
+		f := BuildIngress(objects(t, strings.TrimPrefix(annotated("shop/i", "a.example", annotations, "P / web")+services, "\n---\n")), nil)
+		rule, _, v := f.Table.Ports[80].Find(&Request{Host: "a.example", Path: "/", Method: "GET", Fields: fields{}})
+		got := f.Problems[svc.Name{Namespace: "shop", Name: "i"}]
+		switch {
+		case v != Routed:
+			t.Errorf("%s: %v", annotations, v)
+		case rule.Closed && rule.Pages == nil && len(f.Targets) == 0:
+			got = "closed"
+		case rule.Spare != nil:
+			got = string(rule.Spare.Protocol) + " none"
+			if rule.Pages != nil {
+				got = string(rule.Spare.Protocol) + " " + string(rule.Pages.Protocol)
+			}
+			if rule.Pages != nil && (!slices.Contains(f.Targets, *rule.Pages) || !rule.Errors.Has(404, false) || rule.Errors.Has(500, true)) {
+				t.Errorf("%s: %+v", annotations, rule)
+			}
+		case rule.Errors != nil || rule.Pages != nil:
+			t.Errorf("%s: %+v", annotations, rule)
+		}
+		if !strings.Contains(got, want) {
+			t.Errorf("%s: %q, want %q", annotations, got, want)
+		}
+	}
+}
+
+// Which backends of an Ingress its default backend answers for: Services that are missing, have no such port, or cannot be used. The
+// problem stays, and nodes follow nothing else.
+func TestNginxDefaultBackend(t *testing.T) {
+	services := ""
+	for _, name := range []string{"web", "pages", "outside"} {
+		more := map[string]string{"outside": "type: ExternalName, externalName: example.com, "}[name]
+		services += fmt.Sprintf("\n---\nkind: Service\nmetadata: {namespace: shop, name: %s}\nspec: {%sports: [{port: 80}]}", name, more)
+	}
+	for _, c := range []struct{ annotations, backend, want, problem string }{
+		{"default-backend: pages", "web", "valid", ""},
+		{"default-backend: pages", "gone", "spared", "there is no Service shop/gone"},
+		{"default-backend: pages", "outside", "spared", "of type ExternalName"},
+		{"", "gone", "refused", "there is no Service shop/gone"},
+		{"default-backend: missing", "gone", "refused", "there is no Service shop/gone"},
+		{"default-backend: pages; denylist-source-range: of-the-office", "gone", "closed", "denylist-source-range"},
+	} {
+		manifests := annotated("shop/i", "a.example", c.annotations, "P / "+c.backend) + services
+		f := BuildIngress(objects(t, strings.TrimPrefix(manifests, "\n---\n")), nil)
+		rule, _, _ := f.Table.Ports[80].Find(&Request{Host: "a.example", Path: "/", Method: "GET", Fields: fields{}})
+		got := "refused"
+		switch w := &rule.Backends[0]; {
+		case rule.Closed:
+			got = "closed"
+		case w.Valid && !rule.Spared(w):
+			got = "valid"
+		case rule.Spared(w) && slices.Equal(f.Targets, []Target{*rule.Spare}) && w.Backend.Name.String() == "shop/"+c.backend:
+			got = "spared"
+		}
+		if problem := f.Problems[svc.Name{Namespace: "shop", Name: "i"}]; got != c.want || !strings.Contains(problem, c.problem) {
+			t.Errorf("%s, %s: %s, %q", c.annotations, c.backend, got, problem)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/gateway/kinds"
+	"github.com/fairlead/fairlead/internal/gateway/parents"
 	"github.com/fairlead/fairlead/internal/gateway/services"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -32,6 +33,29 @@ type Objects struct {
 	Authorities map[trust.Ref]string
 	// Meshed are the routes that name a Service as their parent, by the Service.
 	Meshed map[svc.Name]map[kinds.Route]bool
+	// Named are Routes, Calls, Streams and Sets by what they name. With nil each front looks at all of them.
+	Named *parents.Index[kinds.Route]
+}
+
+// Index returns Named, or a new index of the objects.
+func (o *Objects) Index() *parents.Index[kinds.Route] {
+	if o.Named != nil {
+		return o.Named
+	}
+	x := parents.NewIndex[kinds.Route]()
+	for n, r := range o.Routes {
+		x.SetRoute(kinds.Route{Kind: kinds.HTTPRoute, Name: n}, n.Namespace, nil, r.Spec.ParentRefs)
+	}
+	for n, r := range o.Calls {
+		x.SetRoute(kinds.Route{Kind: kinds.GRPCRoute, Name: n}, n.Namespace, nil, r.Spec.ParentRefs)
+	}
+	for key, s := range o.Streams {
+		x.SetRoute(key, key.Namespace, nil, s.Parents)
+	}
+	for _, s := range o.Sets {
+		x.SetListenerSet(nil, s)
+	}
+	return x
 }
 
 // Secret is what listeners and Ingresses ask of a Secret.

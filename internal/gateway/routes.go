@@ -7,6 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/gateway/certificates"
 	"github.com/fairlead/fairlead/internal/gateway/counted"
 	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/names"
@@ -33,6 +34,8 @@ type Front struct {
 	Changed map[kinds.Route]bool
 	// Users are the HTTPRoutes and GRPCRoutes by the Services that they name.
 	Users counted.Index[svc.Name, kinds.Route]
+	// Orders are the certificates that listeners have ordered.
+	Orders *certificates.Set
 	// Policies are the BackendTLSPolicies of Targets.
 	Policies map[svc.Name]*trust.Policy
 	frontTLS
@@ -47,8 +50,8 @@ type Front struct {
 	routes  map[kinds.Route]*attached
 	streams map[kinds.Route][]gwv1.RouteParentStatus
 	targets counted.Set[Target] // of routes
-	// connected are the Services that the other routes name.
-	connected map[svc.Name]bool
+	// Connected are the Services that the other routes name.
+	Connected map[svc.Name]bool
 }
 
 // BuildGateway returns the front of a Gateway. before is that of an earlier state, or nil: what has not changed is taken
@@ -70,7 +73,7 @@ func build(o *Objects, name svc.Name, before *Front, changed map[kinds.Route]boo
 	f := &Front{
 		accepted: gwv1.GatewayReasonAccepted, generation: g.Generation,
 		frontTLS: frontTLS{gateway: name, resolved: gwv1.GatewayReasonResolvedRefs},
-		streams:  map[kinds.Route][]gwv1.RouteParentStatus{}, connected: map[svc.Name]bool{}, sets: map[svc.Name]*listenerSet{},
+		streams:  map[kinds.Route][]gwv1.RouteParentStatus{}, Connected: map[svc.Name]bool{}, sets: map[svc.Name]*listenerSet{},
 		Revoked: map[Revocation]bool{}, authorities: trust.NewAuthorities(o.Authorities),
 	}
 	clients := f.readValidations(o, g, f.authorities)
@@ -85,12 +88,13 @@ func build(o *Objects, name svc.Name, before *Front, changed map[kinds.Route]boo
 	f.addStreams(o)
 	f.addPolicies(o, f.authorities)
 	f.accept(g)
+	order(f, g)
 	f.Secrets, f.Named = secrets.Usable, secrets.Named
 	f.Table = &Table{Ports: map[uint16]*Port{}}
 	if f.refused == "" {
 		f.Table = listenersOf(f.listeners, before.Table)
 	}
-	f.Table.Subjects = clients.ask()
+	f.Table.Subjects = clients.Ask()
 	return f
 }
 
@@ -132,7 +136,7 @@ func (f *Front) Unusable(have []string) string {
 }
 
 // Refers reports whether a route of the front names a Service.
-func (f *Front) Refers(service svc.Name) bool { return f.Users.Has(service) || f.connected[service] }
+func (f *Front) Refers(service svc.Name) bool { return f.Users.Has(service) || f.Connected[service] }
 
 // Parents returns the statuses of a route of any kind for the references that name the Gateway or one of its ListenerSets. A front
 // that ChangeGateway returns has the same slice while nothing of the route has changed.
@@ -167,5 +171,6 @@ func (f *Front) Ports() map[PortKey]string {
 	for n := range f.Table.Datagrams {
 		out[PortKey{n, true}] = "udp"
 	}
+	addAwaiting(f, out)
 	return out
 }

@@ -5,6 +5,7 @@ import (
 
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/fairlead/fairlead/internal/dialect/nginx"
 	"github.com/fairlead/fairlead/internal/gateway/basic"
 	"github.com/fairlead/fairlead/internal/gateway/filter"
 	"github.com/fairlead/fairlead/internal/gateway/kinds"
@@ -29,9 +30,11 @@ type Rule struct {
 	Basic *basic.Rule
 	// Auth, if not nil, is who lets requests go to a backend.
 	Auth *Auth
+	// Maintenance, if not nil, answers instead of a backend or a redirect.
+	Maintenance *policy.Maintenance
 	// HTTPS sends requests without TLS to the same place with it, before all else but Closed. https is when an Ingress asks for that.
 	HTTPS bool
-	https whenHTTPS
+	https nginx.HTTPS
 	// Access, if not nil, is which clients get an answer other than 403. With Any it is enough that one of Access, Basic and Auth lets a
 	// client pass.
 	Access *filter.Access
@@ -46,7 +49,10 @@ type Rule struct {
 	Compress []string
 	// Retry, if not nil, is when a request goes to a backend again.
 	Retry *policy.Retry
-	Spare *Target // answers while the chosen backend has no endpoint, unless it is nil
+	Spare *Target // answers while the chosen backend has no endpoint or cannot be used, unless it is nil
+	// Errors, if not nil, are the answers that Pages answers in place of.
+	Errors *policy.Errors
+	Pages  *Target
 	// Session, if not nil, keeps the requests of a client at one endpoint.
 	Session *policy.Session
 }
@@ -54,7 +60,8 @@ type Rule struct {
 // Weighted is a backend of a rule.
 type Weighted struct {
 	Weight uint32
-	// Backend is zero if the reference is not valid: its share of the requests is answered with the rule's Refusal.
+	// Backend has no port by name if the reference is not Valid, and is zero if it names no Service. Its share of the requests is answered
+	// by the rule's Spare, or with its Refusal.
 	Backend Backend
 	Valid   bool
 	Filters Filters
@@ -81,6 +88,11 @@ type Target struct {
 	Session bool          // clients stay at one endpoint
 	// Route is a route of connections or of datagrams, zero for requests: its connections end when it loses the backend.
 	Route kinds.Route
+}
+
+// Spared reports whether the rule's Spare answers for a backend because its Service, or the port of it, cannot be used.
+func (r *Rule) Spared(w *Weighted) bool {
+	return !w.Valid && r.Spare != nil && w.Backend.Name != (svc.Name{})
 }
 
 // Target returns where a backend of a rule leads to.
@@ -151,6 +163,6 @@ func (b *ruleCompiler) mirror(spec *gwv1.HTTPRequestMirrorFilter, at string) (m 
 		b.fail("%s%s", at, wrong)
 		return m, false
 	}
-	m.Backend, ok = b.resolve(&spec.BackendRef, at+".backendRef", b.route.from.protocol())
+	m.Backend, ok = b.resolve(&spec.BackendRef, at+".backendRef", protocolOf(b.route.from))
 	return m, ok
 }

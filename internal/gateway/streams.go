@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,9 +16,9 @@ import (
 // addStreams adds the routes of connections and of datagrams that name the Gateway.
 func (f *Front) addStreams(o *Objects) {
 	known := map[Target]bool{}
-	for _, key := range slices.SortedFunc(maps.Keys(o.Streams), kinds.Route.Compare) {
+	for _, key := range slices.SortedFunc(o.Index().Routes(f.gateway), kinds.Route.Compare) {
 		s := o.Streams[key]
-		if !f.isNamed(s.Parents, key.Namespace) {
+		if s == nil { // of requests
 			continue
 		}
 		c := f.compileStream(o, s)
@@ -75,7 +74,7 @@ func (f *Front) compileStream(o *Objects, s *kinds.Stream) *compiledStream {
 	for i := range s.Backends {
 		ref := &s.Backends[i]
 		to := svc.Name{Namespace: string(valueOf(ref.Namespace, gwv1.Namespace(key.Namespace))), Name: string(ref.Name)}
-		f.connected[to] = true
+		f.Connected[to] = true
 		w := Weighted{Weight: uint32(max(0, valueOf(ref.Weight, 1)))} //nolint:gosec // the definition of the kind bounds it
 		backend, reason, wrong := o.resolve(key.Kind, key.Namespace, &ref.BackendObjectReference, protocol)
 		if w.Backend, w.Valid = backend, wrong == ""; wrong != "" && c.unresolved == "" {

@@ -89,6 +89,36 @@ func (p *Port) ListenerFor(host string) *Listener {
 	return l
 }
 
+// Match is a match of a rule, with the pattern of its hosts. A path is a prefix unless something else is noted.
+type Match struct {
+	Rule             *Rule
+	Host, Path       string
+	Exact, Last      bool           // Last is for every path that no other match takes
+	Begins           bool           // with Path, as text: also in the middle of a segment
+	Regex            *regexp.Regexp // takes the path, of which Path is the text
+	Method           string
+	Headers, Queries []filter.Match
+	Cookie           *filter.Match
+	Call             []filter.Match // the service and the method of a GRPCRoute, without a name; an empty one is for each
+}
+
+// Each calls yield with the matches of the listener, in no order. The ones of whole connections have only a host.
+func (l *Listener) Each(yield func(*Match)) {
+	for host, p := range l.hosts.All() {
+		for _, m := range p.from {
+			out := &Match{m.Rule, host, m.path, m.kind == exactMatch, m.kind == lastMatch, m.kind == regexMatch && m.regex == nil, m.regex,
+				m.method, m.headers, m.queries, m.cookie, nil}
+			if c := m.call; c != nil {
+				out.Call = c.Matches()
+			}
+			yield(out)
+		}
+	}
+	for host, rule := range l.streams.All() {
+		yield(&Match{Rule: rule, Host: host})
+	}
+}
+
 // Verdict is what becomes of a request that no rule takes.
 type Verdict int
 
@@ -155,7 +185,7 @@ type match struct {
 	queries []filter.Match
 	cookie  *filter.Match
 	order   int // of the match, within its rule
-	call    *call
+	call    *filter.Call
 	of      *match // what a canary is an alternative to
 	toHTTPS *match // the same with Rule.HTTPS, once it was needed
 }

@@ -115,7 +115,10 @@ var annotations = func() map[string]annotation {
 		"upstream-hash-by": {none: unserved}, "upstream-hash-by-subset": {none: unserved}, "upstream-hash-by-subset-size": {none: unserved},
 		"service-upstream":   {none: "Pods are reached without the Service's address, and leave as their endpoints do"},
 		"default-backend":    {read: readDefaultBackend},
-		"custom-http-errors": {none: unserved}, "disable-proxy-intercept-errors": {none: unserved},
+		"custom-http-errors": {read: readErrors, needs: "default-backend"},
+		"disable-proxy-intercept-errors": {
+			read: flag(func(r *reader, on bool) { r.errors.Own = on }), needs: "custom-http-errors",
+		},
 		"custom-headers": {none: unserved}, "mirror-target": {none: unserved}, "mirror-request-body": {none: unserved},
 		"mirror-host": {none: unserved}, "proxy-cookie-domain": {none: unserved}, "proxy-cookie-path": {none: unserved},
 		"proxy-redirect-from": {none: unserved}, "proxy-redirect-to": {none: unserved}, "relative-redirects": {none: unserved},

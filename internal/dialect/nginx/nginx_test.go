@@ -33,6 +33,10 @@ func TestDocumentedExamples(t *testing.T) {
 		"rewrite-target: /$2\nuse-regex: true": {RewriteTarget: "/$2", UseRegex: true},
 		"app-root: /app1":                      {AppRoot: "/app1"},
 		"default-backend: sorry-page":          {DefaultBackend: "sorry-page"},
+		"default-backend: errors\ncustom-http-errors: 404,503": {
+			DefaultBackend: "errors", Errors: &policy.Errors{Codes: []int{404, 503}}},
+		"default-backend: errors\ncustom-http-errors: 502, 502,\ndisable-proxy-intercept-errors: true": {
+			DefaultBackend: "errors", Errors: &policy.Errors{Codes: []int{502}, Own: true}},
 		"ssl-redirect: true\nforce-ssl-redirect: 1":                           {SSLRedirect: &yes, ForceSSL: true},
 		"permanent-redirect: https://www.google.com":                          {Redirect: &Redirect{"https://www.google.com", 301}},
 		"temporal-redirect: https://www.google.com":                           {Redirect: &Redirect{"https://www.google.com", 302}},
@@ -227,6 +231,26 @@ func TestHostileValues(t *testing.T) {
 		if r := read("permanent-redirect: " + to); r.Redirect != nil || r.Closed == "" {
 			t.Errorf("%q: %+v", to, r)
 		}
+	}
+}
+
+// Codes that cannot be done replace nothing, and so does a list without a default backend: Ignored tells why.
+func TestErrorsWithoutEffect(t *testing.T) {
+	many := "custom-http-errors: " + strings.Repeat("404,", 10_000)
+	for _, text := range []string{
+		"custom-http-errors: 404", "default-backend: other/errors\ncustom-http-errors: 404", "default-backend: e\ncustom-http-errors: 200",
+		"default-backend: e\ncustom-http-errors: 404,600", "default-backend: e\ncustom-http-errors: 404,399",
+		"default-backend: e\ncustom-http-errors: 4xx", "default-backend: e\ncustom-http-errors: ,",
+		"default-backend: e\ncustom-http-errors: -404",
+		"default-backend: e\ncustom-http-errors: 99999999999999999999", "default-backend: e\n" + many,
+		"default-backend: e\ndisable-proxy-intercept-errors: true",
+	} {
+		if r := read(text); r.Errors != nil || r.Closed != "" || len(r.Ignored) != 1 || len(r.Ignored[0]) > 400 {
+			t.Errorf("%.80s: %+v, %q", text, r.Errors, r.Ignored)
+		}
+	}
+	if r := read("default-backend: e\ncustom-http-errors: 404,600"); !strings.Contains(r.Ignored[0], `"600" is not a status from 400 to 599`) {
+		t.Error(r.Ignored)
 	}
 }
 

@@ -30,6 +30,8 @@ type Options struct {
 	RewriteTarget, AppRoot, ForwardedPrefix, BackendHost string
 	// DefaultBackend is a Service of the namespace that answers while the one of a path has no endpoint, "" for none.
 	DefaultBackend string
+	// Errors, if not nil, are the answers that DefaultBackend answers in place of.
+	Errors *policy.Errors
 	// SSLRedirect is nil without the annotation.
 	SSLRedirect *bool
 	ForceSSL    bool
@@ -127,6 +129,7 @@ type reader struct {
 	session policy.Session
 	retry   gwv1.HTTPRouteRetry
 	retries bool
+	errors  policy.Errors
 	// The flags of annotations that others are parts of.
 	hasCORS, isCanary, credentials bool
 
@@ -257,6 +260,9 @@ func (r *reader) combine() {
 	}
 	if r.retries {
 		r.Retry = &r.retry
+	}
+	if len(r.errors.Codes) > 0 && r.DefaultBackend != "" {
+		r.Errors = &r.errors
 	}
 }
 

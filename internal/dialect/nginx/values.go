@@ -6,12 +6,15 @@ import (
 	"net/netip"
 	"net/url"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fairlead/fairlead/internal/gateway/policy"
 )
 
 type prefix = netip.Prefix
@@ -144,6 +147,25 @@ func readDefaultBackend(r *reader, v string) error {
 		return fmt.Errorf("%q is no name of a Service", shorten(v))
 	}
 	r.DefaultBackend = v
+	return nil
+}
+
+// readErrors reads the statuses of answers that the default backend answers in place of.
+func readErrors(r *reader, v string) error {
+	var codes []int
+	for _, text := range list(v) {
+		code, err := strconv.Atoi(text)
+		if err != nil || code < policy.LeastError || code > policy.MostError {
+			return fmt.Errorf("%q is not a status from %d to %d", shorten(text), policy.LeastError, policy.MostError)
+		}
+		if !slices.Contains(codes, code) {
+			codes = append(codes, code)
+		}
+	}
+	if len(codes) == 0 {
+		return fmt.Errorf("want statuses from %d to %d with commas between, as 404,503", policy.LeastError, policy.MostError)
+	}
+	r.errors.Codes = codes
 	return nil
 }
 

@@ -86,9 +86,9 @@ func (c *Client) Calls(namespace string) *CallClient {
 		func() *gwv1.GRPCRoute { return &gwv1.GRPCRoute{} }, func() *gwv1.GRPCRouteList { return &gwv1.GRPCRouteList{} })
 }
 
-// Grants returns the client of all ReferenceGrants.
-func (c *Client) Grants() *GrantClient {
-	return gentype.NewClientWithList("referencegrants", c.rest, c.codec, "",
+// Grants returns the client of the ReferenceGrants of a namespace, or of all.
+func (c *Client) Grants(namespace string) *GrantClient {
+	return gentype.NewClientWithList("referencegrants", c.rest, c.codec, namespace,
 		func() *gwv1.ReferenceGrant { return &gwv1.ReferenceGrant{} }, func() *gwv1.ReferenceGrantList { return &gwv1.ReferenceGrantList{} })
 }
 

@@ -26,6 +26,7 @@ import (
 	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/gateway/watch"
+	"github.com/fairlead/fairlead/internal/lb/acme"
 	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -46,6 +47,8 @@ type Options struct {
 	Gateway bool
 	// Channel is that of the definitions.
 	Channel api.Channel
+	// Orders orders certificates, nil without ACME.
+	Orders *acme.Manager
 }
 
 // The times of the controller.
@@ -89,7 +92,9 @@ type controller struct {
 	due               map[kinds.Route]bool
 	unservedBefore    string
 	problems, ignored recorded
+	uncertified       recorded // Ingresses whose certificates nothing orders
 	announcer         announcer
+	certifier         *certifier
 	loops             ingressLoops
 	failed            string // as it was logged last
 	// counted is when the routes of an object were counted again, within countPeriod, and postponed is true if such a write waits,
@@ -97,6 +102,8 @@ type controller struct {
 	counted   map[types.UID]time.Time
 	postponed bool
 	awaited   map[svc.Name]*awaited
+	refusals  refusals
+	kept      map[wanting]bool // who wants Services in this round
 }
 
 // Run works until ctx ends, and returns when everything that it started has ended.
@@ -104,7 +111,8 @@ func Run(ctx context.Context, o Options) error {
 	c := &controller{
 		o: o, wake: loop.NewSignal(), fronts: map[svc.Name]*corev1.Service{}, settled: map[kinds.Route]settled{}, looping: looping{},
 		due: map[kinds.Route]bool{}, counted: map[types.UID]time.Time{}, problems: recorded{}, ignored: recorded{},
-		awaited: map[svc.Name]*awaited{}, announcer: announcer{to: o.Events}, loops: ingressLoops{recorded: recorded{}},
+		uncertified: recorded{}, certifier: &certifier{orders: o.Orders},
+		awaited: map[svc.Name]*awaited{}, refusals: refusals{}, announcer: announcer{to: o.Events}, loops: newIngressLoops(),
 	}
 	var err, err2 error
 	c.client, err = kubernetes.NewForConfig(apiclient.Protobuf(o.Config))
@@ -121,6 +129,9 @@ func Run(ctx context.Context, o Options) error {
 	defer running.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	if o.Orders != nil {
+		o.Orders.Notify(c.wake.Set)
+	}
 	running.Go(func() { c.prepare(ctx, &running) })
 	c.followFronts(ctx, &running)
 	retry := time.NewTimer(0)
@@ -148,6 +159,8 @@ func Run(ctx context.Context, o Options) error {
 		c.failed = ""
 		if c.postponed {
 			retry.Reset(countPeriod)
+		} else if next := c.refusals.next(c.kept); next > 0 {
+			retry.Reset(next)
 		}
 	}
 }
@@ -219,7 +232,7 @@ func (c *controller) followFronts(ctx context.Context, running *sync.WaitGroup) 
 
 // sync writes the objects that differ from the desired ones.
 func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
-	c.postponed = false
+	c.postponed, c.kept = false, map[wanting]bool{}
 	s := c.watch.Update(ctx, running)
 	c.take(s, c.unserved.why())
 	c.mu.Lock()
@@ -241,27 +254,27 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 		step(func(ctx context.Context) error { return c.writeClass(ctx, class) })
 	}
 	wanted := map[svc.Name]bool{}
+	held := holders{have, wanted}
 	taken := map[svc.Name]string{} // the ReferenceGrants that cannot have their Services, and why
 	for n, objects := range granted(s) {
-		wanted[names.ServiceOfGrant(n)] = true
+		held.claim(names.ServiceOfGrant(n), kindGrant, s.Grants[n])
 		step(func(ctx context.Context) (err error) {
 			taken[n], err = c.keepService(ctx, serviceOfGrant(s.Grants[n], objects), have[names.ServiceOfGrant(n)])
 			return err
 		})
 	}
-	c.syncPolicies(s, have, wanted, step)
+	c.syncPolicies(s, held, step)
 	if len(s.Gateways) > 0 {
 		c.unserved.follow(ctx, running)
 	}
 	for _, n := range slices.SortedFunc(maps.Keys(s.Gateways), svc.Name.Compare) {
-		service := names.ServiceOfGateway(n)
-		wanted[service] = true
+		held.claim(names.ServiceOfGateway(n), kindGateway, s.Gateways[n])
 		for _, set := range s.Fronts[n].Sets() {
-			if len(s.Fronts[n].SetSecrets(set)) > 0 {
-				wanted[names.ServiceOfSet(set)] = true
+			if len(s.Fronts[n].SetSecrets(set))+len(orderedBy(s.Fronts[n], set)) > 0 {
+				held.claim(names.ServiceOfSet(set), kindSet, s.Sets[set])
 			}
 		}
-		step(func(ctx context.Context) error { return c.syncGateway(ctx, s, n, have, taken) })
+		step(func(ctx context.Context) error { return c.syncGateway(ctx, s, n, held, taken) })
 	}
 	c.writeRoutes(s, attempt)
 	for _, set := range s.Orphans {
@@ -269,13 +282,12 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 			step(func(ctx context.Context) error { return c.writeSet(ctx, set, want) })
 		}
 	}
-	if s.Ingress != nil {
-		wanted[names.IngressService()] = true
-		step(func(ctx context.Context) error { return c.syncIngresses(ctx, s, have[names.IngressService()], &errs) })
-	}
+	c.certifier.request(s, have)
+	errs = append(errs, c.syncIngresses(ctx, s, have, wanted))
 	maps.DeleteFunc(c.awaited, func(n svc.Name, _ *awaited) bool { return s.Gateways[n] == nil })
 	c.problems.keep(s.Ingresses)
 	c.ignored.keep(s.Ingresses)
+	c.uncertified.keep(s.Ingresses)
 	c.loops.recorded.keep(s.Ingresses)
 	if slices.ContainsFunc(slices.Collect(maps.Values(s.Meshes)), (*gateway.Mesh).Serves) {
 		wanted[names.MeshService()] = true
@@ -297,14 +309,14 @@ func (c *controller) sync(ctx context.Context, running *sync.WaitGroup) error {
 // beginning of a term, nothing is known about it: another Service would get another address.
 func (c *controller) abandoned(service *corev1.Service, s *watch.State) bool {
 	followed := s.FollowsGateways || !c.o.Gateway
-	if svc.NameOf(service) == names.IngressService() {
+	if service.Labels[names.FrontLabel] == names.FrontIngress {
 		followed = s.FollowsIngresses
 	}
-	return followed && service.DeletionTimestamp == nil && c.ours(service)
+	return followed && service.DeletionTimestamp == nil && ours(service)
 }
 
 // ours reports whether this controller has made a Service.
-func (c *controller) ours(s *corev1.Service) bool {
+func ours(s *corev1.Service) bool {
 	if svc.NameOf(s) == names.IngressService() {
 		return s.Labels[names.FrontLabel] == names.FrontIngress
 	}
@@ -315,14 +327,16 @@ func (c *controller) ours(s *corev1.Service) bool {
 	switch kind := s.Labels[names.FrontLabel]; {
 	case owner == nil:
 		return false
-	case owner.Kind == "ListenerSet":
+	case owner.Kind == kindIngress:
+		return kind == names.FrontIngress
+	case owner.Kind == kindSet:
 		return kind == names.FrontSet
-	case owner.Kind == "ReferenceGrant":
+	case owner.Kind == kindGrant:
 		return kind == names.FrontGrant
-	case owner.Kind == "BackendTLSPolicy":
+	case owner.Kind == kindPolicy:
 		return kind == names.FrontPolicy
 	}
-	return owner.Kind == "Gateway" && s.Labels[names.ClassLabel] != ""
+	return owner.Kind == kindGateway && s.Labels[names.ClassLabel] != ""
 }
 
 // granted returns the objects that Gateways use by ReferenceGrants.
@@ -341,17 +355,17 @@ func granted(s *watch.State) map[svc.Name][]trust.Ref {
 // syncGateway keeps the Service of a Gateway, and writes the statuses of the Gateway and its ListenerSets. taken has
 // the ReferenceGrants that cannot have their Services, and why.
 func (c *controller) syncGateway(
-	ctx context.Context, s *watch.State, n svc.Name, services map[svc.Name]*corev1.Service, taken map[svc.Name]string,
+	ctx context.Context, s *watch.State, n svc.Name, services holders, taken map[svc.Name]string,
 ) error {
 	g, f := s.Gateways[n], s.Fronts[n]
-	have := services[names.ServiceOfGateway(n)]
+	have := services.have[names.ServiceOfGateway(n)]
 	unprogrammed, err := "", error(nil)
 	if ports := f.Ports(); len(ports) > 0 {
-		unprogrammed, err = c.keepService(ctx, serviceOf(g, ports, f.Opened()), have)
+		unprogrammed, err = c.keepService(ctx, serviceOf(g, ports, f.Opened(), f.Orders.In(n.Namespace)), have)
 	} else {
 		unprogrammed = "no listener can be served"
 	}
-	addresses := addressesOf(have)
+	addresses := addressesOf(services.of(names.ServiceOfGateway(n), kindGateway, g))
 	unprogrammed = whyUnprogrammed(f, n, unprogrammed, addresses)
 	pending, hold := "", false
 	if unprogrammed == "" {
@@ -363,9 +377,10 @@ func (c *controller) syncGateway(
 		if pending != "" {
 			status = asPending(status)
 		}
+		c.certifier.certify(&status, f, g.Generation, len(addresses) > 0)
 		errs = append(errs, c.writeGateway(ctx, g, status))
 	}
-	c.syncSets(ctx, s, f, setsOf{cmp.Or(unprogrammed, pending), hold, services, taken}, &errs)
+	c.syncSets(ctx, s, f, setsOf{cmp.Or(unprogrammed, pending), hold, len(addresses) > 0, services.have, taken}, &errs)
 	return errors.Join(errs...)
 }
 

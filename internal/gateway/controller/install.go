@@ -37,7 +37,7 @@ func (c *controller) install(ctx context.Context) error {
 	_, err = c.api.Classes().List(ctx, one)
 	_, err2 := c.api.Gateways("").List(ctx, one)
 	_, err3 := c.api.Routes("").List(ctx, one)
-	_, err4 := c.api.Grants().List(ctx, one)
+	_, err4 := c.api.Grants("").List(ctx, one)
 	return errors.Join(err, err2, err3, err4)
 }
 

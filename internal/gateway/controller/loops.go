@@ -1,14 +1,15 @@
 package controller
 
 import (
+	"maps"
 	"slices"
 
-	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/dialect/nginx"
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/fronts"
 	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/loops"
 	"github.com/fairlead/fairlead/internal/gateway/names"
@@ -70,22 +71,38 @@ func (l looping) add(all []gwv1.RouteParentStatus, key kinds.Route, o metav1.Obj
 
 // ingressLoops are the Ingresses whose redirects send clients back, and why.
 type ingressLoops struct {
-	of       *gateway.Table // that was looked at
-	why      map[svc.Name]string
+	of       map[svc.Name]*gateway.Table      // that were looked at, by front
+	why      map[svc.Name]map[svc.Name]string // by front and Ingress
 	recorded recorded
 }
 
-// update looks at the Ingresses with redirects if the table is another one.
-func (l *ingressLoops) update(t *gateway.Table, all map[svc.Name]*networkingv1.Ingress) {
-	if l.of == t {
-		return
-	}
-	l.of, l.why = t, map[svc.Name]string{}
-	for n, in := range all {
-		if nginx.Redirects(in.Annotations) {
-			if why := loops.OfIngress(t, in); why != "" {
-				l.why[n] = why
+func newIngressLoops() ingressLoops {
+	return ingressLoops{of: map[svc.Name]*gateway.Table{}, why: map[svc.Name]map[svc.Name]string{}, recorded: recorded{}}
+}
+
+// update looks at the Ingresses with redirects of the fronts that have another table than before.
+func (l *ingressLoops) update(all map[svc.Name]*gateway.IngressFront, split *fronts.Split) {
+	maps.DeleteFunc(l.of, func(n svc.Name, _ *gateway.Table) bool { return all[n] == nil })
+	maps.DeleteFunc(l.why, func(n svc.Name, _ map[svc.Name]string) bool { return all[n] == nil })
+	for front, f := range all {
+		if l.of[front] == f.Table {
+			continue
+		}
+		l.of[front], l.why[front] = f.Table, map[svc.Name]string{}
+		for n, in := range split.Ingresses(front) {
+			if nginx.Redirects(in.Annotations) {
+				if why := loops.OfIngress(f.Table, in); why != "" {
+					l.why[front][n] = why
+				}
 			}
 		}
 	}
+}
+
+// at returns why redirects of an Ingress send clients back at its fronts, "" if none does.
+func (l *ingressLoops) at(n svc.Name, split *fronts.Split) (why string) {
+	for _, front := range split.At(n) {
+		why = joined(why, l.why[front][n])
+	}
+	return why
 }

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
@@ -44,11 +43,8 @@ func usesOf(s *watch.State) map[svc.Name]*policyUse {
 	return out
 }
 
-// syncPolicies keeps the Services of BackendTLSPolicies that nodes need, and writes the statuses. wanted gets the names of
-// the Services.
-func (c *controller) syncPolicies(s *watch.State, services map[svc.Name]*corev1.Service, wanted map[svc.Name]bool,
-	step func(func(context.Context) error),
-) {
+// syncPolicies keeps the Services of BackendTLSPolicies that nodes need, and writes the statuses.
+func (c *controller) syncPolicies(s *watch.State, services holders, step func(func(context.Context) error)) {
 	uses := usesOf(s)
 	for n, policy := range s.Policies {
 		use := uses[n]
@@ -56,12 +52,12 @@ func (c *controller) syncPolicies(s *watch.State, services map[svc.Name]*corev1.
 			use = &policyUse{}
 		}
 		if len(use.opened) > 0 {
-			wanted[names.ServiceOfPolicy(n)] = true
+			services.claim(names.ServiceOfPolicy(n), kindPolicy, policy)
 		}
 		step(func(ctx context.Context) (err error) {
 			problem := ""
 			if len(use.opened) > 0 {
-				problem, err = c.keepService(ctx, serviceOfPolicy(policy, use.opened), services[names.ServiceOfPolicy(n)])
+				problem, err = c.keepService(ctx, serviceOfPolicy(policy, use.opened), services.have[names.ServiceOfPolicy(n)])
 			}
 			return errors.Join(ignoreRaces(err), c.writePolicy(ctx, policy, ancestorsOf(policy, use.gateways, s, problem)))
 		})
@@ -83,7 +79,7 @@ func ancestorsOf(policy *gwv1.BackendTLSPolicy, gateways []svc.Name, s *watch.St
 			unread(conditions, problem)
 		}
 		ref := gwv1.ParentReference{
-			Group: new(gwv1.Group(gwv1.GroupName)), Kind: new(gwv1.Kind("Gateway")), Namespace: new(gwv1.Namespace(g.Namespace)),
+			Group: new(gwv1.Group(gwv1.GroupName)), Kind: new(gwv1.Kind(kindGateway)), Namespace: new(gwv1.Namespace(g.Namespace)),
 			Name: gwv1.ObjectName(g.Name),
 		}
 		keepTimes(conditions, hadFor(policy, &ref))

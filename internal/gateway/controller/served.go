@@ -124,6 +124,9 @@ func parentOf(namespace string, p *gwv1.ParentReference) string {
 func problemOfConditions(all []metav1.Condition, bad ...string) string {
 	for i := range all {
 		k, wrong := &all[i], metav1.ConditionFalse
+		if k.Type == names.ConditionMaintenance {
+			continue // it is as asked, or a word that counts as false
+		}
 		if slices.Contains(bad, k.Type) {
 			wrong = metav1.ConditionTrue
 		}
@@ -154,12 +157,12 @@ func problemOfGateway(s *gwv1.GatewayStatus, lost bool) string {
 
 // gateway records what has become of a Gateway.
 func (a *announcer) gateway(g *gwv1.Gateway, next *gwv1.GatewayStatus) {
-	a.listeners(g, "Gateway", &g.Status, next, gatewayServed, gatewayNotServed)
+	a.listeners(g, kindGateway, &g.Status, next, gatewayServed, gatewayNotServed)
 }
 
 // set records what has become of a ListenerSet.
 func (a *announcer) set(s *gwv1.ListenerSet, next *gwv1.ListenerSetStatus) {
-	a.listeners(s, "ListenerSet", ofSet(&s.Status), ofSet(next), setServed, setNotServed)
+	a.listeners(s, kindSet, ofSet(&s.Status), ofSet(next), setServed, setNotServed)
 }
 
 // ofSet returns the status of a ListenerSet as the one of a Gateway.

@@ -10,8 +10,10 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -29,6 +31,14 @@ import (
 const (
 	keyOfLabel      = "label"
 	keyOfAnnotation = "annotation"
+)
+
+// The kinds of objects that have Services.
+const (
+	kindGateway = "Gateway"
+	kindSet     = "ListenerSet"
+	kindGrant   = "ReferenceGrant"
+	kindPolicy  = "BackendTLSPolicy"
 )
 
 // front returns the Service of a front with some ports, by the names of their protocols.
@@ -57,7 +67,7 @@ func front(n svc.Name, ports map[gateway.PortKey]string) *corev1.Service {
 
 // serviceOf returns the Service of a Gateway. Labels and annotations of its infrastructure come first: they cannot replace
 // what makes it the front.
-func serviceOf(g *gwv1.Gateway, ports map[gateway.PortKey]string, opened []trust.Ref) *corev1.Service {
+func serviceOf(g *gwv1.Gateway, ports map[gateway.PortKey]string, opened []trust.Ref, orders []svc.Name) *corev1.Service {
 	s := front(names.ServiceOfGateway(svc.NameOf(g)), ports)
 	var keys []string
 	if i := g.Spec.Infrastructure; i != nil {
@@ -87,9 +97,10 @@ func serviceOf(g *gwv1.Gateway, ports map[gateway.PortKey]string, opened []trust
 	slices.Sort(keys)
 	s.Annotations[svc.FrontKeysAnnotation] = strings.Join(slices.Compact(keys), ",")
 	open(s, slices.DeleteFunc(slices.Clone(opened), func(r trust.Ref) bool { return r.Namespace != g.Namespace }))
+	order(s, orders)
 	s.Labels[names.FrontLabel], s.Labels[names.NameLabel] = names.FrontGateway, labelValue(g.Name)
 	s.Labels[names.ClassLabel] = labelValue(string(g.Spec.GatewayClassName))
-	s.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(g, schema.GroupVersion(gwv1.GroupVersion).WithKind("Gateway"))}
+	s.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(g, schema.GroupVersion(gwv1.GroupVersion).WithKind(kindGateway))}
 	return s
 }
 
@@ -119,21 +130,23 @@ func addressesFor(g *gwv1.Gateway) (addresses []string, only corev1.IPFamily) {
 }
 
 // serviceOfSet returns the Service that names the Secrets of a ListenerSet's namespace.
-func serviceOfSet(set *gwv1.ListenerSet, secrets []svc.Name) *corev1.Service {
-	owner := metav1.NewControllerRef(set, schema.GroupVersion(gwv1.GroupVersion).WithKind("ListenerSet"))
-	return openingService(names.ServiceOfSet(svc.NameOf(set)), names.FrontSet, owner, trust.SecretRefs(secrets))
+func serviceOfSet(set *gwv1.ListenerSet, secrets, orders []svc.Name) *corev1.Service {
+	owner := metav1.NewControllerRef(set, schema.GroupVersion(gwv1.GroupVersion).WithKind(kindSet))
+	s := openingService(names.ServiceOfSet(svc.NameOf(set)), names.FrontSet, owner, trust.SecretRefs(secrets))
+	order(s, orders)
+	return s
 }
 
 // serviceOfGrant returns the Service that names the objects of a ReferenceGrant's namespace that Gateways use by it. It is
 // deleted with the grant.
 func serviceOfGrant(grant *gwv1.ReferenceGrant, opened []trust.Ref) *corev1.Service {
-	owner := metav1.NewControllerRef(grant, schema.GroupVersion(gwv1.GroupVersion).WithKind("ReferenceGrant"))
+	owner := metav1.NewControllerRef(grant, schema.GroupVersion(gwv1.GroupVersion).WithKind(kindGrant))
 	return openingService(names.ServiceOfGrant(svc.NameOf(grant)), names.FrontGrant, owner, opened)
 }
 
 // serviceOfPolicy returns the Service that names the objects with authorities of a BackendTLSPolicy.
 func serviceOfPolicy(policy *gwv1.BackendTLSPolicy, opened []trust.Ref) *corev1.Service {
-	owner := metav1.NewControllerRef(policy, schema.GroupVersion(gwv1.GroupVersion).WithKind("BackendTLSPolicy"))
+	owner := metav1.NewControllerRef(policy, schema.GroupVersion(gwv1.GroupVersion).WithKind(kindPolicy))
 	return openingService(names.ServiceOfPolicy(svc.NameOf(policy)), names.FrontPolicy, owner, opened)
 }
 
@@ -177,27 +190,155 @@ func open(s *corev1.Service, refs []trust.Ref) {
 	}
 }
 
+// order names the Secrets that the controllers may make and change: they have their certificates ordered. A Service that never had one
+// lacks the annotation.
+func order(s *corev1.Service, secrets []svc.Name) {
+	text := make([]string, 0, len(secrets))
+	for _, n := range secrets {
+		text = append(text, n.String())
+	}
+	s.Annotations[svc.FrontOrdersAnnotation] = strings.Join(text, ",")
+}
+
 // labelValue cuts a name that is too long for a label.
 func labelValue(name string) string {
 	const most = 63
 	return strings.TrimRight(name[:min(len(name), most)], "-.")
 }
 
+// refusal is a Service that the API server refuses as it is wanted: by a quota, a policy, or for its name.
+type refusal struct {
+	want    *corev1.Service
+	changed bool // it is there, and cannot be changed
+	why     string
+	wait    time.Duration
+	again   time.Time
+}
+
+// wanting is an object that wants a Service. The names of several objects can lead to one name of a Service.
+type wanting struct {
+	service    svc.Name
+	kind, name string
+}
+
+// wantingOf returns whose Service s is.
+func wantingOf(s *corev1.Service) wanting {
+	w := wanting{service: svc.NameOf(s)}
+	if owner := metav1.GetControllerOf(s); owner != nil {
+		w.kind, w.name = owner.Kind, owner.Name
+	}
+	return w
+}
+
+type refusals map[wanting]*refusal
+
+// The first and the longest time until a refused write is tried again. A tenant may want many Services over its quota.
+const firstRefusal, mostRefusal = time.Second, time.Minute
+
 // keepService makes the Service of a front, or changes it. It returns why the front cannot have it, "" if it can.
 func (c *controller) keepService(ctx context.Context, want, have *corev1.Service) (problem string, err error) {
+	of := wantingOf(want)
+	c.kept[of] = true
+	before := c.refusals[of]
+	if before != nil && (before.changed != (have != nil) || !equality.Semantic.DeepEqual(before.want, want)) {
+		before = nil
+	}
+	if before != nil && time.Now().Before(before.again) {
+		return before.why, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	problem, err = c.writeService(ctx, want, have)
+	if !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) && !apierrors.IsAlreadyExists(err) {
+		delete(c.refusals, of)
+		return problem, err
+	}
+	r := &refusal{want: want, changed: have != nil, why: err.Error(), wait: firstRefusal}
+	if problem != "" {
+		r.why = problem
+	}
+	if before != nil {
+		r.wait = min(2*before.wait, mostRefusal)
+	}
+	r.again = time.Now().Add(r.wait)
+	c.refusals[of] = r
+	return r.why, nil
+}
+
+// heldBy tells whose a Service is that another object would have by its name. nil is one that could not be read.
+func heldBy(n svc.Name, s *corev1.Service) string {
+	if s == nil {
+		return fmt.Sprintf("there is a Service %s, which cannot be read now", n)
+	}
+	owner := metav1.GetControllerOf(s)
+	if owner == nil || !ours(s) {
+		return fmt.Sprintf("there is a Service %s that is not of this controller", n)
+	}
+	return fmt.Sprintf("its Service would be %s, which %.63s %.253s has; give one of them another name", n, owner.Kind, owner.Name)
+}
+
+// isHeldBy reports whether this controller has made a Service for an object of a kind: names of different objects can lead to one name
+// of a Service, and an object that was deleted and made again is another one.
+func isHeldBy(s *corev1.Service, kind string, o metav1.Object) bool {
+	owner := metav1.GetControllerOf(s)
+	return ours(s) && owner != nil && owner.Kind == kind && owner.Name == o.GetName() && owner.UID == o.GetUID()
+}
+
+// holders finds out which Services objects have.
+type holders struct {
+	have   map[svc.Name]*corev1.Service
+	wanted map[svc.Name]bool
+}
+
+// claim wants the Service that an object of a kind has or gets. One that another object has is that object's to want: it must not
+// outlive its use there.
+func (h holders) claim(service svc.Name, kind string, o metav1.Object) {
+	if s := h.have[service]; s == nil || isHeldBy(s, kind, o) {
+		h.wanted[service] = true
+	}
+}
+
+// of returns the Service of an object, nil if it has none, or another object has the one of its name.
+func (h holders) of(service svc.Name, kind string, o metav1.Object) *corev1.Service {
+	if s := h.have[service]; s != nil && isHeldBy(s, kind, o) {
+		return s
+	}
+	return nil
+}
+
+// next forgets refusals of Services that are not kept any more, and returns when the next of the others is tried again, 0 if there is none.
+func (all refusals) next(kept map[wanting]bool) (next time.Duration) {
+	maps.DeleteFunc(all, func(w wanting, _ *refusal) bool { return !kept[w] })
+	for _, r := range all {
+		if d := max(time.Until(r.again), time.Millisecond); next == 0 || d < next {
+			next = d
+		}
+	}
+	return next
+}
+
+// writeService makes or changes a Service. An error of a refusal is the API server's.
+func (c *controller) writeService(ctx context.Context, want, have *corev1.Service) (problem string, err error) {
 	services := c.client.CoreV1().Services(want.Namespace)
 	if have == nil {
 		_, err := services.Create(ctx, want, metav1.CreateOptions{FieldManager: svc.LoadBalancer})
-		if apierrors.IsAlreadyExists(err) {
-			return fmt.Sprintf("there is a Service %s that is not of this controller", svc.NameOf(want)), nil
-		}
-		if apierrors.IsInvalid(err) { // as for a family of addresses that the cluster has not
-			return err.Error(), nil
+		if apierrors.IsAlreadyExists(err) { // perhaps the watch has not brought it yet
+			there, failed := services.Get(ctx, want.Name, metav1.GetOptions{})
+			switch {
+			case failed != nil:
+				return heldBy(svc.NameOf(want), nil), err
+			case isOf(there, want) || ofBefore(there, want):
+				return "", nil
+			}
+			return heldBy(svc.NameOf(want), there), err
 		}
 		return "", err
 	}
-	if !c.ours(have) || len(want.OwnerReferences) > 0 && metav1.GetControllerOf(have).UID != want.OwnerReferences[0].UID {
-		return fmt.Sprintf("there is a Service %s that is not of this controller", svc.NameOf(want)), nil
+	if ofBefore(have, want) {
+		return "", nil
+	}
+	if !isOf(have, want) {
+		return heldBy(svc.NameOf(want), have), nil
 	}
 	labels, annotations := changes(have, want)
 	spec := map[string]any{}
@@ -225,6 +366,12 @@ func (c *controller) keepService(ctx context.Context, want, have *corev1.Service
 	}
 	_, err = services.Patch(ctx, want.Name, types.MergePatchType, text, metav1.PatchOptions{FieldManager: svc.LoadBalancer})
 	return "", err
+}
+
+// ofBefore reports whether a Service is of a deleted owner with the name of the present one: it goes first.
+func ofBefore(have, want *corev1.Service) bool {
+	was, is := metav1.GetControllerOf(have), metav1.GetControllerOf(want)
+	return ours(have) && was != nil && is != nil && was.Kind == is.Kind && was.Name == is.Name && was.UID != is.UID
 }
 
 // What differs between the families of two Services.
@@ -269,7 +416,7 @@ func changes(have, want *corev1.Service) (labels, annotations map[string]any) {
 func differing(have, want map[string]string) map[string]any {
 	out := map[string]any{}
 	for k, v := range want {
-		if h, ok := have[k]; !ok || h != v {
+		if h, ok := have[k]; h != v || !ok && k != svc.FrontOrdersAnnotation {
 			out[k] = v
 		}
 	}

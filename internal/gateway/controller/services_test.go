@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
@@ -30,18 +31,18 @@ func TestTakenFromAGateway(t *testing.T) {
 		Annotations: map[gwv1.AnnotationKey]gwv1.AnnotationValue{"fairlead.dev/lb-drain-timeout": "5", svc.FrontSecretsAnnotation: "other/key"},
 	}
 	ports := map[gateway.PortKey]string{{Number: 80}: "http"}
-	have := serviceOf(g, ports, nil)
+	have := serviceOf(g, ports, nil, nil)
 	if have.Annotations[svc.FrontSecretsAnnotation] != "" {
 		t.Errorf("the Gateway names Secrets: %v", have.Annotations)
 	}
 	have.Annotations["example.com/other"] = "stays"
-	if labels, annotations := changes(have, serviceOf(g, ports, nil)); len(labels)+len(annotations) > 0 {
+	if labels, annotations := changes(have, serviceOf(g, ports, nil, nil)); len(labels)+len(annotations) > 0 {
 		t.Errorf("a Gateway that did not change: %v, %v", labels, annotations)
 	}
 	g.Spec.Addresses, g.Spec.Infrastructure = nil, &gwv1.GatewayInfrastructure{
 		Labels: map[gwv1.LabelKey]gwv1.LabelValue{"team": "b"},
 	}
-	labels, annotations := changes(have, serviceOf(g, ports, nil))
+	labels, annotations := changes(have, serviceOf(g, ports, nil, nil))
 	if want := map[string]any{"team": "b", "tier": nil}; !reflect.DeepEqual(labels, want) {
 		t.Errorf("labels %v, want %v", labels, want)
 	}
@@ -60,7 +61,7 @@ func TestFamiliesOfAddresses(t *testing.T) {
 		for _, v := range values {
 			g.Spec.Addresses = append(g.Spec.Addresses, gwv1.GatewaySpecAddress{Value: v})
 		}
-		return serviceOf(g, ports, nil)
+		return serviceOf(g, ports, nil, nil)
 	}
 	for _, c := range []struct {
 		asked     []string
@@ -103,7 +104,7 @@ func TestFrontsAreProxied(t *testing.T) {
 	g := &gwv1.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}
 	udp, tcp := gateway.PortKey{Number: 53, UDP: true}, gateway.PortKey{Number: 53}
 	for _, ports := range []map[gateway.PortKey]string{{udp: "udp"}, {tcp: "tcp"}, {tcp: "tls"}, {udp: "udp", tcp: "tcp"}} {
-		s := serviceOf(g, ports, nil)
+		s := serviceOf(g, ports, nil, nil)
 		d := dialect.Service{Annotations: s.Annotations}
 		names := map[string]bool{}
 		for _, p := range s.Spec.Ports {
@@ -124,8 +125,8 @@ func TestServiceOfAPolicy(t *testing.T) {
 		return trust.Ref{Kind: kind, Name: svc.Name{Namespace: ns, Name: name}}
 	}
 	refs := []trust.Ref{ref(trust.ConfigMap, "b", "d"), ref(trust.Secret, "b", "s"), ref(trust.ConfigMap, "b", "c")}
-	s, c := serviceOfPolicy(policy, refs), &controller{}
-	if a := s.Annotations; a[svc.FrontConfigMapsAnnotation] != "b/c,b/d" || a[svc.FrontSecretsAnnotation] != "b/s" || !c.ours(s) {
+	s := serviceOfPolicy(policy, refs)
+	if a := s.Annotations; a[svc.FrontConfigMapsAnnotation] != "b/c,b/d" || a[svc.FrontSecretsAnnotation] != "b/s" || !ours(s) {
 		t.Errorf("Service %+v", s)
 	}
 	if s.Name != "x-authorities-fairlead" || s.Spec.ClusterIP != corev1.ClusterIPNone || metav1.GetControllerOf(s).UID != policy.UID {
@@ -135,7 +136,7 @@ func TestServiceOfAPolicy(t *testing.T) {
 	g.Spec.Infrastructure = &gwv1.GatewayInfrastructure{
 		Annotations: map[gwv1.AnnotationKey]gwv1.AnnotationValue{svc.FrontConfigMapsAnnotation: "b/c"},
 	}
-	s = serviceOf(g, map[gateway.PortKey]string{{Number: 80}: "http"}, append(refs, ref(trust.ConfigMap, "a", "ca")))
+	s = serviceOf(g, map[gateway.PortKey]string{{Number: 80}: "http"}, append(refs, ref(trust.ConfigMap, "a", "ca")), nil)
 	if a := s.Annotations; a[svc.FrontConfigMapsAnnotation] != "a/ca" || a[svc.FrontSecretsAnnotation] != "" {
 		t.Errorf("annotations %v", a)
 	}
@@ -145,7 +146,7 @@ func TestServiceOfAPolicy(t *testing.T) {
 func TestServicesOutliveATerm(t *testing.T) {
 	g := &gwv1.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "1"}}
 	g.Spec.GatewayClassName = names.ClassName
-	of := map[string]*corev1.Service{"Gateway": serviceOf(g, nil, nil), "Ingress": front(names.IngressService(), nil)}
+	of := map[string]*corev1.Service{"Gateway": serviceOf(g, nil, nil, nil), "Ingress": front(names.IngressService(), nil)}
 	of["Ingress"].Labels[names.FrontLabel] = names.FrontIngress
 	for _, c := range []struct {
 		serves              bool // Gateways
@@ -164,6 +165,66 @@ func TestServicesOutliveATerm(t *testing.T) {
 		if got := controller.abandoned(of["Ingress"], &c.state); got != c.ingresses {
 			t.Errorf("%+v: of Ingresses: %t", c, got)
 		}
+	}
+}
+
+// The Service of an Ingress with a front for itself has the annotations about load balancers, and no others, goes with the Ingress, and
+// is not taken for one that a tenant has made.
+func TestServiceOfAnIngress(t *testing.T) {
+	in := &networkingv1.Ingress{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web.shop", UID: "1", Annotations: map[string]string{
+		"fairlead.dev/front": "own", "fairlead.dev/lb-addresses": "192.0.2.7", "fairlead.dev/lb-pool": "public",
+		"fairlead.dev/lb-intrnal":                               "true",
+		"service.beta.kubernetes.io/aws-load-balancer-internal": "true", "fairlead.dev/lb-protocol": "tcp", "fairlead.dev/lb-compress": "gzip",
+		"fairlead.dev/lb-tls-secrets": "x", "fairlead.dev/lb-health-check": "true", svc.FrontSecretsAnnotation: "kube-system/key",
+		svc.FrontOrdersAnnotation: "shop/key", "nginx.ingress.kubernetes.io/rewrite-target": "/x", "example.com/other": "x",
+	}}}
+	n := svc.NameOf(in)
+	f := gateway.BuildIngress(&gateway.Objects{Ingresses: map[svc.Name]*networkingv1.Ingress{n: in}}, nil)
+	s, c := serviceOfIngresses(n, in, f), &controller{}
+	want := map[string]string{
+		dialect.LBAddresses: "192.0.2.7", dialect.LBPool: "public", "fairlead.dev/lb-intrnal": "true",
+		"service.beta.kubernetes.io/aws-load-balancer-internal": "true", dialect.LBProtocol: "http", dialect.LBHealthCheck: "false",
+		svc.FrontSecretsAnnotation: "", svc.FrontConfigMapsAnnotation: "", svc.FrontOrdersAnnotation: "",
+		svc.FrontKeysAnnotation: "annotation:fairlead.dev/lb-addresses,annotation:fairlead.dev/lb-intrnal,annotation:fairlead.dev/lb-pool," +
+			"annotation:service.beta.kubernetes.io/aws-load-balancer-internal",
+	}
+	if !reflect.DeepEqual(s.Annotations, want) {
+		t.Errorf("annotations %v, want %v", s.Annotations, want)
+	}
+	if s.Name != "web-shop-fairlead-ingress" || s.Namespace != "shop" || s.Spec.Type != corev1.ServiceTypeLoadBalancer ||
+		!slices.Equal(s.Spec.IPFamilies, []corev1.IPFamily{corev1.IPv4Protocol}) {
+		t.Errorf("%+v", s)
+	}
+	in.Annotations = map[string]string{"fairlead.dev/front": "own", "fairlead.dev/lb-client-ca": "secret/ca"}
+	d := dialect.Service{Annotations: serviceOfIngresses(n, in, f).Annotations, Ports: []dialect.Port{{Number: 80, Protocol: "TCP"}}}
+	if r := dialect.Read(d); !r.Invalid() {
+		t.Error("a front that asks clients for certificates has port 80, where they need none")
+	}
+	in.Annotations = map[string]string{"fairlead.dev/front": "own"}
+	_, annotations := changes(s, serviceOfIngresses(n, in, f))
+	gone := map[string]any{dialect.LBAddresses: nil, dialect.LBPool: nil, "fairlead.dev/lb-intrnal": nil,
+		"service.beta.kubernetes.io/aws-load-balancer-internal": nil, svc.FrontKeysAnnotation: ""}
+	if !reflect.DeepEqual(annotations, gone) {
+		t.Errorf("changes %v, want %v", annotations, gone)
+	}
+	followed := &watch.State{FollowsIngresses: true}
+	if !isOf(s, serviceOfIngresses(n, in, f)) || !c.abandoned(s, followed) || c.abandoned(s, &watch.State{FollowsGateways: true}) {
+		t.Error("it is not ours")
+	}
+	for what, change := range map[string]func(*corev1.Service){
+		"no owner":           func(s *corev1.Service) { s.OwnerReferences = nil },
+		"no label":           func(s *corev1.Service) { s.Labels = nil },
+		"a Gateway's label":  func(s *corev1.Service) { s.Labels[names.FrontLabel] = names.FrontGateway },
+		"not the controller": func(s *corev1.Service) { s.OwnerReferences[0].Controller = nil },
+	} {
+		mine := s.DeepCopy()
+		if change(mine); isOf(mine, s) || c.abandoned(mine, followed) {
+			t.Errorf("%s: a Service of a tenant is taken over, or deleted", what)
+		}
+	}
+	other := s.DeepCopy()
+	if other.OwnerReferences[0].UID = "2"; isOf(other, s) {
+		t.Error("the Service of another Ingress is taken over")
 	}
 }
 
@@ -218,12 +279,11 @@ func TestServiceOfAGrant(t *testing.T) {
 	if owner := metav1.GetControllerOf(s); owner == nil || owner.UID != grant.UID || owner.Kind != "ReferenceGrant" {
 		t.Errorf("owner %+v", owner)
 	}
-	c := &controller{}
-	if !c.ours(s) {
+	if !ours(s) {
 		t.Error("the Service is not ours")
 	}
 	s.Labels[names.FrontLabel] = names.FrontSet
-	if c.ours(s) {
+	if ours(s) {
 		t.Error("a Service of another kind is ours")
 	}
 }

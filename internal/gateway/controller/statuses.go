@@ -6,19 +6,15 @@ import (
 	"slices"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
-	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/kinds"
 	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/parents"
-	"github.com/fairlead/fairlead/internal/gateway/trust"
 	"github.com/fairlead/fairlead/internal/gateway/watch"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -281,79 +277,4 @@ func conditionsOf(have []gwv1.RouteParentStatus, ref *gwv1.ParentReference) []me
 		}
 	}
 	return nil
-}
-
-// syncIngresses keeps the Service of all Ingresses, writes their statuses, and records what is wrong with them.
-func (c *controller) syncIngresses(ctx context.Context, s *watch.State, have *corev1.Service, errs *[]error) error {
-	ports := map[gateway.PortKey]string{{Number: gateway.IngressHTTP}: "http"}
-	if s.Ingress.Table.Ports[gateway.IngressHTTPS] != nil {
-		ports[gateway.PortKey{Number: gateway.IngressHTTPS}] = "https"
-	}
-	want := front(names.IngressService(), ports)
-	want.Labels[names.FrontLabel] = names.FrontIngress
-	open(want, trust.SecretRefs(s.Ingress.Secrets))
-	problem, err := c.keepService(ctx, want, have)
-	if problem != "" {
-		c.o.Log.Warn("cannot serve Ingresses", "err", problem)
-	}
-	var numbers []uint16
-	for p := range ports {
-		numbers = append(numbers, p.Number)
-	}
-	slices.Sort(numbers)
-	status := names.IngressStatus(addressesOf(have), numbers)
-	c.loops.update(s.Ingress.Table, s.Ingresses)
-	for n, in := range s.Ingresses {
-		if !slices.EqualFunc(in.Status.LoadBalancer.Ingress, status, sameAddress) {
-			next := in.DeepCopy()
-			next.Status.LoadBalancer.Ingress = status
-			_, err := c.client.NetworkingV1().Ingresses(n.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
-			*errs = append(*errs, ignoreRaces(err))
-		}
-		c.problems.record(c.o.Events, in, names.IngressNotServed, names.IngressServed, s.Ingress.Problems[n])
-		c.ignored.record(c.o.Events, in, "IngressAnnotationIgnored", "", s.Ingress.Ignored[n])
-		c.loops.recorded.record(c.o.Events, in, "IngressRedirectLoop", "", c.loops.why[n])
-	}
-	return err
-}
-
-// sameAddress compares two addresses of a status. All Ingresses are compared after each change, which reflection makes costly.
-func sameAddress(a, b networkingv1.IngressLoadBalancerIngress) bool {
-	return a.IP == b.IP && a.Hostname == b.Hostname && slices.EqualFunc(a.Ports, b.Ports, func(p, q networkingv1.IngressPortStatus) bool {
-		return p.Port == q.Port && p.Protocol == q.Protocol && p.Error == nil && q.Error == nil
-	})
-}
-
-// recorded are the last Events of a kind about Ingresses.
-type recorded map[svc.Name]eventText
-
-// eventText is the text of an Event about an object.
-type eventText struct {
-	of   types.UID
-	text string
-}
-
-// record records an Event about an Ingress, once for each change of its text. For "" there is none, or a normal one with the reason
-// resolved after another text, unless that is empty, too.
-func (r recorded) record(events Recorder, in *networkingv1.Ingress, reason, resolved, text string) {
-	n, now := svc.NameOf(in), eventText{in.UID, text}
-	was := r[n]
-	if was == now {
-		return
-	}
-	switch r[n] = now; {
-	case text != "":
-		events.Event(in, corev1.EventTypeWarning, reason, text)
-	case resolved != "" && was.of == now.of && was.text != "":
-		events.Event(in, corev1.EventTypeNormal, resolved, "all of its paths and hosts are served")
-	}
-}
-
-// keep forgets the Ingresses that are gone.
-func (r recorded) keep(have map[svc.Name]*networkingv1.Ingress) {
-	for n := range r {
-		if have[n] == nil {
-			delete(r, n)
-		}
-	}
 }

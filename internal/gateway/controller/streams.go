@@ -92,6 +92,7 @@ func orphanStatus(s *gwv1.ListenerSet) (out gwv1.ListenerSetStatus, differs bool
 type setsOf struct {
 	unprogrammed string // why the Gateway is not, "" if it is
 	hold         bool   // statuses stay as they are
+	addressed    bool   // the Gateway has an address
 	services     map[svc.Name]*corev1.Service
 	taken        map[svc.Name]string // the ReferenceGrants that cannot have their Services, and why
 }
@@ -104,13 +105,15 @@ func (c *controller) syncSets(ctx context.Context, s *watch.State, f *gateway.Fr
 		if set == nil {
 			continue
 		}
-		if secrets := f.SetSecrets(n); len(secrets) > 0 {
-			problem, err := c.keepService(ctx, serviceOfSet(set, secrets), with.services[names.ServiceOfSet(n)])
+		if secrets, orders := f.SetSecrets(n), orderedBy(f, n); len(secrets)+len(orders) > 0 {
+			problem, err := c.keepService(ctx, serviceOfSet(set, secrets, orders), with.services[names.ServiceOfSet(n)])
 			*errs = append(*errs, ignoreRaces(err))
 			why = cmp.Or(why, problem)
 		}
 		if !with.hold {
-			*errs = append(*errs, ignoreRaces(c.writeSet(ctx, set, f.SetStatus(n, why))))
+			status := f.SetStatus(n, why)
+			c.certifier.certifySet(&status, f, n, set.Generation, with.addressed)
+			*errs = append(*errs, ignoreRaces(c.writeSet(ctx, set, status)))
 		}
 	}
 }

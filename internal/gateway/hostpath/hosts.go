@@ -1,6 +1,7 @@
 package hostpath
 
 import (
+	"iter"
 	"maps"
 	"strings"
 )
@@ -151,4 +152,23 @@ func (x *Index[T]) Get(pattern string) (v T) {
 		return x.wildcard[pattern[1:]]
 	}
 	return x.exact[pattern]
+}
+
+// All returns the patterns with what belongs to them, in no order. A nil Index has none.
+func (x *Index[T]) All() iter.Seq2[string, T] {
+	return func(yield func(string, T) bool) {
+		if x == nil || x.hasRest && !yield("", x.rest) {
+			return
+		}
+		for host, v := range x.exact {
+			if !yield(host, v) {
+				return
+			}
+		}
+		for host, v := range x.wildcard {
+			if !yield("*"+host, v) {
+				return
+			}
+		}
+	}
 }

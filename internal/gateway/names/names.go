@@ -25,6 +25,11 @@ const (
 	NginxController = svc.Domain + "/ingress-nginx"
 	// ConditionLoop is True on a route whose redirects lead clients back to where they came from. It is absent otherwise.
 	ConditionLoop = svc.Domain + "/RedirectLoop"
+	// ConditionMaintenance of a route is true while svc.MaintenanceAnnotation answers its requests.
+	ConditionMaintenance = svc.Domain + "/Maintenance"
+	// ConditionCertificate is of a listener whose certificate is ordered by ACME, and of its Gateway or ListenerSet for all of them: it is
+	// True once the authority has issued it. Others lack it.
+	ConditionCertificate = svc.Domain + "/CertificateIssued"
 	// ClassName is the name of the GatewayClass and of the IngressClass that are made.
 	ClassName = "fairlead"
 )
@@ -42,6 +47,7 @@ const (
 // The values of FrontLabel.
 const (
 	FrontGateway = "gateway"
+	// FrontIngress is of IngressService, and of the Service of an Ingress that has a front for itself.
 	FrontIngress = "ingress"
 	// FrontSet is of the Service of a ListenerSet, which only names the Secrets of its namespace that nodes need.
 	FrontSet = "listenerset"
@@ -56,6 +62,17 @@ const (
 // IngressService is the Service of the front of all Ingresses.
 func IngressService() svc.Name {
 	return svc.Name{Namespace: svc.SystemNamespace, Name: svc.IngressService}
+}
+
+// SharedFront is the key of the front of all Ingresses among fronts that are known by their Ingress.
+func SharedFront() svc.Name { return svc.Name{} }
+
+// ServiceOfFront returns the name of the Service of the front that an Ingress has for itself, or of SharedFront.
+func ServiceOfFront(front svc.Name) svc.Name {
+	if front == SharedFront() {
+		return IngressService()
+	}
+	return serviceName(front, ClassName+"-ingress", 32) // an end that no name of another kind gives
 }
 
 // ServiceOfGateway returns the name of the Service of a Gateway.
@@ -150,4 +167,6 @@ const ParentNotProgrammed = "ParentNotProgrammed"
 const (
 	IngressNotServed = "IngressNotServed"
 	IngressServed    = "IngressServed"
+	// CertificateNotOrdered is that of an Ingress whose certificate nothing orders.
+	CertificateNotOrdered = "CertificateNotOrdered"
 )

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/fairlead/fairlead/internal/svc"
@@ -82,4 +84,19 @@ func Either(kinds []gwv1.Kind) string {
 		out = append(out, string(k))
 	}
 	return strings.Join(out, " or ")
+}
+
+// Admits reports whether an object of the namespace in lets objects of another one attach, as its field namespaces has it. have are the
+// labels of the other one, if they are known.
+func Admits(from gwv1.FromNamespaces, selector *metav1.LabelSelector, in, namespace string, have map[string]string, known bool) bool {
+	switch from {
+	case gwv1.NamespacesFromAll:
+		return true
+	case gwv1.NamespacesFromSame:
+		return namespace == in
+	case gwv1.NamespacesFromSelector:
+		s, err := metav1.LabelSelectorAsSelector(selector)
+		return err == nil && known && selector != nil && s.Matches(labels.Set(have))
+	}
+	return false
 }

@@ -2,6 +2,9 @@ package trust
 
 import "github.com/fairlead/fairlead/internal/svc"
 
+// Missing is the problem of a Secret that does not exist.
+const Missing = "it does not exist"
+
 // maxSecretBytes bounds the names of the Secrets that can be used: an annotation of the front's Service has them.
 const maxSecretBytes = 128 << 10
 
@@ -48,7 +51,7 @@ func (s *SecretSet) AddFor(use string, n svc.Name, find func(svc.Name) (problem 
 	size := len(n.String()) + len(",")
 	switch {
 	case !known:
-		problem = "it does not exist"
+		problem = Missing
 	case problem != "" || s.usable[n]:
 	case s.bytes+size > maxSecretBytes:
 		problem = "there are too many Secrets"

@@ -29,9 +29,10 @@ type authority struct {
 // setPolicy takes a BackendTLSPolicy over, nil if it has gone. What has backends that it targets, or has targeted before, is built
 // again. The caller holds mu.
 func (w *Watch) setPolicy(n svc.Name, p *gwv1.BackendTLSPolicy) bool {
+	w.copies.policies = nil
 	for _, service := range w.objects.Policies.Set(n, p) {
-		for g, f := range w.fronts {
-			w.dirty[g] = w.dirty[g] || f.Refers(service)
+		for g := range w.serviceUsers[service] {
+			w.dirty[g] = true
 		}
 		for s, m := range w.meshes {
 			if m.Refers(service) {
@@ -44,14 +45,11 @@ func (w *Watch) setPolicy(n svc.Name, p *gwv1.BackendTLSPolicy) bool {
 
 // followAuthorities follows the objects with authorities that fronts name, and no others. The caller holds mu.
 func (w *Watch) followAuthorities(ctx context.Context, running *sync.WaitGroup) {
-	named := map[trust.Ref]bool{}
-	for _, f := range w.fronts {
-		for _, r := range f.NamedAuthorities() {
-			named[r] = true
-		}
-	}
-	for r, a := range w.authorities {
-		if !named[r] {
+	for r := range w.changedAuthorities {
+		a, named := w.authorities[r], len(w.authorityUsers[r]) > 0
+		if named && a == nil {
+			w.followAuthority(ctx, running, r)
+		} else if !named && a != nil {
 			a.stop()
 			if !a.listed {
 				w.pending--
@@ -63,17 +61,13 @@ func (w *Watch) followAuthorities(ctx context.Context, running *sync.WaitGroup) 
 			}
 		}
 	}
-	for r := range named {
-		if w.authorities[r] == nil {
-			w.followAuthority(ctx, running, r)
-		}
-	}
+	clear(w.changedAuthorities)
 }
 
 // dirtyAuthority has the fronts that name an object built again. The caller holds mu.
 func (w *Watch) dirtyAuthority(r trust.Ref) {
-	for g, f := range w.fronts {
-		w.dirty[g] = w.dirty[g] || slices.Contains(f.NamedAuthorities(), r)
+	for f := range w.authorityUsers[r] {
+		w.dirty[f.Name] = true
 	}
 }
 
@@ -90,7 +84,7 @@ func (w *Watch) followAuthority(ctx context.Context, running *sync.WaitGroup, r 
 				w.pending--
 			}
 			before, known := w.objects.Authorities[r]
-			certs, problem := readAuthorities(text)
+			certs, problem := ReadAuthorities(text)
 			same := known == exists && before == problem && slices.EqualFunc(certs, a.certs, (*x509.Certificate).Equal)
 			if !same {
 				a.certs = certs
@@ -155,8 +149,8 @@ func followOne[T any, L runtime.Object, P interface {
 	running.Go(func() { reflector.Run(ctx, of, from, sink) })
 }
 
-// readAuthorities returns the certificates in a text in PEM, or why it cannot be used. Other blocks in it are passed over.
-func readAuthorities(text []byte) (certs []*x509.Certificate, problem string) {
+// ReadAuthorities returns the certificates in a text in PEM, or why it cannot be used. Other blocks in it are passed over.
+func ReadAuthorities(text []byte) (certs []*x509.Certificate, problem string) {
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
 		if block.Type != "CERTIFICATE" {
 			continue

@@ -25,6 +25,7 @@ func (w *Watch) FollowGateways(ctx context.Context, running *sync.WaitGroup) {
 		if delete(w.classes, n.Name); c != nil && names.OurClass(c) {
 			w.classes[n.Name] = c
 		}
+		w.classesChanged = true
 		return true
 	})
 	all := reflector.From(w.o.Gateway.Gateways(""), metav1.ListOptions{}).Defined()
@@ -32,7 +33,7 @@ func (w *Watch) FollowGateways(ctx context.Context, running *sync.WaitGroup) {
 		if !w.o.Statuses && sameSpec(w.gateways[n], g, specOfGateway) {
 			return false
 		}
-		return set(w.gateways, n, g)
+		return setGateway(w, n, g)
 	})
 }
 
@@ -42,13 +43,16 @@ func (w *Watch) FollowIngresses(ctx context.Context, running *sync.WaitGroup) {
 	defer w.mu.Unlock()
 	networking := w.o.Client.NetworkingV1()
 	start(ctx, w, running, "ingressclasses", reflector.From(networking.IngressClasses(), metav1.ListOptions{}),
-		func(n svc.Name, c *networkingv1.IngressClass) bool { return set(w.ingressClasses, n.Name, c) })
+		func(n svc.Name, c *networkingv1.IngressClass) bool {
+			w.ingressClassesChanged = true
+			return set(w.ingressClasses, n.Name, c)
+		})
 	start(ctx, w, running, "ingresses", reflector.From(networking.Ingresses(""), metav1.ListOptions{}),
 		func(n svc.Name, in *networkingv1.Ingress) bool {
 			if have := w.ingresses[n]; !w.o.Statuses && sameSpec(have, in, specOfIngress) && maps.Equal(have.Annotations, in.Annotations) {
 				return false
 			}
-			return set(w.ingresses, n, in)
+			return setIngress(w, n, in)
 		})
 }
 
@@ -79,11 +83,13 @@ func (w *Watch) followMore(ctx context.Context, running *sync.WaitGroup) {
 	}
 }
 
+const grantKind = "referencegrants"
+
 // followGrants follows the ReferenceGrants, which are optional for Ingresses: without them these reach no other namespace. The caller
 // holds mu.
 func (w *Watch) followGrants(ctx context.Context, running *sync.WaitGroup, optional bool) {
-	from := reflector.From(w.o.Gateway.Grants(), metav1.ListOptions{}).Defined()
-	follow(ctx, w, running, "referencegrants", from, optional,
+	from := reflector.From(w.o.Gateway.Grants(""), metav1.ListOptions{}).Defined()
+	follow(ctx, w, running, grantKind, from, optional,
 		func(n svc.Name, g *gwv1.ReferenceGrant) bool { return setGrant(w, n, g) })
 }
 
@@ -108,6 +114,7 @@ func setNamespace(w *Watch, n svc.Name, o *corev1.Namespace) bool {
 // setGrant takes a ReferenceGrant over, nil if it has gone: it is for objects of its namespace. The caller holds mu.
 func setGrant(w *Watch, n svc.Name, grant *gwv1.ReferenceGrant) bool {
 	set(w.objects.Grants, n, grant)
+	w.copies.grants = nil
 	for g, f := range w.fronts {
 		changeBeside(w, g)
 		for service, routes := range f.Users.All() {
@@ -117,7 +124,9 @@ func setGrant(w *Watch, n svc.Name, grant *gwv1.ReferenceGrant) bool {
 		}
 	}
 	w.dirtyMeshes = true
-	w.dirtyIngress = w.dirtyIngress || w.ingress != nil && w.ingress.Granted()
+	for f, front := range w.ingressFronts {
+		w.dirtyIngresses[f] = w.dirtyIngresses[f] || front.Granted()
+	}
 	return true
 }
 

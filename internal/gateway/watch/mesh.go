@@ -44,7 +44,7 @@ func (w *Watch) buildMeshes() {
 	}
 	for n := range w.dirtyMesh {
 		w.touch(slices.Collect(maps.Keys(w.objects.Meshed[n]))...)
-		if len(w.objects.Meshed[n]) == 0 {
+		if w.copies.meshes = nil; len(w.objects.Meshed[n]) == 0 {
 			delete(w.meshes, n)
 			continue
 		}

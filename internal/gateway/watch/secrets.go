@@ -13,23 +13,27 @@ import (
 
 	"github.com/fairlead/fairlead/internal/gateway"
 	"github.com/fairlead/fairlead/internal/gateway/basic"
+	"github.com/fairlead/fairlead/internal/lb/acme"
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // secret is a Secret that a listener names. It is followed by its name: a node has no right to list others.
 type secret struct {
-	stop   context.CancelFunc
-	cert   *tls.Certificate // nil if it cannot be used
-	users  map[basic.Source]*basic.Users
-	listed bool
+	stop    context.CancelFunc
+	cert    *tls.Certificate // nil if it cannot be used
+	answers acme.Answers
+	users   map[basic.Source]*basic.Users
+	listed  bool
 }
 
 // followSecrets follows the Secrets that fronts name, and no others. The caller holds mu.
 func (w *Watch) followSecrets(ctx context.Context, running *sync.WaitGroup) {
-	named := w.namedSecrets()
-	for n, t := range w.secrets {
-		if !named[n] {
+	for n := range w.changedSecrets {
+		t, named := w.secrets[n], len(w.secretUsers[n]) > 0
+		if named && t == nil {
+			w.followSecret(ctx, running, n)
+		} else if !named && t != nil {
 			t.stop()
 			if !t.listed {
 				w.pending--
@@ -41,37 +45,19 @@ func (w *Watch) followSecrets(ctx context.Context, running *sync.WaitGroup) {
 			}
 		}
 	}
-	for n := range named {
-		if w.secrets[n] == nil {
-			w.followSecret(ctx, running, n)
-		}
-	}
-}
-
-// namedSecrets returns the Secrets to be followed. The caller holds mu.
-func (w *Watch) namedSecrets() map[svc.Name]bool {
-	named := map[svc.Name]bool{}
-	add := func(names []svc.Name) {
-		for _, n := range names {
-			named[n] = true
-		}
-	}
-	for _, f := range w.fronts {
-		add(f.Named)
-	}
-	if w.ingress != nil {
-		add(w.ingress.Named)
-	}
-	return named
+	clear(w.changedSecrets)
 }
 
 // dirtySecret has the fronts that name a Secret built again. The caller holds mu.
 func (w *Watch) dirtySecret(n svc.Name) {
 	w.secretChanges++
-	for g, f := range w.fronts {
-		w.dirty[g] = w.dirty[g] || slices.Contains(f.Named, n)
+	for f := range w.secretUsers[n] {
+		if f.ingresses {
+			w.dirtyIngresses[f.Name] = true
+		} else {
+			w.dirty[f.Name] = true
+		}
 	}
-	w.dirtyIngress = w.dirtyIngress || w.ingress != nil && slices.Contains(w.ingress.Named, n)
 }
 
 func (w *Watch) followSecret(ctx context.Context, running *sync.WaitGroup, n svc.Name) {
@@ -87,14 +73,14 @@ func (w *Watch) followSecret(ctx context.Context, running *sync.WaitGroup, n svc
 				w.pending--
 			}
 			have, had := t.cert, t.users
-			t.cert, t.users = nil, nil
+			t.cert, t.users, t.answers = nil, nil, acme.Answers{}
 			delete(w.objects.Secrets, n)
 			if s != nil {
-				cert, problem := readTLS(s)
+				cert, problem := ReadTLS(s)
 				if have != nil && cert != nil && slices.EqualFunc(have.Certificate, cert.Certificate, bytes.Equal) {
 					cert = have // another pointer would end connections to backends
 				}
-				t.cert = cert
+				t.cert, t.answers = cert, acme.AnswersOf(s)
 				found := gateway.Secret{Problem: problem}
 				t.users, found.NoFile, found.NoMap = readUsers(n, s, had)
 				w.objects.Secrets[n] = found
@@ -137,8 +123,16 @@ func readUsers(n svc.Name, s *corev1.Secret, had map[basic.Source]*basic.Users) 
 	return all, noFile, noMap
 }
 
-// readTLS returns the certificate of a Secret, or why there is none.
-func readTLS(s *corev1.Secret) (cert *tls.Certificate, problem string) {
+// ReadSecret returns what fronts ask of a Secret.
+func ReadSecret(s *corev1.Secret) gateway.Secret {
+	var out gateway.Secret
+	_, out.Problem = ReadTLS(s)
+	_, out.NoFile, out.NoMap = readUsers(svc.NameOf(s), s, nil)
+	return out
+}
+
+// ReadTLS returns the certificate of a Secret, or why there is none.
+func ReadTLS(s *corev1.Secret) (cert *tls.Certificate, problem string) {
 	if s.Type != corev1.SecretTypeTLS {
 		return nil, fmt.Sprintf("it is of type %s, not %s", s.Type, corev1.SecretTypeTLS)
 	}

@@ -54,6 +54,15 @@ func setStream[T any](w *Watch, key kinds.Route, r *T, read func(*T) *kinds.Stre
 		return false
 	}
 	w.touch(key)
+	var before, now []gwv1.ParentReference
+	if have != nil {
+		before = have.Parents
+	}
+	if next != nil {
+		now = next.Parents
+	}
+	w.objects.Named.SetRoute(key, key.Namespace, before, now)
+	w.copies.streams = nil
 	return set(w.objects.Streams, key, next)
 }
 
@@ -76,5 +85,7 @@ func (w *Watch) setListenerSet(n svc.Name, s *gwv1.ListenerSet) bool {
 			w.dirty[parents.OfSet(o)] = true
 		}
 	}
+	w.objects.Named.SetListenerSet(have, s)
+	w.copies.sets = nil
 	return set(w.objects.Sets, n, s)
 }

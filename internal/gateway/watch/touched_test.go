@@ -74,7 +74,7 @@ func TestTouched(t *testing.T) {
 		}
 		check("the beginning", func() {
 			w.classes["fairlead"] = class
-			w.gateways[shop("front")] = gateway(80)
+			setGateway(w, shop("front"), gateway(80))
 		}, "all")
 		check("nothing", func() {}, "")
 		check("a new route", func() { w.setRoute(shop("new"), route("new", "new.example.com", atGateway)) }, "new")
@@ -112,9 +112,9 @@ func TestTouched(t *testing.T) {
 		check("a TCPRoute", func() { setStream(w, key, stream, kinds.StreamOfTCP) }, "all")
 		check("its status", func() { setStream(w, key, stream.DeepCopy(), kinds.StreamOfTCP) }, "stream")
 		check("a Namespace, with it", func() { setNamespace(w, svc.Name{Name: "team"}, nil) }, "stream")
-		check("a Gateway", func() { w.gateways[shop("front")] = gateway(81) }, "all")
+		check("a Gateway", func() { setGateway(w, shop("front"), gateway(81)) }, "all")
 		check("a route at a Service", func() { w.setRoute(shop("mesh"), route("mesh", "mesh.example.com", atService)) }, "mesh")
 		check("the Service", func() { w.setService(shop("web"), service("10.96.0.7")) }, "mesh")
-		check("the end of the Gateway", func() { delete(w.gateways, shop("front")) }, "all")
+		check("the end of the Gateway", func() { setGateway(w, shop("front"), nil) }, "all")
 	}
 }

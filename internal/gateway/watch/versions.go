@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"maps"
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,29 +14,30 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// version is the version of a front, with what it was made of.
-type version struct {
-	front   *gateway.Front
-	secrets uint64 // Watch.secretChanges
-	text    string
-}
-
 // versionLength is how many bytes of a hash are enough: a front is only compared with itself.
 const versionLength = 8
 
 // updateVersions returns the versions of all fronts. Only what has changed costs something. The caller holds mu.
 func (w *Watch) updateVersions() map[svc.Name]string {
-	maps.DeleteFunc(w.versions, func(n svc.Name, _ version) bool { return w.fronts[n] == nil })
-	out := make(map[svc.Name]string, len(w.fronts))
-	for n, f := range w.fronts {
-		have := w.versions[n]
-		if have.front != f || have.secrets != w.secretChanges {
-			have = version{f, w.secretChanges, w.versionOf(n, f)}
-			w.versions[n] = have
+	if w.versioned != w.secretChanges {
+		for n := range w.fronts {
+			w.rebuilt[n] = true
 		}
-		out[n] = have.text
 	}
-	return out
+	for n := range w.rebuilt {
+		have, had := w.versions[n]
+		f := w.fronts[n]
+		if f == nil {
+			if delete(w.versions, n); had {
+				w.copies.versions = nil
+			}
+		} else if next := w.versionOf(n, f); next != have {
+			w.versions[n], w.copies.versions = next, nil
+		}
+	}
+	clear(w.rebuilt)
+	w.versioned = w.secretChanges
+	return copyOf(w.versions, &w.copies.versions)
 }
 
 // versionOf returns the version of a front (State.Versions).

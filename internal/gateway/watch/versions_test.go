@@ -57,7 +57,8 @@ func TestVersions(t *testing.T) {
 		w.objects.Namespaces["shop"] = map[string]string{}
 		class := &gwv1.GatewayClass{ObjectMeta: metav1.ObjectMeta{Name: "fairlead"}}
 		class.Spec.ControllerName = names.ControllerName
-		w.classes["fairlead"], w.gateways[front] = class, make("a", 443)
+		w.classes["fairlead"] = class
+		setGateway(w, front, make("a", 443))
 	}, true)
 	check("nothing", func(*Watch) {}, false)
 	check("a Secret of another type, which a node may not read", func(w *Watch) {
@@ -79,18 +80,17 @@ func TestVersions(t *testing.T) {
 		s := &gwv1.ListenerSet{ObjectMeta: metav1.ObjectMeta{Name: "more", Namespace: "shop", UID: "s", Generation: 1}}
 		s.Spec.ParentRef = gwv1.ParentGatewayReference{Name: "front"}
 		s.Spec.Listeners = []gwv1.ListenerEntry{{Name: "http", Port: 8080, Protocol: gwv1.HTTPProtocolType}}
-		w.objects.Sets[svc.Name{Namespace: "shop", Name: "more"}] = s
-		w.dirty[front] = true
+		w.setListenerSet(svc.NameOf(s), s)
 	}, true)
 	check("a status", func(w *Watch) {
 		g := make("a", 443)
 		g.Status.Addresses = []gwv1.GatewayStatusAddress{{Value: "192.0.2.1"}}
-		w.gateways[front] = g
+		setGateway(w, front, g)
 	}, false)
-	check("another Gateway of the name", func(w *Watch) { w.gateways[front] = make("b", 443) }, true)
+	check("another Gateway of the name", func(w *Watch) { setGateway(w, front, make("b", 443)) }, true)
 	check("another port", func(w *Watch) {
 		g := make("b", 8443)
 		g.Generation = 2
-		w.gateways[front] = g
+		setGateway(w, front, g)
 	}, true)
 }

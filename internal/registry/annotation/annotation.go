@@ -14,6 +14,9 @@ import (
 	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/checks"
 	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/dialect/nginx"
+	"github.com/fairlead/fairlead/internal/gateway/fronts"
+	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/podspec"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -39,7 +42,11 @@ type reader struct {
 var readers = map[string]reader{
 	svc.ClaimServicesAnnotation:   {[]string{"IPAddress"}, nil},
 	svc.ClaimPoolAnnotation:       {[]string{"IPAddress", "Service"}, nil},
+	fronts.Annotation:             {[]string{"Ingress"}, nil}, // package networking warns of its values
 	svc.FrontSecretsAnnotation:    {[]string{"Service"}, nil},
+	svc.FrontOrdersAnnotation:     {[]string{"Service"}, nil},
+	dialect.ACME:                  {[]string{"Gateway", "Ingress", "ListenerSet"}, challenge},
+	svc.MaintenanceAnnotation:     {[]string{"HTTPRoute", "GRPCRoute", "Ingress"}, maintenance},
 	svc.FrontConfigMapsAnnotation: {[]string{"Service"}, nil},
 	svc.FrontKeysAnnotation:       {[]string{"Service"}, nil},
 	svc.LBWeightAnnotation:        {[]string{"EndpointSlice", "Endpoints"}, weight},
@@ -104,6 +111,18 @@ func compress(value string) string {
 	return ""
 }
 
+func maintenance(value string) string {
+	_, wrong := policy.ReadMaintenance(value)
+	return wrong
+}
+
+func challenge(value string) string {
+	if _, err := dialect.ReadACME(value); value != "" && err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
 func programs(value string) string {
 	if _, err := podspec.ParsePrograms(value); err != nil {
 		return err.Error()
@@ -123,7 +142,24 @@ func only(values ...string) func(string) string {
 // Warnings returns which annotations of an object of a kind have no effect. An annotation that the object had before with the same
 // value is left out: its writer has been warned. at is where the annotations stand.
 func Warnings(kind string, at *field.Path, now, before map[string]string) (out []string) {
-	return warn(at, now, before, func(key, value string) string { return noEffect(kind, key, value) })
+	own, canary := false, false // such an Ingress gives its front what is for load balancers
+	if kind == "Ingress" {
+		own, _ = fronts.Read(now)
+		if canary = nginx.Read(now).Canary != nil; canary != (nginx.Read(before).Canary != nil) {
+			before = maps.Clone(before) // what it has for all requests has lost its effect, or has one again
+			delete(before, svc.MaintenanceAnnotation)
+		}
+	}
+	return warn(at, now, before, func(key, value string) string {
+		if own && slices.Contains(dialect.OwnKeys(), key) {
+			return ""
+		}
+		if key == svc.MaintenanceAnnotation && canary {
+			_, wrong := policy.ReadMaintenanceOf(value, true)
+			return wrong
+		}
+		return noEffect(kind, key, value)
+	})
 }
 
 // LabelWarnings returns which labels of an object have no effect and were probably meant to have one: an annotation's key, or

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/gateway/fronts"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -40,6 +41,13 @@ func TestWarnings(t *testing.T) {
 		{"Namespace", "fairlead.dev/default-quota", "no", "want one of none"},
 		{"Node", "fairlead.dev/node-adresses", "192.0.2.1", "did you mean fairlead.dev/node-addresses?"},
 		{"Gateway", "fairlead.dev/lb-internal", "true", "write it to spec.infrastructure.annotations"},
+		{"Ingress", "fairlead.dev/maintenance", "<h1>Soon</h1>", ""},
+		{"HTTPRoute", "fairlead.dev/maintenance", strings.Repeat("x", 64<<10+1), "the page has 65537 bytes, and may have 65536"},
+		{"HTTPRoute", "fairlead.dev/maintenance", "off", ""},
+		{"GRPCRoute", "fairlead.dev/maintenance", "0", `[fairlead.dev/maintenance]: "0": it counts as false, and requests are served`},
+		{"Ingress", "fairlead.dev/maintenance", "yes", "counts as true, and all requests are answered with 503"},
+		{"HTTPRoute", "fairlead.dev/maintenance", "flase", `the page "flase"; write true or a page`},
+		{"Service", "fairlead.dev/maintenance", "true", "it is for kind HTTPRoute or GRPCRoute or Ingress"},
 		{"ConfigMap", "fairlead.dev/weight", "1", "it has no effect on kind ConfigMap"},
 	} {
 		got := Warnings(c.kind, field.NewPath("metadata", "annotations"), map[string]string{c.key: c.value}, nil)
@@ -48,6 +56,31 @@ func TestWarnings(t *testing.T) {
 		}
 		if again := Warnings(c.kind, nil, map[string]string{c.key: c.value}, map[string]string{c.key: c.value}); len(again) > 0 {
 			t.Errorf("%s %s: %q of what the object had before", c.kind, c.key, again)
+		}
+	}
+}
+
+// The annotation of a canary has no effect. Its writer is told, also if the Ingress becomes one later.
+func TestMaintenanceOfCanary(t *testing.T) {
+	t.Parallel()
+	const canary = "nginx.ingress.kubernetes.io/canary"
+	with := func(value, flag string) map[string]string {
+		return map[string]string{svc.MaintenanceAnnotation: value, canary: flag}
+	}
+	for _, c := range []struct {
+		name        string
+		now, before map[string]string
+		want        string
+	}{
+		{"new", with("true", "true"), nil, "[fairlead.dev/maintenance]: it has no effect on a canary"},
+		{"none", with("false", "true"), nil, ""},
+		{"no canary", with("true", "false"), nil, ""},
+		{"as it was", with("true", "true"), with("true", "true"), ""},
+		{"later", with("true", "true"), with("true", "false"), "write it to the Ingress that has the same host and path"},
+	} {
+		got := Warnings("Ingress", field.NewPath("metadata", "annotations"), c.now, c.before)
+		if c.want == "" && len(got) > 0 || c.want != "" && (len(got) != 1 || !strings.Contains(got[0], c.want)) {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
 		}
 	}
 }
@@ -121,5 +154,20 @@ func TestEveryAnnotationIsKnown(t *testing.T) {
 		if len(r.kinds) == 0 {
 			t.Errorf("annotation %s has no kind", key)
 		}
+	}
+}
+
+// An Ingress with a front for itself gives it annotations of load balancers; one at the shared address cannot.
+func TestFrontOfAnIngress(t *testing.T) {
+	at, keys := field.NewPath("metadata", "annotations"), map[string]string{"fairlead.dev/lb-pool": "inside"}
+	if out := Warnings("Ingress", at, keys, nil); len(out) != 1 || !strings.Contains(out[0], "no effect on kind Ingress") {
+		t.Errorf("at the shared address: %q", out)
+	}
+	keys[fronts.Annotation] = fronts.Own
+	if out := Warnings("Ingress", at, keys, nil); len(out) != 0 {
+		t.Errorf("with a front: %q", out)
+	}
+	if out := Warnings("Service", at, map[string]string{fronts.Annotation: fronts.Own}, nil); len(out) != 1 {
+		t.Errorf("of a Service: %q", out)
 	}
 }

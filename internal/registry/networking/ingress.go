@@ -16,6 +16,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 
 	"github.com/fairlead/fairlead/internal/dialect/nginx"
+	"github.com/fairlead/fairlead/internal/gateway/fronts"
 	"github.com/fairlead/fairlead/internal/registry/store"
 )
 
@@ -151,7 +152,7 @@ func ingressRules() store.Rules[*networkingv1.Ingress] {
 			return validateIngressUpdate(i, prev)
 		},
 		Warn: func(i, prev *networkingv1.Ingress) []string {
-			out := nginxWarnings(i, prev)
+			out := append(frontWarnings(i, prev), nginxWarnings(i, prev)...)
 			_, annotated := i.Annotations[classAnnotation]
 			switch {
 			case prev != nil || i.Spec.IngressClassName != nil:
@@ -163,6 +164,15 @@ func ingressRules() store.Rules[*networkingv1.Ingress] {
 				"do not serve this Ingress (docs/compatibility.md)")
 		},
 	}
+}
+
+// frontWarnings returns why an Ingress has no front if fairlead serves it, if that is new.
+func frontWarnings(i, prev *networkingv1.Ingress) []string {
+	_, wrong := fronts.Read(i.Annotations)
+	if wrong == "" || prev != nil && maps.Equal(i.Annotations, prev.Annotations) {
+		return nil
+	}
+	return []string{strings.ToValidUTF8(wrong[:min(len(wrong), maxNginxWarningBytes)], "")}
 }
 
 // Bounds of the warnings about annotations of one Ingress, in number and bytes.

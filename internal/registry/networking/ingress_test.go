@@ -69,3 +69,26 @@ func TestIngressNginxWarnings(t *testing.T) {
 		t.Errorf("again: %q", out)
 	}
 }
+
+// Who asks for a front by a wrong value or a wrong name is warned: the Ingress has no address where fairlead serves it.
+func TestFrontWarnings(t *testing.T) {
+	warn := ingressRules().Warn
+	of := func(key, value string) *networkingv1.Ingress {
+		i := &networkingv1.Ingress{Spec: networkingv1.IngressSpec{IngressClassName: new("fairlead")}}
+		i.Annotations = map[string]string{key: value}
+		return i
+	}
+	for _, c := range []struct{ key, value, want string }{
+		{"fairlead.dev/front", "own", ""}, {"fairlead.dev/front", "shared", ""}, {"example.com/front", "x", ""},
+		{"fairlead.dev/front", "mine", "want one of own, shared"}, {"fairlead.dev/front", "", "want one of own, shared"},
+		{"fairlead.dev/fronts", "own", "is fairlead.dev/front meant?"},
+	} {
+		i := of(c.key, c.value)
+		if out := warn(i, nil); len(out) > 0 != (c.want != "") || c.want != "" && !strings.Contains(out[0], c.want) {
+			t.Errorf("%s: %q: %q", c.key, c.value, out)
+		}
+		if out := warn(i, i); out != nil {
+			t.Errorf("again: %q", out)
+		}
+	}
+}
