@@ -34,6 +34,7 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/nszone"
+	"github.com/fairlead/fairlead/internal/testbed/pebble"
 )
 
 // A Service has a certificate ordered from a real authority, which the node that has the address answers: it is kept in the
@@ -49,10 +50,10 @@ func TestACME(t *testing.T) {
 		_ = l.Close()
 	}
 	plainVIP := netip.MustParseAddr("127.77.1.5")
-	authority := startPebble(t, map[string]netip.Addr{
+	authority := pebble.Start(t, "shop.example", map[string]netip.Addr{
 		"a.shop.example": vip, "b.shop.example": vip, "c.shop.example": netip.MustParseAddr("127.77.1.2"),
 		"d.shop.example": plainVIP,
-	})
+	}, nil)
 	r := newRig(t)
 	log := slog.New(slog.DiscardHandler)
 	_, err := r.client.CoreV1().Secrets("default").Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "database"},
@@ -76,16 +77,16 @@ func TestACME(t *testing.T) {
 	key, err := nsupdate.ParseKey(nszone.KeyFile)
 	r.must(err)
 	a := controller.ACME{
-		Directory: authority.directory, Email: "ops@shop.example", Roots: authority.roots,
+		Directory: authority.Directory, Email: "ops@shop.example", Roots: authority.Roots,
 		Domains:     []acme.Domain{{Name: "shop.example", Namespaces: []string{"default"}}, {Name: "bank.example", Namespaces: []string{"bank"}}},
-		Propagation: time.Second, Limits: acme.DefaultLimits(), Binding: binding,
-		DNS: nsupdate.New([]nsupdate.Zone{{Name: "shop.example", Servers: []string{authority.zone.Addr}}}, key),
+		Propagation: time.Second, Limits: acme.DefaultLimits(), Binding: acme.Binding{KeyID: pebble.KeyID, Key: pebble.Key()},
+		DNS: nsupdate.New([]nsupdate.Zone{{Name: "shop.example", Servers: []string{authority.Zone.Addr}}}, key),
 	}
 	order := func() { a.Manager(own, log, recorder, func(*corev1.Service) bool { return true }).Run(ctx) }
 	running.Go(order)
 
 	first := ""
-	testbed.Until(t, "a certificate that clients trust", func() (err error) { first, err = serial(ctx, authority.issuer, vip); return err })
+	testbed.Until(t, "a certificate that clients trust", func() (err error) { first, err = serial(ctx, authority.Issuer, vip); return err })
 	secret, err := r.client.CoreV1().Secrets("default").Get(ctx, "web-cert", metav1.GetOptions{})
 	r.must(err)
 	if len(secret.Data) != 2 || secret.Type != corev1.SecretTypeTLS {
@@ -99,7 +100,7 @@ func TestACME(t *testing.T) {
 		}
 		return nil
 	})
-	if records, updates := authority.zone.Records(); records != "" || updates != 4 {
+	if records, updates := authority.Zone.Records(); records != "" || updates != 4 {
 		t.Errorf("after %d updates the zone has the records %q", updates, records)
 	}
 	failed, err := r.client.CoreV1().Secrets("default").Get(ctx, "silent-cert", metav1.GetOptions{})
@@ -110,17 +111,32 @@ func TestACME(t *testing.T) {
 	if s, err := r.client.CoreV1().Secrets("default").Get(ctx, "database", metav1.GetOptions{}); err != nil || len(s.Data) != 1 {
 		t.Errorf("a Secret that the controller did not make: %v, %d entries", err, len(s.Data))
 	}
-	// The controllers have no right to make other Secrets.
+	// The controllers may make the Secrets that the Service of a front of their namespace names, and no others.
+	_, err = r.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "bank"}}, metav1.CreateOptions{})
+	r.must(err)
+	front := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "gateway", Annotations: map[string]string{
+		svc.FrontOrdersAnnotation: "default/front-cert,bank/front-cert"}}}
+	front.Spec = corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone, Ports: []corev1.ServicePort{{Port: 80}}}
+	_, err = r.client.CoreV1().Services("default").Create(ctx, front, metav1.CreateOptions{})
+	r.must(err)
+	ordered := core.Secret("front-cert", "default").WithType(corev1.SecretTypeOpaque)
+	if _, err := own.CoreV1().Secrets("default").Apply(ctx, ordered, metav1.ApplyOptions{FieldManager: "x"}); err != nil {
+		t.Errorf("a Secret that the Service of a front names: %v", err)
+	}
+	elsewhere := core.Secret("front-cert", "bank").WithType(corev1.SecretTypeOpaque)
+	if _, err := own.CoreV1().Secrets("bank").Apply(ctx, elsewhere, metav1.ApplyOptions{FieldManager: "x"}); !apierrors.IsForbidden(err) {
+		t.Errorf("a Secret of another namespace than the front's: %v", err)
+	}
 	other := core.Secret("other", "default").WithType(corev1.SecretTypeOpaque)
 	if _, err := own.CoreV1().Secrets("default").Apply(ctx, other, metav1.ApplyOptions{FieldManager: "x"}); !apierrors.IsForbidden(err) {
 		t.Errorf("a Secret that no Service names: %v", err)
 	}
 	// Another process goes on with what there is; a certificate that the authority wants to be renewed is replaced, without an end
 	// of service.
-	authority.suggest(t, secret.Data[corev1.TLSCertKey])
+	authority.Suggest(t, secret.Data[corev1.TLSCertKey])
 	running.Go(order)
 	testbed.Until(t, "another certificate", func() error {
-		second, err := serial(ctx, authority.issuer, vip)
+		second, err := serial(ctx, authority.Issuer, vip)
 		if err != nil {
 			t.Errorf("while it is replaced: %v", err)
 		} else if second == first {
@@ -128,7 +144,7 @@ func TestACME(t *testing.T) {
 		}
 		return err
 	})
-	if text := authority.out.String(); strings.Count(text, "is a replacement of") != 1 {
+	if text := authority.Output(); strings.Count(text, "is a replacement of") != 1 {
 		t.Error("the order does not replace the first certificate")
 	}
 	stop()

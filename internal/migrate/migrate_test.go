@@ -194,6 +194,10 @@ func TestOurs(t *testing.T) {
 	if len(terms) != 1 || len(terms[0].MatchExpressions) != 1 || terms[0].MatchExpressions[0].Operator != corev1.NodeSelectorOpIn {
 		t.Errorf("the affinity is %+v", terms)
 	}
+	take := migrate.PodFor(migrate.Step{Action: migrate.Check, Program: migrate.Fairlead, Only: true, Takes: true}, "n1", theirs, ours, s)
+	if args := take.Spec.Containers[0].Args; !slices.Contains(args, "--take-clients") {
+		t.Errorf("a check before the rules are removed runs %v", args)
+	}
 	check := migrate.PodFor(migrate.Step{Action: migrate.Check, Program: migrate.Fairlead, Only: true}, "n1", theirs, ours, s)
 	if got := strings.Join(check.Spec.Containers[0].Args, " "); check.Spec.NodeName != "n1" || check.Spec.RestartPolicy != "Never" ||
 		got != "migrate check-node --node=n1 --program=fairlead --within=60s --healthz=127.0.0.1:999 --metrics=127.0.0.1:10249" {
@@ -257,7 +261,9 @@ func TestDecide(t *testing.T) {
 		{"all is well", nil, nil, "", false},
 		{"iptables", nil, nil, "'iptables-save' does not", false},
 		{"127.0.0.1", nil, nil, "route_localnet", false},
-		{"affinity", nil, nil, "session affinity (1)", false},
+		{"affinity", nil, nil, "session affinity (1): clients keep their endpoint", false},
+		{"affinity with IPVS", func(c *migrate.Cluster) { c.ConfigMaps = configMaps(head + "mode: ipvs\n") }, nil,
+			"session affinity (1): a client may get another endpoint once", false},
 		{"a field without effect", nil, nil, "portRange has no effect", false},
 		{"without kube-proxy", nil, nil, `"name":"c","phase":"","skipped":"kube-proxy does not run there"`, false},
 		{"ipvs", func(c *migrate.Cluster) { c.ConfigMaps = configMaps(head + "mode: ipvs\n") }, nil,

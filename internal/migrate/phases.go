@@ -94,7 +94,9 @@ type Step struct {
 	Action  Action
 	Program Program
 	// Only is set for a Check after the other program has ended: the port of health checks must answer, too.
-	Only  bool
+	Only bool
+	// Takes is set for a Check after which fairlead proxy keeps the clients with session affinity where kube-proxy did.
+	Takes bool
 	Phase Phase // of Enter
 	// Again is set for a Pod that is run once more if it fails.
 	Again bool
@@ -153,7 +155,7 @@ func Steps(from Phase, back, drains bool) []Step {
 	case Switched:
 		out := []Step{
 			{Action: AwaitGone, Program: KubeProxy}, {Action: AwaitReady, Program: Fairlead},
-			{Action: Check, Program: Fairlead, Only: true},
+			{Action: Check, Program: Fairlead, Only: true, Takes: !drains},
 		}
 		if drains {
 			out = append(out, Step{Action: Drain, Program: KubeProxy})

@@ -188,8 +188,13 @@ func (p *Plan) decideServices(c *Cluster) {
 			sticky++
 		}
 	}
-	if sticky > 0 {
+	switch {
+	case sticky == 0:
+	case p.settings != nil && p.settings.Drains():
 		p.differ("Services with session affinity (%d): a client may get another endpoint once, with its first new connection "+
 			"after the change", sticky)
+	default:
+		p.differ("Services with session affinity (%d): clients keep their endpoint; only one that connects for the first time in the "+
+			"seconds of the change may get another one", sticky)
 	}
 }

@@ -40,6 +40,9 @@ func PodFor(step Step, node string, theirs, ours *appsv1.DaemonSet, s *Settings)
 		if step.Only {
 			args = append(args, "--healthz="+s.Healthz.String(), "--metrics="+s.Metrics.String())
 		}
+		if step.Takes {
+			args = append(args, "--take-clients")
+		}
 	case step.Action == Drain:
 		verb, args = "drain", []string{"migrate", "drain-node", fmt.Sprintf("--within=%ds", drainWithin)}
 	case step.Action == Undrain:

@@ -13,10 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/crypto/acme"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/fairlead/fairlead/internal/dialect"
-	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // dnsPropagation is how long the servers of a zone have to serve a record.
@@ -85,7 +83,7 @@ func prepare(c *acme.Client, z *acme.Authorization, uri, kind string) (*challeng
 func recordOf(host string) string { return "_acme-challenge." + strings.TrimPrefix(host, "*.") }
 
 // present has challenges answered, and waits until they are. What it returns undoes it.
-func (m *Manager) present(ctx context.Context, it *item, o *corev1.Service, st *state, open []*challenge) (undo func(), err error) {
+func (m *Manager) present(ctx context.Context, it *item, o *owner, st *state, open []*challenge) (undo func(), err error) {
 	st.challenges = map[string][]byte{}
 	undo = func() {}
 	for _, ch := range open {
@@ -123,18 +121,18 @@ func (m *Manager) present(ctx context.Context, it *item, o *corev1.Service, st *
 var errZone = errors.New("the zone cannot be updated, or its servers do not have the record in time: see the log of the controller")
 
 // zoneError logs an error of a zone. Its text, which has the servers' addresses, only goes to the log: tenants read the Event.
-func (m *Manager) zoneError(o *corev1.Service, err error) error {
-	m.o.Log.Warn("cannot set the record of a challenge", "service", svc.NameOf(o), "err", err)
+func (m *Manager) zoneError(o *owner, err error) error {
+	m.o.Log.Warn("cannot set the record of a challenge", "service", o.name, "err", err)
 	return errZone
 }
 
 // withdraw removes the records of challenges, also when ctx has ended.
-func (m *Manager) withdraw(ctx context.Context, o *corev1.Service, records []*challenge) {
+func (m *Manager) withdraw(ctx context.Context, o *owner, records []*challenge) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	for _, ch := range records {
 		if err := m.o.DNS.Remove(ctx, ch.record, ch.value); err != nil {
-			m.o.Log.Warn("cannot remove the record of a challenge", "service", svc.NameOf(o), "record", ch.record, "err", err)
+			m.o.Log.Warn("cannot remove the record of a challenge", "service", o.name, "record", ch.record, "err", err)
 		}
 	}
 }
@@ -177,16 +175,16 @@ func (m *Manager) refusal(it *item, namespace, host string) string {
 }
 
 // awaitAnswers waits until the addresses of a Service answer challenges, or Propagation has passed.
-func (m *Manager) awaitAnswers(ctx context.Context, o *corev1.Service, open []*challenge) {
+func (m *Manager) awaitAnswers(ctx context.Context, o *owner, open []*challenge) {
 	ctx, cancel := context.WithTimeout(ctx, m.o.Propagation)
 	defer cancel()
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		missing := false
-		for _, in := range o.Status.LoadBalancer.Ingress {
+		for _, at := range o.addresses {
 			for _, ch := range open {
-				missing = missing || ch.answers != nil && !ch.answers(ctx, in.IP)
+				missing = missing || ch.answers != nil && !ch.answers(ctx, at)
 			}
 		}
 		if !missing {

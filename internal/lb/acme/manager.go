@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/lb/acme/nsupdate"
@@ -28,8 +29,8 @@ import (
 type Options struct {
 	Client kubernetes.Interface
 	Log    *slog.Logger
-	// Event records an Event about a Service.
-	Event func(of *corev1.Service, eventType, reason, text string)
+	// Event records an Event about a Service, or about what a Request is of.
+	Event func(of runtime.Object, eventType, reason, text string)
 	// Directory is the URL of the authority's directory, Email the contact that it may write to (may be empty), and
 	// Roots the authorities of its server's certificate, nil for the system's.
 	Directory, Email string
@@ -88,17 +89,19 @@ type Manager struct {
 	transport http.RoundTripper
 
 	mu      sync.Mutex
-	items   map[svc.Name]*item
+	changed func() // of Notify
+	items   map[itemKey]*item
 	busy    map[string]bool // namespaces in which an order is worked on
 	budgets map[string]*budget
 }
 
-// item is a Service that wants a certificate.
+// item is a certificate that is wanted.
 type item struct {
 	Want
-	object *corev1.Service
-	due    time.Time
-	event  string // recorded last
+	owner *owner
+	state State // guarded by the Manager's mu
+	due   time.Time
+	event string // recorded last
 	// failures counts orders that have failed, also if the Secret cannot be written.
 	failures int
 	// unsaved is a certificate that was issued while its Secret could not be written.
@@ -124,7 +127,7 @@ const (
 // New returns a Manager that does nothing before Run.
 func New(o Options) *Manager {
 	o.Propagation = cmp.Or(o.Propagation, 10*time.Second)
-	return &Manager{o: o, wake: loop.NewSignal(), items: map[svc.Name]*item{}, busy: map[string]bool{},
+	return &Manager{o: o, wake: loop.NewSignal(), items: map[itemKey]*item{}, busy: map[string]bool{},
 		budgets: map[string]*budget{}, ledger: newLedger(o.Limits, o.Domains),
 		transport: &http.Transport{
 			Proxy: http.ProxyFromEnvironment, TLSClientConfig: &tls.Config{RootCAs: o.Roots, MinVersion: tls.VersionTLS12},
@@ -139,21 +142,21 @@ func (m *Manager) Run(ctx context.Context) {
 	sink := reflector.Sink[*corev1.Service]{
 		Replace: func(list []*corev1.Service) {
 			m.mu.Lock()
-			gone := m.items
-			m.items = make(map[svc.Name]*item, len(gone))
+			gone := maps.Clone(m.items)
+			maps.DeleteFunc(m.items, func(key itemKey, _ *item) bool { return !key.front })
 			for _, o := range list {
-				m.setLocked(o, gone[svc.NameOf(o)])
+				m.setLocked(o, gone[itemKey{Name: svc.NameOf(o)}])
 			}
 			m.mu.Unlock()
 		},
 		Set: func(o *corev1.Service) {
 			m.mu.Lock()
-			m.setLocked(o, m.items[svc.NameOf(o)])
+			m.setLocked(o, m.items[itemKey{Name: svc.NameOf(o)}])
 			m.mu.Unlock()
 		},
 		Delete: func(o *corev1.Service) {
 			m.mu.Lock()
-			delete(m.items, svc.NameOf(o))
+			delete(m.items, itemKey{Name: svc.NameOf(o)})
 			m.mu.Unlock()
 		},
 	}
@@ -175,17 +178,12 @@ func (m *Manager) Run(ctx context.Context) {
 
 // setLocked takes over what a Service wants. was is what it wanted before, or nil.
 func (m *Manager) setLocked(o *corev1.Service, was *item) {
-	want := m.o.Wanted(o)
+	want, key := m.o.Wanted(o), itemKey{Name: svc.NameOf(o)}
 	if len(want.Hosts) == 0 {
-		delete(m.items, svc.NameOf(o))
+		delete(m.items, key)
 		return
 	}
-	it := was
-	if it == nil || !slices.Equal(it.Hosts, want.Hosts) || it.Secret != want.Secret || it.Challenge != want.Challenge {
-		it = &item{Want: want}
-	}
-	it.object = o
-	m.items[svc.NameOf(o)] = it
+	m.items[key] = was.renewed(want, ownerOf(o))
 	m.poke()
 }
 
@@ -207,9 +205,9 @@ func (m *Manager) begin(ctx context.Context, running *sync.WaitGroup, now time.T
 		}
 	}
 	maps.DeleteFunc(m.budgets, func(namespace string, b *budget) bool { return !m.busy[namespace] && b.decay(now) == 0 })
-	slices.SortFunc(due, func(a, b *item) int { return cmp.Or(a.due.Compare(b.due), cmp.Compare(a.object.UID, b.object.UID)) })
+	slices.SortFunc(due, func(a, b *item) int { return cmp.Or(a.due.Compare(b.due), a.owner.name.Compare(b.owner.name)) })
 	for _, it := range due {
-		namespace, object := it.object.Namespace, it.object
+		namespace, object := it.owner.name.Namespace, it.owner
 		if m.busy[namespace] || len(m.busy) == maxOrders {
 			continue // its end wakes the loop
 		}
@@ -233,15 +231,15 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// sync brings the Secret of a Service up to date, and returns after how long to check it again.
-func (m *Manager) sync(ctx context.Context, it *item, o *corev1.Service) time.Duration {
+// sync brings the Secret of an item up to date, and returns after how long to check it again.
+func (m *Manager) sync(ctx context.Context, it *item, o *owner) time.Duration {
 	for _, host := range it.Hosts {
-		if why := m.refusal(it, o.Namespace, host); why != "" {
+		if why := m.refusal(it, o.name.Namespace, host); why != "" {
 			m.warn(it, o, "ACMEHostNotAllowed", "no certificate is ordered: "+why)
 			return recheck // only a restart changes that
 		}
 	}
-	secret, err := m.o.Client.CoreV1().Secrets(o.Namespace).Get(ctx, it.Secret, metav1.GetOptions{})
+	secret, err := m.o.Client.CoreV1().Secrets(o.name.Namespace).Get(ctx, it.Secret, metav1.GetOptions{})
 	st := &state{}
 	switch {
 	case apierrors.IsNotFound(err):
@@ -262,28 +260,30 @@ func (m *Manager) sync(ctx context.Context, it *item, o *corev1.Service) time.Du
 	now := time.Now()
 	leaf := st.leaf(it.Hosts)
 	if leaf != nil && !it.counted {
-		m.ledger.found(o.Namespace, it.Hosts, leaf.NotBefore, now)
+		m.ledger.found(o.name.Namespace, it.Hosts, leaf.NotBefore, now)
 	}
 	it.counted = true
 	if leaf != nil {
+		m.setState(it, func(s *State) { *s = stateOfLeaf(leaf, now) })
 		at, next := m.renewalOf(ctx, it, leaf, now)
 		if now.Before(at) {
 			return min(at.Sub(now), max(next.Sub(now), askSoonest), recheck)
 		}
 	}
 	if now.Before(st.after) {
+		m.setState(it, func(s *State) { s.waits(st.after) })
 		return min(st.after.Sub(now), recheck)
 	}
-	if wait := m.budgetOf(o.Namespace).wait(now); wait > 0 {
+	if wait := m.budgetOf(o.name.Namespace).wait(now); wait > 0 {
 		m.warn(it, o, "ACMEOrderDelayed", fmt.Sprintf("no certificate is ordered before %s: namespace %s has had too many ordered within an hour",
-			now.Add(max(wait, apiRetry)).UTC().Format(time.RFC3339), o.Namespace))
+			now.Add(max(wait, apiRetry)).UTC().Format(time.RFC3339), o.name.Namespace))
 		return max(wait, apiRetry)
 	}
-	granted, wait, why := m.ledger.take(o.Namespace, it.Hosts, leaf != nil && it.window.replaces() != "", now)
+	granted, wait, why := m.ledger.take(o.name.Namespace, it.Hosts, leaf != nil && it.window.replaces() != "", now)
 	if granted == nil {
 		wait = max(wait, apiRetry)
 		m.warn(it, o, "ACMEOrderDelayed", fmt.Sprintf("no certificate is ordered before %s: namespace %s has its part of what all namespaces "+
-			"together may have: %s (--lb-acme-limits)", now.Add(wait).UTC().Format(time.RFC3339), o.Namespace, why))
+			"together may have: %s (--lb-acme-limits)", now.Add(wait).UTC().Format(time.RFC3339), o.name.Namespace, why))
 		return min(wait, recheck)
 	}
 	return m.order(ctx, it, o, st, granted)
@@ -302,15 +302,16 @@ func (m *Manager) budgetOf(namespace string) *budget {
 }
 
 // warn records a Warning, once for each change.
-func (m *Manager) warn(it *item, o *corev1.Service, reason, text string) {
+func (m *Manager) warn(it *item, o *owner, reason, text string) {
 	if it.event != text {
 		it.event = text
-		m.o.Event(o, corev1.EventTypeWarning, reason, text)
+		m.o.Event(o.object, corev1.EventTypeWarning, reason, text)
 	}
+	m.setState(it, func(s *State) { s.Reason, s.Text = reason, text })
 }
 
 // taken reports a Secret that is not ours.
-func (m *Manager) taken(it *item, o *corev1.Service) time.Duration {
+func (m *Manager) taken(it *item, o *owner) time.Duration {
 	m.warn(it, o, "ACMESecretTaken",
 		"no certificate is ordered: the Secret "+it.Secret+" was not made for that, or has been changed; remove it, or name another one")
 	return time.Minute
@@ -318,7 +319,7 @@ func (m *Manager) taken(it *item, o *corev1.Service) time.Duration {
 
 // cannotKeep reports an error of the API server about the Secret of a Service. Its text only goes to the log: tenants read
 // the Event.
-func (m *Manager) cannotKeep(ctx context.Context, it *item, o *corev1.Service, err error) time.Duration {
+func (m *Manager) cannotKeep(ctx context.Context, it *item, o *owner, err error) time.Duration {
 	wait := apiRetry
 	switch {
 	case ctx.Err() != nil:
@@ -329,6 +330,6 @@ func (m *Manager) cannotKeep(ctx context.Context, it *item, o *corev1.Service, e
 		m.warn(it, o, "ACMESecretForbidden", "no certificate is ordered: the controller may not keep the Secret "+it.Secret)
 		wait = time.Minute
 	}
-	m.o.Log.Warn("cannot keep the Secret of a certificate; retrying", "service", svc.NameOf(o), "secret", it.Secret, "after", wait, "err", err)
+	m.o.Log.Warn("cannot keep the Secret of a certificate; retrying", "service", o.name, "secret", it.Secret, "after", wait, "err", err)
 	return wait
 }

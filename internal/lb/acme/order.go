@@ -28,13 +28,8 @@ import (
 // conflict, and is not replaced.
 const manager = svc.ACMEAccountSecret
 
-// serviceLabel is on a Secret that was made for a Service, and has its name.
-const serviceLabel = "fairlead.dev/acme-service"
-
-func isOurs(s *corev1.Secret, o *corev1.Service) bool { return s.Labels[serviceLabel] == o.Name }
-
-// apply writes the Secret of a Service. Server-side apply creates it if it does not exist, with a right that only covers its name.
-func (m *Manager) apply(ctx context.Context, o *corev1.Service, it *item, st *state) error {
+// apply writes the Secret of an item. Server-side apply creates it if it does not exist, with a right that only covers its name.
+func (m *Manager) apply(ctx context.Context, o *owner, it *item, st *state) error {
 	data := map[string][]byte{corev1.TLSCertKey: st.cert, corev1.TLSPrivateKeyKey: st.key}
 	maps.Copy(data, st.challenges)
 	annotations := map[string]string{svc.ACMEIssuedAnnotation: strconv.FormatBool(st.issued)}
@@ -43,14 +38,14 @@ func (m *Manager) apply(ctx context.Context, o *corev1.Service, it *item, st *st
 		annotations[svc.ACMERetryAnnotation] = st.after.UTC().Format(time.RFC3339)
 		annotations[svc.ACMEHostsAnnotation] = strings.Join(it.Hosts, ",")
 	}
-	s := core.Secret(it.Secret, o.Namespace).WithType(corev1.SecretTypeTLS).WithData(data).WithAnnotations(annotations).
-		WithLabels(map[string]string{serviceLabel: o.Name})
-	_, err := m.o.Client.CoreV1().Secrets(o.Namespace).Apply(ctx, s, metav1.ApplyOptions{FieldManager: manager})
+	s := core.Secret(it.Secret, o.name.Namespace).WithType(corev1.SecretTypeTLS).WithData(data).WithAnnotations(annotations).
+		WithLabels(map[string]string{o.label: o.mark})
+	_, err := m.o.Client.CoreV1().Secrets(o.name.Namespace).Apply(ctx, s, metav1.ApplyOptions{FieldManager: manager})
 	return err
 }
 
 // order orders a certificate and stores it.
-func (m *Manager) order(ctx context.Context, it *item, o *corev1.Service, st *state, granted *grant) time.Duration {
+func (m *Manager) order(ctx context.Context, it *item, o *owner, st *state, granted *grant) time.Duration {
 	limited, cancel := context.WithTimeout(ctx, orderTimeout)
 	defer cancel()
 	if err := m.apply(limited, o, it, st); err != nil { // what cannot be stored is not ordered
@@ -66,14 +61,14 @@ func (m *Manager) order(ctx context.Context, it *item, o *corev1.Service, st *st
 		return m.failed(ctx, it, o, st, granted, err)
 	}
 	granted.give(time.Now(), ofFailures)
-	m.budgetOf(o.Namespace).spend(time.Now(), false)
+	m.budgetOf(o.name.Namespace).spend(time.Now(), false)
 	next.issued, next.failures, next.after, next.challenges = true, 0, time.Time{}, nil
 	it.unsaved = &next
 	return m.store(ctx, it, o)
 }
 
 // store writes a certificate that has been issued.
-func (m *Manager) store(ctx context.Context, it *item, o *corev1.Service) time.Duration {
+func (m *Manager) store(ctx context.Context, it *item, o *owner) time.Duration {
 	if err := m.apply(ctx, o, it, it.unsaved); err != nil {
 		return m.cannotKeep(ctx, it, o, err)
 	}
@@ -82,16 +77,17 @@ func (m *Manager) store(ctx context.Context, it *item, o *corev1.Service) time.D
 		until = leaf.NotAfter.UTC().Format(time.RFC3339)
 	}
 	it.event, it.failures, it.unsaved = "", 0, nil
-	m.o.Event(o, corev1.EventTypeNormal, "ACMECertificateIssued",
+	m.setState(it, func(s *State) { *s = issuedUntil(until) })
+	m.o.Event(o.object, corev1.EventTypeNormal, "ACMECertificateIssued",
 		fmt.Sprintf("certificate for %s until %s, in the Secret %s", strings.Join(it.Hosts, ", "), until, it.Secret))
 	return recheck
 }
 
 // failed reports why an order has failed, and keeps on the Secret when it is tried again.
-func (m *Manager) failed(ctx context.Context, it *item, o *corev1.Service, st *state, granted *grant, err error) time.Duration {
+func (m *Manager) failed(ctx context.Context, it *item, o *owner, st *state, granted *grant, err error) time.Duration {
 	if errors.Is(err, errDenied) {
 		granted.give(time.Now(), ofOrders, ofDomains, ofFailures)
-		m.o.Log.Info("an order that replaces a certificate is made as any other", "service", svc.NameOf(o), "err", shorten(err))
+		m.o.Log.Info("an order that replaces a certificate is made as any other", "service", o.name, "err", shorten(err))
 		it.window.denied = true
 		return 0
 	}
@@ -106,7 +102,7 @@ func (m *Manager) failed(ctx context.Context, it *item, o *corev1.Service, st *s
 		wait = max(limit, retryAfter(1))
 	} else {
 		granted.give(time.Now(), ofDomains)
-		m.budgetOf(o.Namespace).spend(time.Now(), true)
+		m.budgetOf(o.name.Namespace).spend(time.Now(), true)
 		st.failures = max(st.failures, it.failures) + 1
 		it.failures, wait = st.failures, retryAfter(st.failures)
 	}
@@ -114,7 +110,7 @@ func (m *Manager) failed(ctx context.Context, it *item, o *corev1.Service, st *s
 	st.challenges, st.after = nil, time.Now().Add(wait)
 	text := shorten(err)
 	m.warn(it, o, "ACMEOrderFailed", "cannot order a certificate for "+strings.Join(it.Hosts, ", ")+": "+text)
-	m.o.Log.Warn("cannot order a certificate; retrying", "service", svc.NameOf(o), "after", wait, "err", text)
+	m.o.Log.Warn("cannot order a certificate; retrying", "service", o.name, "after", wait, "err", text)
 	if err := m.apply(ctx, o, it, st); err != nil {
 		return max(wait, m.cannotKeep(ctx, it, o, err))
 	}
@@ -135,7 +131,7 @@ func shorten(err error) string {
 }
 
 // obtain puts a certificate for the hosts of it into st.
-func (m *Manager) obtain(ctx context.Context, it *item, o *corev1.Service, st *state) error {
+func (m *Manager) obtain(ctx context.Context, it *item, o *owner, st *state) error {
 	c, err := m.client.get(ctx, m)
 	if err != nil {
 		return err

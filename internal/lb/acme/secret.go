@@ -67,6 +67,18 @@ func Tokens(s *corev1.Secret) map[string]string {
 	return out
 }
 
+// Answers are what a Secret has for an authority.
+type Answers struct {
+	Challenges map[string]*tls.Certificate // by host names
+	Tokens     map[string]string           // by tokens
+}
+
+// AnswersOf returns the ones of a Secret.
+func AnswersOf(s *corev1.Secret) Answers { return Answers{Challenges(s), Tokens(s)} }
+
+// Empty reports whether there are none.
+func (a *Answers) Empty() bool { return len(a.Challenges)+len(a.Tokens) == 0 }
+
 // isToken reports whether an authority's token is one (RFC 8555, 8.3), which also an entry of a Secret can be named by.
 func isToken(s string) bool {
 	other := func(c rune) bool {

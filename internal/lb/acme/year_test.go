@@ -29,6 +29,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 
@@ -264,10 +265,10 @@ func startOrdering(ctx context.Context, running *sync.WaitGroup, a *memory, o Op
 	o.Account = svc.Name{Namespace: "kube-system", Name: svc.ACMEAccountSecret}
 	o.Domains = []Domain{{Name: "shop.example"}}
 	o.Wanted = func(s *corev1.Service) Want { return Want{Hosts: []string{s.Name + ".shop.example"}, Secret: s.Name} }
-	o.Event = func(of *corev1.Service, _, reason, text string) {
+	o.Event = func(of runtime.Object, _, reason, text string) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.events = append(r.events, of.Name+" "+reason+": "+text)
+		r.events = append(r.events, of.(*corev1.Service).Name+" "+reason+": "+text)
 	}
 	m := New(o)
 	m.transport = a

@@ -61,6 +61,9 @@ type Announcer struct {
 	options Options
 	table   *table
 	paths   *bfd.Sessions
+	// complete is closed by Complete.
+	complete chan struct{}
+	once     sync.Once
 
 	mu       sync.Mutex
 	routerID netip.Addr
@@ -74,8 +77,13 @@ func New(o Options) *Announcer {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(o.NodeName))
 	id := netip.AddrFrom4([4]byte(h.Sum(nil)))
-	return &Announcer{options: o, routerID: id, table: newTable(), paths: bfd.New(), sessions: map[string]*session{}}
+	return &Announcer{options: o, routerID: id, table: newTable(), paths: bfd.New(), complete: make(chan struct{}),
+		sessions: map[string]*session{}}
 }
+
+// Complete reports that all is announced that an earlier process of this node did. A router with graceful restart then drops the
+// other routes of that process. Before, it is not sent the End-of-RIB, so it keeps them beside the ones that it is sent.
+func (a *Announcer) Complete() { a.once.Do(func() { close(a.complete) }) }
 
 // SetRouterID sets the BGP identifier of sessions that begin later: an IPv4 address
 // that no other speaker in the network has, best one of the node.
@@ -90,10 +98,6 @@ func (a *Announcer) SetRouterID(id netip.Addr) {
 // SetPeers replaces the peers: sessions with other peers end, sessions with changed peers
 // start again, and sessions with unchanged peers go on.
 // Each peer is valid, and its name is its own.
-//
-// What should be announced from the start is announced before the first call: a
-// router with graceful restart drops the routes of an earlier process that are not
-// among the first ones it is sent.
 func (a *Announcer) SetPeers(peers []Peer) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

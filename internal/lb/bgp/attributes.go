@@ -23,6 +23,8 @@ type Attributes struct {
 	Communities []Community
 	// LocalPreference is only sent to internal peers; nil is 100.
 	LocalPreference *uint32
+	// ASPathPrepend is how often the AS number is added to the path that external peers get.
+	ASPathPrepend int
 	// AggregationLength is the length of the prefix that is announced while any address
 	// in it is. Zero, or the length of the address, is a route for each address.
 	AggregationLength int
@@ -44,9 +46,11 @@ func (t Attributes) isFor(peer string) bool {
 	return len(t.Peers) == 0 || slices.Contains(t.Peers, peer)
 }
 
-// with returns the attributes of a route that is announced with t and o: the communities of both, and the higher preference.
+// with returns the attributes of a route that is announced with t and o: the communities of both, the higher preference and the shorter
+// path.
 func (t Attributes) with(o Attributes) Attributes {
-	out := Attributes{AggregationLength: t.AggregationLength, Communities: slices.Concat(t.Communities, o.Communities)}
+	out := Attributes{AggregationLength: t.AggregationLength, Communities: slices.Concat(t.Communities, o.Communities),
+		ASPathPrepend: min(t.ASPathPrepend, o.ASPathPrepend)}
 	slices.SortFunc(out.Communities, func(a, b Community) int { return strings.Compare(a.String(), b.String()) })
 	out.Communities = slices.Compact(out.Communities)
 	if t.LocalPreference != nil || o.LocalPreference != nil {
@@ -64,10 +68,10 @@ func (t Attributes) identity() string {
 
 // key is equal for attributes that a router sees as equal.
 func (t Attributes) key() string {
-	if len(t.Communities) == 0 && t.LocalPreference == nil {
+	if len(t.Communities) == 0 && t.LocalPreference == nil && t.ASPathPrepend == 0 {
 		return ""
 	}
-	return fmt.Sprint(t.localPreference(), t.Communities)
+	return fmt.Sprint(t.localPreference(), t.ASPathPrepend, t.Communities)
 }
 
 func (t Attributes) localPreference() uint32 {

@@ -231,7 +231,7 @@ func TestPassword(t *testing.T) {
 	}
 }
 
-// Communities and the local preference arrive, also when they change.
+// Communities, the local preference and a longer path arrive, also when they change. An internal router gets no path.
 func TestAttributesArrive(t *testing.T) {
 	net := testbed.NewNetwork(t)
 	h := net.Host("node1")
@@ -267,12 +267,16 @@ func TestAttributesArrive(t *testing.T) {
 			`BGP.large_community: \(64513, 1, 4294967295\)`, `BGP.local_pref: 100`)
 		has(inner, route, `(?m)BGP.as_path: *$`, `BGP.local_pref: 250`, `BGP.community: \(64513,100\)`)
 	}
-	n.order(order{Announce: []netip.Addr{vip4}, Attributes: bgp.Attributes{LocalPreference: new(uint32(7))}})
-	has(inner, route4, `(?m)BGP.local_pref: 7$`)
+	n.order(order{Announce: []netip.Addr{vip4}, Attributes: bgp.Attributes{LocalPreference: new(uint32(7)), ASPathPrepend: 2}})
+	has(inner, route4, `(?m)BGP.local_pref: 7$`, `(?m)BGP.as_path: *$`)
+	has(outer, route4, `(?m)BGP.as_path: 64513 64513 64513$`)
+	has(outer, route6, `(?m)BGP.as_path: 64513$`)
 	has(inner, route6, `BGP.local_pref: 250`)
 	if out := inner.Ask("show", "route", route4, "all"); strings.Contains(out, "community") {
 		t.Errorf("the communities are still there:\n%s", out)
 	}
+	n.order(order{Announce: []netip.Addr{vip4}, Attributes: bgp.Attributes{ASPathPrepend: 1}})
+	has(outer, route4, `(?m)BGP.as_path: 64513 64513$`)
 }
 
 // One prefix stands for all addresses in it, and stays until the last is withdrawn.
@@ -356,9 +360,15 @@ func TestGracefulRestart(t *testing.T) {
 		}
 	}
 	third := startNode(t, n.Host)
-	third.announce(vip4, vip6)
-	third.setPeers(p)
+	// While it cannot announce all, as on a busy machine, the router keeps the others.
+	more := netip.MustParseAddr("198.51.100.11")
+	third.order(order{Announce: []netip.Addr{vip4}, Peers: []bgp.Peer{p}, Incomplete: true})
 	third.Says("peer router: Established")
+	third.order(order{Announce: []netip.Addr{more}, Incomplete: true})
+	s.router.Routes("198.51.100.11/32", n.Addr4()) // has come after all of the first message
+	s.router.Routes(route6, n.Addr6())
+	s.router.Routes("198.51.100.10/32", n.Addr4())
+	third.announce(vip6)
 	// The router drops stale routes at the End-of-RIB marker of their family, which comes after all that is announced.
 	s.router.Routes("198.51.100.10/32")
 	s.router.Routes("2001:db8:7::10/128")

@@ -57,9 +57,7 @@ func (c *connection) run() error {
 	if err := c.announce(s.announcer.table.prefixes()); err != nil {
 		return err
 	}
-	if err := c.endOfRIB(); err != nil {
-		return err
-	}
+	complete := s.announcer.complete
 	dead, unwatch := c.watchPath()
 	defer unwatch()
 	var keepalive <-chan time.Time
@@ -80,6 +78,11 @@ func (c *connection) run() error {
 			return c.deadPath(reason)
 		case <-s.wake:
 			err = c.announce(slices.Collect(maps.Keys(s.takeDirty())))
+		case <-complete:
+			complete = nil
+			if err = c.announce(slices.Collect(maps.Keys(s.takeDirty()))); err == nil {
+				err = c.endOfRIB()
+			}
 		case f := <-refresh:
 			if wanted[f] = true; soon == nil {
 				soon = time.After(time.Until(last.Add(refreshPeriod)))

@@ -39,6 +39,7 @@ type order struct {
 	Announce, Withdraw []netip.Addr
 	Attributes         bgp.Attributes
 	Peers              []bgp.Peer // nil: they stay
+	Incomplete         bool       // more is announced later that routers keep until then
 	Restart            bool       // end as a process that another one follows
 }
 
@@ -68,6 +69,9 @@ func runNode(name string) {
 			}
 			for _, address := range o.Withdraw {
 				a.Withdraw(address)
+			}
+			if !o.Incomplete {
+				a.Complete()
 			}
 			if o.Peers != nil {
 				a.SetPeers(o.Peers)

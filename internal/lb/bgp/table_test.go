@@ -36,6 +36,11 @@ func TestRoutesOfPeers(t *testing.T) {
 			{AggregationLength: 24, LocalPreference: new(uint32(50))},
 		}}, map[string]string{"a": "198.51.100.0/24 50 [] 198.51.100.7/32 100 [2:2 1:1]",
 			"b": "198.51.100.0/24 50 [] 198.51.100.7/32 200 [1:1 2:2 3:3]"}},
+		"paths": {map[netip.Addr][]Attributes{
+			vip:   {{ASPathPrepend: 3}, {ASPathPrepend: 2, Peers: []string{"b"}}},
+			other: {{AggregationLength: 24, ASPathPrepend: 4}, {AggregationLength: 24, Peers: []string{"a"}}},
+		}, map[string]string{"a": "198.51.100.0/24 100 [] 198.51.100.7/32 100 [] +3",
+			"b": "198.51.100.0/24 100 [] +4 198.51.100.7/32 100 [] +2"}},
 		"pools in one prefix": {map[netip.Addr][]Attributes{
 			vip:   {{AggregationLength: 24, Peers: []string{"a"}}},
 			other: {{AggregationLength: 24, Peers: []string{"b"}, Communities: community("1:1")}},
@@ -53,7 +58,11 @@ func TestRoutesOfPeers(t *testing.T) {
 			var got []string
 			for _, p := range x.prefixes() {
 				if a, _, ok := x.get(p, peer); ok {
-					got = append(got, fmt.Sprint(p, " ", a.localPreference(), " ", a.Communities))
+					path := ""
+					if a.ASPathPrepend > 0 {
+						path = fmt.Sprint(" +", a.ASPathPrepend)
+					}
+					got = append(got, fmt.Sprint(p, " ", a.localPreference(), " ", a.Communities, path))
 				}
 			}
 			slices.Sort(got)

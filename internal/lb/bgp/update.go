@@ -2,6 +2,7 @@ package bgp
 
 import (
 	"net/netip"
+	"slices"
 
 	wire "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 )
@@ -88,7 +89,7 @@ func (t terms) pathAttributes(a Attributes) []wire.PathAttributeInterface {
 		out = append(out, wire.NewPathAttributeAsPath(nil), wire.NewPathAttributeLocalPref(a.localPreference()))
 	} else {
 		out = append(out, wire.NewPathAttributeAsPath([]wire.AsPathParamInterface{
-			wire.NewAs4PathParam(wire.BGP_ASPATH_ATTR_TYPE_SEQ, []uint32{t.peer.LocalASN}),
+			wire.NewAs4PathParam(wire.BGP_ASPATH_ATTR_TYPE_SEQ, slices.Repeat([]uint32{t.peer.LocalASN}, 1+a.ASPathPrepend)),
 		}))
 	}
 	var standard []uint32

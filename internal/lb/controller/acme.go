@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/dialect"
@@ -54,6 +55,6 @@ func (a *ACME) Manager(
 			}
 			return acme.Want{Hosts: r.Spec.ACMEHosts, Secret: r.Spec.Certificates[0], Challenge: r.Spec.ACMEChallenge}
 		},
-		Event: func(of *corev1.Service, eventType, reason, text string) { recorder.Event(of, eventType, reason, text) },
+		Event: func(of runtime.Object, eventType, reason, text string) { recorder.Event(of, eventType, reason, text) },
 	})
 }

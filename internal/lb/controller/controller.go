@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiclient"
 	"github.com/fairlead/fairlead/internal/election"
 	"github.com/fairlead/fairlead/internal/events"
+	"github.com/fairlead/fairlead/internal/lb/acme"
 	"github.com/fairlead/fairlead/internal/lb/claim"
 	"github.com/fairlead/fairlead/internal/lb/pool"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
@@ -47,8 +48,9 @@ type Options struct {
 	Workers int
 	// ACME orders certificates, if it is not nil.
 	ACME *ACME
-	// Beside, if not nil, runs while the Controller works: its writes with config are fenced as the Controller's.
-	Beside func(ctx context.Context, config *rest.Config, events *events.Recorder) error
+	// Beside, if not nil, runs while the Controller works: its writes with config are fenced as the Controller's. orders is what orders
+	// certificates, nil without ACME.
+	Beside func(ctx context.Context, config *rest.Config, events *events.Recorder, orders *acme.Manager) error
 	// Started, if not nil, is called each time the Controller has begun to work.
 	Started func()
 
@@ -139,12 +141,14 @@ func (c *Controller) work(ctx context.Context) error {
 	running.Go(func() { w.poolKeeper.run(ctx) })
 	running.Go(func() { w.voterKeeper.run(ctx) })
 	running.Go(func() { w.keepCoverage(ctx, c.o.coverageDelay) })
+	var orders *acme.Manager
 	if a := c.o.ACME; a != nil {
-		running.Go(func() { a.Manager(c.client, c.o.Log, recorder, w.isOursLocking).Run(ctx) })
+		orders = a.Manager(c.client, c.o.Log, recorder, w.isOursLocking)
+		running.Go(func() { orders.Run(ctx) })
 	}
 	if c.o.Beside != nil {
 		running.Go(func() {
-			if err := c.o.Beside(ctx, c.config, recorder); err != nil {
+			if err := c.o.Beside(ctx, c.config, recorder, orders); err != nil {
 				c.o.Log.Error("cannot serve Gateways and Ingresses", "err", err)
 			}
 		})

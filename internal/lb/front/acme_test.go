@@ -1,12 +1,14 @@
 package front
 
 import (
+	"crypto/tls"
 	"net/netip"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/gateway/certificates"
 	"github.com/fairlead/fairlead/internal/lb/acme"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -46,5 +48,28 @@ func TestPortOfChallenges(t *testing.T) {
 		if listeners[:4][len(c.listeners)] != (dialect.Listener{}) {
 			t.Error("the Service's own listeners have changed")
 		}
+	}
+}
+
+// All Ingresses share an address: what a tenant's Secret has for an authority counts only for the host whose certificate is ordered for
+// that Secret. Else the tenant could have the names of others certified, at an authority of its choice.
+func TestAnswersOfFronts(t *testing.T) {
+	own, thief := svc.Name{Namespace: "a", Name: "own"}, svc.Name{Namespace: "b", Name: "thief"}
+	other := svc.Name{Namespace: "b", Name: "other"}
+	orders := certificates.NewSet()
+	for n, host := range map[svc.Name]string{own: "a.example.com", thief: "b.example.com"} {
+		if wrong := orders.Add(certificates.Order{Secret: n, Hosts: []string{host}, Answered: true, Of: n}); wrong != "" {
+			t.Fatal(wrong)
+		}
+	}
+	cert := &tls.Certificate{}
+	forged := acme.Answers{Challenges: map[string]*tls.Certificate{"a.example.com": cert}, Tokens: map[string]string{"abc": "abc.key"}}
+	challenges, tokens := answersOf(orders, map[svc.Name]acme.Answers{thief: forged, other: forged})
+	if len(challenges) != 0 || len(tokens) != 1 || tokens["b.example.com"]["abc"] != "abc.key" {
+		t.Errorf("forged: %v, %v", challenges, tokens)
+	}
+	challenges, _ = answersOf(orders, map[svc.Name]acme.Answers{own: forged})
+	if len(challenges) != 1 || challenges["a.example.com"] != cert {
+		t.Errorf("own: %v", challenges)
 	}
 }

@@ -143,7 +143,7 @@ func (d *draft) address() reason {
 // another Service it does not: the port may be that one's, or may become it.
 func (d *draft) challenge() reason {
 	spec := &d.to.Spec
-	if len(d.to.Tokens) == 0 || slices.ContainsFunc(spec.Listeners, func(l dialect.Listener) bool { return l.Port == proxied.ACMEPort }) {
+	if !d.to.Answers() || slices.ContainsFunc(spec.Listeners, func(l dialect.Listener) bool { return l.Port == proxied.ACMEPort }) {
 		return reason{}
 	}
 	for _, a := range d.to.Addrs {

@@ -2,6 +2,7 @@ package front
 
 import (
 	"context"
+	"crypto/tls"
 	"maps"
 	"net/netip"
 	"slices"
@@ -14,8 +15,10 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/gateway"
+	"github.com/fairlead/fairlead/internal/gateway/certificates"
 	"github.com/fairlead/fairlead/internal/gateway/names"
 	"github.com/fairlead/fairlead/internal/gateway/watch"
+	"github.com/fairlead/fairlead/internal/lb/acme"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
@@ -44,28 +47,39 @@ type frontState struct {
 	targets []gateway.Target
 	revoked map[gateway.Revocation]bool
 	gateway *gateway.Front // nil for Ingresses
+	orders  *certificates.Set
 }
 
-// frontOf returns the table of the front that a Service serves, with its targets. A Service only serves the Gateway whose name
-// and namespace it has, whatever its labels are.
+// frontOf returns the table of the front that a Service serves, with its targets. A Service only serves the Gateway or the Ingress whose
+// name and namespace it has, whatever its labels are.
 func (r *routing) frontOf(o *corev1.Service) (out frontState, ok bool) {
 	if r.state == nil {
 		return frontState{}, false
 	}
 	n := svc.NameOf(o)
 	if n == names.IngressService() {
-		if f := r.state.Ingress; f != nil {
-			return frontState{table: f.Table, targets: f.Targets}, true
-		}
-		return frontState{}, false
+		return r.ingressesAt(names.SharedFront())
 	}
 	owner := metav1.GetControllerOf(o) // the label has only the first 63 bytes of the name
-	if owner == nil || owner.Kind != "Gateway" {
+	if owner == nil {
 		return frontState{}, false
 	}
-	g := svc.Name{Namespace: n.Namespace, Name: owner.Name}
-	if f := r.state.Fronts[g]; f != nil && names.ServiceOfGateway(g) == n {
-		return frontState{f.Table, f.Targets, f.Revoked, f}, true
+	of := svc.Name{Namespace: n.Namespace, Name: owner.Name}
+	switch {
+	case owner.Kind == "Ingress" && names.ServiceOfFront(of) == n:
+		return r.ingressesAt(of)
+	case owner.Kind == "Gateway" && names.ServiceOfGateway(of) == n:
+		if f := r.state.Fronts[of]; f != nil {
+			return frontState{f.Table, f.Targets, f.Revoked, f, f.Orders}, true
+		}
+	}
+	return frontState{}, false
+}
+
+// ingressesAt is frontOf for the Service of a front of Ingresses.
+func (r *routing) ingressesAt(front svc.Name) (out frontState, ok bool) {
+	if f := r.state.IngressFronts[front]; f != nil {
+		return frontState{table: f.Table, targets: f.Targets, orders: f.Orders}, true
 	}
 	return frontState{}, false
 }
@@ -230,6 +244,7 @@ func (d *draft) route() reason {
 	}
 	next := pools{}
 	routes.Subjects = t.Subjects
+	d.to.Challenges, routes.Tokens = answersOf(front.orders, d.routing.state.Answers)
 	routes.Policies = verification(front.gateway, d.routing.state, d.from.pools, next)
 	routes.Clients = clientsOf(t, d.routing.state, d.from.pools, next)
 	unlisted := reason{}
@@ -267,5 +282,26 @@ func (d *draft) route() reason {
 		}
 		d.to.Spec.Listeners = append(d.to.Spec.Listeners, l)
 	}
-	return reason{}
+	return d.challenge()
+}
+
+// answersOf returns what a front answers an authority of ACME with, by hosts: nothing but what the Secret has whose certificate is ordered
+// for that host. Who has another Secret of the front could have the names of others certified.
+func answersOf(
+	orders *certificates.Set, from map[svc.Name]acme.Answers,
+) (challenges map[string]*tls.Certificate, tokens map[string]map[string]string) {
+	if len(from) == 0 {
+		return nil, nil
+	}
+	challenges, tokens = map[string]*tls.Certificate{}, map[string]map[string]string{}
+	for host, secret := range orders.Answering() {
+		answers := from[secret]
+		if c := answers.Challenges[host]; c != nil {
+			challenges[host] = c
+		}
+		if len(answers.Tokens) > 0 {
+			tokens[host] = answers.Tokens
+		}
+	}
+	return challenges, tokens
 }

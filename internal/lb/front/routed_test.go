@@ -40,6 +40,36 @@ func TestFrontOfGateway(t *testing.T) {
 	}
 }
 
+// The Service of an Ingress with a front for itself serves this front, and no other Service does, whatever its labels and its owner are.
+func TestFrontOfIngress(t *testing.T) {
+	shared, own := &gateway.Table{}, &gateway.Table{}
+	web := svc.Name{Namespace: "a", Name: "web"}
+	all := map[svc.Name]*gateway.IngressFront{names.SharedFront(): {Table: shared}, web: {Table: own}}
+	r := routing{state: &watch.State{IngressFronts: all}}
+	for _, c := range []struct {
+		service     svc.Name
+		kind, owner string
+		want        *gateway.Table
+	}{
+		{names.IngressService(), "", "", shared}, {names.IngressService(), "Ingress", "web", shared},
+		{names.ServiceOfFront(web), "Ingress", "web", own}, {names.ServiceOfFront(web), "Gateway", "web", nil},
+		{names.ServiceOfFront(web), "", "", nil}, {names.ServiceOfFront(web), "Ingress", "other", nil},
+		{svc.Name{Namespace: "a", Name: "mine"}, "Ingress", "web", nil},
+		{svc.Name{Namespace: "b", Name: names.ServiceOfFront(web).Name}, "Ingress", "web", nil},
+		{svc.Name{Namespace: "a", Name: names.IngressService().Name}, "Ingress", "", nil},
+	} {
+		o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{
+			Namespace: c.service.Namespace, Name: c.service.Name, Labels: map[string]string{names.FrontLabel: names.FrontIngress},
+		}}
+		if c.kind != "" {
+			o.OwnerReferences = []metav1.OwnerReference{{Kind: c.kind, Name: c.owner, Controller: new(true)}}
+		}
+		if got, ok := r.frontOf(o); ok != (c.want != nil) || got.table != c.want {
+			t.Errorf("%+v: %t", c, ok)
+		}
+	}
+}
+
 // Routes lead to headless Services, too, which no proxy has: their slices say so by a label. IPv4 comes first where there are both
 // families.
 func TestTargetsOfRoutes(t *testing.T) {

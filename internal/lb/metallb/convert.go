@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -67,7 +68,7 @@ func Convert(in io.Reader) (*Result, error) {
 	}
 	aliases := c.aliases()
 	ranks := c.ranks()
-	var first ways
+	byARP, byBGP := false, false // whether some pool is announced so
 	for i := range c.pools {
 		p := &c.pools[i]
 		w := c.waysOf(p)
@@ -76,17 +77,13 @@ func Convert(in io.Reader) (*Result, error) {
 				"or leave the pool out")
 			continue
 		}
-		if first.of == "" {
-			first = w
-		} else if first.l2 != w.l2 || first.bgp != w.bgp {
-			c.refuse(id(p), "", "it is announced by %s, and pool %s by %s: fairlead announces all pools in the same ways", w, first.of, first)
-		}
+		byARP, byBGP = byARP || w.l2, byBGP || w.bgp
 		c.convertPool(p, w, aliases, ranks[p.Name])
 	}
 	c.checkAdvertisements()
-	c.convertPeers(first.bgp)
+	c.convertPeers(byBGP)
 	c.out.Announce = v1.AnnounceARP
-	if first.bgp && !first.l2 {
+	if byBGP && !byARP {
 		c.out.Announce = v1.AnnounceBGP
 	}
 	if len(c.refused) > 0 {
@@ -99,25 +96,25 @@ func id[S any](o *object[S]) string { return o.Kind + "/" + o.Name }
 
 // ways are the ways in which a pool is announced, and by which advertisements.
 type ways struct {
-	of      string
 	l2, bgp bool
 	viaL2   []*object[l2Spec]
 	viaBGP  []*object[bgpSpec]
 }
 
-func (w ways) String() string {
-	switch {
-	case w.l2 && w.bgp:
-		return "ARP and BGP"
-	case w.bgp:
-		return "BGP only"
+// announce returns the ways as a pool has them. A pool without them would also be announced in a way that comes later.
+func (w ways) announce() (out []string) {
+	if w.l2 {
+		out = append(out, v1.AnnounceARP)
 	}
-	return "ARP only"
+	if w.bgp {
+		out = append(out, v1.AnnounceBGP)
+	}
+	return out
 }
 
 // waysOf returns how a pool is announced.
 func (c *converter) waysOf(p *object[poolSpec]) ways {
-	w := ways{of: p.Name}
+	w := ways{}
 	for i := range c.l2 {
 		if selects(&c.l2[i].Spec.selection, p) {
 			w.l2, w.viaL2 = true, append(w.viaL2, &c.l2[i])
@@ -154,17 +151,12 @@ func (c *converter) checkAdvertisements() {
 	for i := range c.bgp {
 		a := &c.bgp[i]
 		c.checkSelection(id(a), &a.Spec.selection)
-		if a.Spec.ASPathPrepend > 0 {
-			c.refuse(id(a), "spec.asPathPrepend", "fairlead does not lengthen the AS path: let the router prefer another route")
+		if a.Spec.ASPathPrepend > v1.MaxASPathPrepend {
+			c.refuse(id(a), "spec.asPathPrepend", "it is %d: want 0 to %d", a.Spec.ASPathPrepend, v1.MaxASPathPrepend)
 		}
 		for j, name := range a.Spec.Peers {
 			if !c.seen[kindPeer+"/"+name] {
 				c.refuse(id(a), fmt.Sprintf("spec.peers[%d]", j), "there is no BGPPeer %q", name)
-			}
-		}
-		for j := range c.peers {
-			if name := c.peers[j].Name; len(a.Spec.Peers) > 0 && !slices.Contains(a.Spec.Peers, name) {
-				c.refuse(id(a), "spec.peers", "BGPPeer %q is not in it: fairlead announces every pool to all peers", name)
 			}
 		}
 	}
@@ -180,7 +172,7 @@ func (c *converter) checkSelection(id string, s *selection) {
 		c.checkSelector(id, fmt.Sprintf("spec.ipAddressPoolSelectors[%d]", i), &s.IPAddressPoolSelectors[i])
 	}
 	if !matchesAll(s.NodeSelectors) {
-		c.refuse(id, "spec.nodeSelectors", "fairlead announces from every node that runs fairlead lb: let it run on these nodes only")
+		c.oneSelector(id, "spec.nodeSelectors", s.NodeSelectors)
 	}
 	if !matchesAll(s.ServiceSelectors) {
 		c.refuse(id, "spec.serviceSelectors", "fairlead announces all Services of a pool: give these Services a pool of their own, "+
@@ -216,6 +208,7 @@ func (c *converter) convertPool(p *object[poolSpec], w ways, aliases map[string]
 		spec.NamespaceSelector = c.oneSelector(id(p), "spec.serviceAllocation.namespaceSelectors", a.NamespaceSelectors)
 		spec.ServiceSelector = c.oneSelector(id(p), "spec.serviceAllocation.serviceSelectors", a.ServiceSelectors)
 	}
+	spec.Announce, spec.NodeSelector = w.announce(), c.nodesOf(p, w)
 	for _, a := range w.viaL2 { // an advertisement without interfaces is for all of them
 		if len(a.Spec.Interfaces) == 0 {
 			spec.Interfaces = nil
@@ -225,30 +218,68 @@ func (c *converter) convertPool(p *object[poolSpec], w ways, aliases map[string]
 	}
 	slices.Sort(spec.Interfaces)
 	spec.Interfaces = slices.Compact(spec.Interfaces)
+	var routes []v1.PoolRoute
 	for _, a := range w.viaBGP {
-		c.addRoute(p, spec, a, aliases)
+		routes = c.addRoute(p, routes, a, aliases)
 	}
-	if spec.BGP != nil && len(spec.BGP.Communities) == 0 && spec.BGP.LocalPreference == nil &&
-		spec.BGP.AggregationLengthV4 == nil && spec.BGP.AggregationLengthV6 == nil {
-		spec.BGP = nil
+	if len(routes) > maxRoutes {
+		c.refuse(id(p), "", "its BGPAdvertisements are %d different routes to each address, and fairlead has %d", len(routes), maxRoutes)
+	} else if len(routes) > 1 || len(routes) == 1 && !reflect.DeepEqual(routes[0], v1.PoolRoute{}) {
+		spec.BGP = &v1.PoolBGP{PoolRoute: routes[0], Advertisements: routes[1:]}
 	}
 	c.out.Pools = append(c.out.Pools, out)
 }
 
-// oneSelector returns the only selector of a list, nil if there is none.
+// nodesOf returns which nodes announce a pool, nil for all. Its advertisements must agree: for each of them MetalLB has
+// interfaces, attributes and peers, and a pool has one selector here.
+func (c *converter) nodesOf(p *object[poolSpec], w ways) *metav1.LabelSelector {
+	var first *metav1.LabelSelector
+	var firstOf string
+	for _, a := range w.selections() {
+		var nodes *metav1.LabelSelector
+		if !matchesAll(a.NodeSelectors) {
+			nodes, _ = oneOf(a.NodeSelectors)
+		}
+		switch {
+		case firstOf == "":
+			first, firstOf = nodes, a.of
+		case !selectsSame(first, nodes):
+			c.refuse(id(p), "", "%s and %s announce it from different nodes, and a pool has one nodeSelector: give each its own pool, or "+
+				"the same spec.nodeSelectors", firstOf, a.of)
+			return nil
+		}
+	}
+	return first
+}
+
+// advertised is the selection of an advertisement of a pool.
+type advertised struct {
+	of string
+	*selection
+}
+
+func (w ways) selections() (out []advertised) {
+	for _, a := range w.viaL2 {
+		out = append(out, advertised{id(a), &a.Spec.selection})
+	}
+	for _, a := range w.viaBGP {
+		out = append(out, advertised{id(a), &a.Spec.selection})
+	}
+	return out
+}
+
+// oneSelector returns the selector that a list of alternatives is, nil if there is none or if it is refused.
 func (c *converter) oneSelector(id, path string, selectors []metav1.LabelSelector) *metav1.LabelSelector {
 	for i := range selectors {
 		if !c.checkSelector(id, fmt.Sprintf("%s[%d]", path, i), &selectors[i]) {
 			return nil
 		}
 	}
-	switch {
-	case len(selectors) == 0:
-		return nil
-	case len(selectors) > 1:
-		c.refuse(id, path, "it has %d selectors, and fairlead takes one: join them with matchExpressions and the operator In", len(selectors))
+	one, ok := oneOf(selectors)
+	if !ok {
+		c.refuse(id, path, "it has %d selectors, and fairlead takes one, or several that list values of the same label", len(selectors))
 	}
-	return &selectors[0]
+	return one
 }
 
 // The lengths of prefixes that are one address.
@@ -257,23 +288,33 @@ const (
 	wholeV6 = 128
 )
 
-// addRoute adds the attributes of an advertisement to a pool. Several are one route only if no more than their
-// communities differ.
-func (c *converter) addRoute(p *object[poolSpec], spec *v1.IPAddressPoolSpec, a *object[bgpSpec], aliases map[string]string) {
-	add := v1.PoolBGP{PoolRoute: v1.PoolRoute{AggregationLengthV4: length(a.Spec.AggregationLength, wholeV4),
-		AggregationLengthV6: length(a.Spec.AggregationLengthV6, wholeV6)}}
+// maxRoutes is how many routes a pool may have: PoolBGP.Advertisements are 8 at most.
+const maxRoutes = 9
+
+// addRoute adds an advertisement to the routes of a pool, of which several are one if no more than their communities differ.
+func (c *converter) addRoute(p *object[poolSpec], routes []v1.PoolRoute, a *object[bgpSpec], aliases map[string]string) []v1.PoolRoute {
+	add := v1.PoolRoute{Peers: c.routePeers(a), AggregationLengthV4: length(a.Spec.AggregationLength, wholeV4),
+		AggregationLengthV6: length(a.Spec.AggregationLengthV6, wholeV6), ASPathPrepend: int32(a.Spec.ASPathPrepend)}
 	if a.Spec.LocalPref != 0 {
 		add.LocalPreference = new(int64(a.Spec.LocalPref))
 	}
-	have := spec.BGP
-	if have == nil {
-		have = &add
-		spec.BGP = have
-	} else if !same(have.AggregationLengthV4, add.AggregationLengthV4) || !same(have.AggregationLengthV6, add.AggregationLengthV6) ||
-		!same(have.LocalPreference, add.LocalPreference) {
-		c.refuse(id(a), "spec", "another BGPAdvertisement announces pool %s with another aggregation length or localPref, "+
-			"and fairlead has one route for each address", p.Name)
-		return
+	var into *v1.PoolRoute
+	for i := range routes {
+		have := &routes[i]
+		alike := same(have.LocalPreference, add.LocalPreference) && have.ASPathPrepend == add.ASPathPrepend
+		switch {
+		case !same(have.AggregationLengthV4, add.AggregationLengthV4) || !same(have.AggregationLengthV6, add.AggregationLengthV6):
+		case alike && slices.Equal(have.Peers, add.Peers):
+			into = have
+		case !alike && common(have.Peers, add.Peers):
+			c.refuse(id(a), "spec", "another BGPAdvertisement announces pool %s to the same BGPPeer with another localPref or "+
+				"asPathPrepend, and an address has one route for a peer", p.Name)
+			return routes
+		}
+	}
+	if into == nil {
+		routes = append(routes, add)
+		into = &routes[len(routes)-1]
 	}
 	for i, text := range a.Spec.Communities {
 		value := communityOf(cmp.Or(aliases[text], text))
@@ -281,10 +322,36 @@ func (c *converter) addRoute(p *object[poolSpec], spec *v1.IPAddressPoolSpec, a 
 			c.refuse(id(a), fmt.Sprintf("spec.communities[%d]", i), "%q is neither a name of a Community nor a value: %s", text, err)
 			continue
 		}
-		if !slices.Contains(have.Communities, value) {
-			have.Communities = append(have.Communities, value)
+		if !slices.Contains(into.Communities, value) {
+			into.Communities = append(into.Communities, value)
 		}
 	}
+	return routes
+}
+
+// routePeers returns the peers that get the routes of an advertisement, sorted, none for all.
+func (c *converter) routePeers(a *object[bgpSpec]) (peers []string) {
+	for i := range c.peers {
+		p := &c.peers[i]
+		got := len(a.Spec.Peers) == 0 || slices.Contains(a.Spec.Peers, p.Name)
+		if got {
+			peers = append(peers, p.Name)
+		}
+		internal := p.Spec.DynamicASN == "internal" || p.Spec.PeerASN == p.Spec.MyASN
+		if got && internal && a.Spec.ASPathPrepend > 0 {
+			c.note(id(a), "spec.asPathPrepend", "it has no effect at BGPPeer %s: a router of the same AS gets no path", p.Name)
+		}
+	}
+	if len(peers) == len(c.peers) {
+		return nil
+	}
+	slices.Sort(peers)
+	return peers
+}
+
+// common reports whether some peer gets the routes of both lists, of which an empty one is for all.
+func common(a, b []string) bool {
+	return len(a) == 0 || len(b) == 0 || slices.ContainsFunc(a, func(name string) bool { return slices.Contains(b, name) })
 }
 
 func same[T comparable](a, b *T) bool { return a == b || a != nil && b != nil && *a == *b }

@@ -1,6 +1,7 @@
 package metallb
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -9,6 +10,7 @@ import (
 	"testing"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
@@ -77,6 +79,54 @@ func TestAnnounce(t *testing.T) {
 	}
 }
 
+// Each pool keeps its ways and its nodes, which selectors of MetalLB list as alternatives.
+func TestWaysOfPools(t *testing.T) {
+	parts := strings.Split(base, "---")
+	second := strings.NewReplacer("name: p", "name: q", "192.0.2", "198.51.100").Replace(parts[0])
+	l2 := func(spec string) string { return strings.Replace(parts[1], "}}", "}, spec: {"+spec+"}}", 1) }
+	bgp := func(spec string) string { return strings.Replace(parts[2], "spec: {}", "spec: {"+spec+"}", 1) }
+	const a, alternatives = "nodeSelectors: [{matchLabels: {host: a}}]",
+		"nodeSelectors: [{matchLabels: {host: b}}, {matchExpressions: [{key: host, operator: In, values: [c, a]}]}, {matchLabels: {host: a}}]"
+	for _, c := range []struct {
+		l2, bgp, all   string
+		p, q           []string
+		pNodes, qNodes string
+	}{
+		{l2("ipAddressPools: [p]"), bgp("ipAddressPools: [q]"), v1.AnnounceARP, []string{"arp"}, []string{"bgp"}, "", ""},
+		{l2(""), bgp("ipAddressPools: [p]"), v1.AnnounceARP, []string{"arp", "bgp"}, []string{"arp"}, "", ""},
+		{l2("ipAddressPools: [p], " + a), bgp("ipAddressPools: [q]"), v1.AnnounceARP, []string{"arp"}, []string{"bgp"}, "host=a", ""},
+		{l2(a), bgp("ipAddressPools: [q], " + a), v1.AnnounceARP, []string{"arp"}, []string{"arp", "bgp"}, "host=a", "host=a"},
+		{l2("ipAddressPools: [p]"), bgp("ipAddressPools: [q], " + alternatives), v1.AnnounceARP, []string{"arp"}, []string{"bgp"}, "",
+			"host in (a,b,c)"},
+		{l2(a), bgp("nodeSelectors: [{matchExpressions: [{key: host, operator: In, values: [a, a]}]}, {matchLabels: {host: a}}]"),
+			v1.AnnounceARP, []string{"arp", "bgp"}, []string{"arp", "bgp"}, "host=a", "host=a"},
+		{l2("nodeSelectors: [{matchLabels: {host: a}, matchExpressions: [" +
+			"{key: z, operator: NotIn, values: [c, b]}, {key: r, operator: Exists}]}]"),
+			bgp("nodeSelectors: [{matchExpressions: [{key: r, operator: Exists}, {key: host, operator: In, values: [a]}, " +
+				"{key: z, operator: NotIn, values: [b, c]}]}]"),
+			v1.AnnounceARP, []string{"arp", "bgp"}, []string{"arp", "bgp"}, "host=a,r,z notin (b,c)", "host=a,r,z notin (b,c)"},
+		{"", bgp("nodeSelectors: [{}, {matchLabels: {host: a}}]"), v1.AnnounceBGP, []string{"bgp"}, []string{"bgp"}, "", ""},
+	} {
+		r, err := Convert(strings.NewReader(strings.Join([]string{parts[0], second, c.l2, c.bgp, parts[3]}, "\n---\n")))
+		if err != nil {
+			t.Errorf("%s %s: %v", c.l2, c.bgp, err)
+			continue
+		}
+		p, q := r.Pools[0].Spec, r.Pools[1].Spec
+		if r.Announce != c.all || !slices.Equal(p.Announce, c.p) || !slices.Equal(q.Announce, c.q) ||
+			nodes(p) != c.pNodes || nodes(q) != c.qNodes {
+			t.Errorf("%s %s: %s, p by %v from %q, q by %v from %q", c.l2, c.bgp, r.Announce, p.Announce, nodes(p), q.Announce, nodes(q))
+		}
+	}
+}
+
+func nodes(p v1.IPAddressPoolSpec) string {
+	if p.NodeSelector == nil {
+		return ""
+	}
+	return metav1.FormatLabelSelector(p.NodeSelector)
+}
+
 // What fairlead does not do, and what is wrong, is refused with the path of the field: nothing is left out in silence.
 func TestRefusals(t *testing.T) {
 	const ranges, l2, peer = "addresses: [192.0.2.0/24]", "name: l, namespace: metallb-system}", "peerAddress: 10.0.0.1"
@@ -84,23 +134,27 @@ func TestRefusals(t *testing.T) {
 		{ranges, "addresses: []", "IPAddressPool/p: spec.addresses: it is empty"},
 		{"192.0.2.0/24", "192.0.2.0/240", "IPAddressPool/p: spec.addresses[0]"},
 		{ranges, ranges + ", autoAsign: false", `IPAddressPool/p: unknown field "spec.autoAsign"`},
-		{ranges, ranges + ", serviceAllocation: {serviceSelectors: [{matchLabels: {a: b}}, {matchLabels: {a: c}}]}",
+		{ranges, ranges + ", serviceAllocation: {serviceSelectors: [{matchLabels: {a: b}}, {matchLabels: {c: b}}]}",
 			"IPAddressPool/p: spec.serviceAllocation.serviceSelectors: it has 2"},
 		{ranges, ranges + ", serviceAllocation: {namespaceSelectors: [{matchExpressions: [{key: a, operator: Is}]}]}",
 			"IPAddressPool/p: spec.serviceAllocation.namespaceSelectors[0]"},
 		{ranges, ranges + ", serviceAllocation: {priority: -1}", "IPAddressPool/p: spec.serviceAllocation.priority"},
 		{l2, l2 + ", spec: {nodeSelectors: [{matchLabels: {a: b}}]}",
-			"L2Advertisement/l: spec.nodeSelectors"},
+			"IPAddressPool/p: L2Advertisement/l and BGPAdvertisement/b announce it from different nodes"},
+		{l2, l2 + ", spec: {nodeSelectors: [{matchExpressions: [{key: a, operator: NotIn, values: [b]}]}, {matchLabels: {a: b}}]}",
+			"L2Advertisement/l: spec.nodeSelectors: it has 2"},
+		{l2, l2 + ", spec: {nodeSelectors: [{matchLabels: {a: b}}, {matchLabels: {a: b, c: d}}]}",
+			"L2Advertisement/l: spec.nodeSelectors: it has 2"},
+		{l2, l2 + ", spec: {nodeSelectors: [{matchExpressions: [{key: a, operator: Is}]}]}", "L2Advertisement/l: spec.nodeSelectors[0]"},
 		{l2, l2 + ", spec: {serviceSelectors: [{matchLabels: {a: b}}]}",
 			"L2Advertisement/l: spec.serviceSelectors"},
 		{l2, l2 + ", spec: {ipAddressPools: [other]}",
 			"L2Advertisement/l: spec.ipAddressPools[0]"},
 		{l2, l2 + ", spec: {ipAddressPoolSelectors: [{matchExpressions: [{key: a}]}]}",
 			"L2Advertisement/l: spec.ipAddressPoolSelectors[0]"},
-		{"spec: {}", "spec: {nodeSelectors: [{matchLabels: {a: b}}]}", "BGPAdvertisement/b: spec.nodeSelectors"},
-		{"spec: {}", "spec: {asPathPrepend: 2}", "BGPAdvertisement/b: spec.asPathPrepend"},
+		{"spec: {}", "spec: {nodeSelectors: [{matchLabels: {a: b}}]}", "IPAddressPool/p: L2Advertisement/l and BGPAdvertisement/b"},
+		{"spec: {}", "spec: {asPathPrepend: 11}", "BGPAdvertisement/b: spec.asPathPrepend: it is 11: want 0 to 10"},
 		{"spec: {}", "spec: {peers: [x]}", `BGPAdvertisement/b: spec.peers[0]: there is no BGPPeer "x"`},
-		{"spec: {}", "spec: {peers: [x]}", `BGPAdvertisement/b: spec.peers: BGPPeer "r" is not in it`},
 		{"spec: {}", "spec: {communities: [gold]}", "BGPAdvertisement/b: spec.communities[0]"},
 		{"spec: {}", "spec: {communities: ['70000:1']}", "BGPAdvertisement/b: spec.communities[0]"},
 		{"namespace: metallb-system}, spec: {}", "namespace: default}, spec: {}", "BGPAdvertisement/b: metadata.namespace"},
@@ -117,7 +171,7 @@ func TestRefusals(t *testing.T) {
 		{peer, peer + ", holdTime: 3s, keepaliveTime: 3s", "BGPPeer/r: spec: keepalive time"},
 		{peer, peer + ", holdTime: 90", "BGPPeer/r: json: "},
 		{peer, peer + ", password: a, passwordSecret: {name: b}", "BGPPeer/r: spec.password"},
-		{peer, peer + ", nodeSelectors: [{matchLabels: {a: b}}, {matchLabels: {a: c}}]", "BGPPeer/r: spec.nodeSelectors"},
+		{peer, peer + ", nodeSelectors: [{matchLabels: {a: b}}, {matchLabels: {c: b}}]", "BGPPeer/r: spec.nodeSelectors"},
 		{"peerASN: 64513", "dynamicASN: external", "BGPPeer/r: spec.dynamicASN"},
 		{"peerASN: 64513", "peerASN: 64513, dynamicASN: internal", "BGPPeer/r: spec.dynamicASN: it excludes"},
 		{"peerASN: 64513, ", "", "BGPPeer/r: spec: the peer's AS number is missing"},
@@ -169,21 +223,28 @@ func TestBFDProfiles(t *testing.T) {
 	}
 }
 
+// further are n advertisements of all pools, each with another length.
+func further(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "---\n{apiVersion: metallb.io/v1beta1, kind: BGPAdvertisement, metadata: {name: f%d, namespace: metallb-system}, "+
+			"spec: {aggregationLength: %d}}\n", i, 20+i)
+	}
+	return b.String()
+}
+
 // Pools that would be announced to more than before are refused as a whole.
 func TestRefusalsOfWays(t *testing.T) {
 	parts := strings.Split(base, "---")
-	second := strings.ReplaceAll(strings.ReplaceAll(parts[0], "name: p", "name: q"), "192.0.2", "198.51.100")
-	only := func(part string) string { return strings.ReplaceAll(part, "spec: {}", "spec: {ipAddressPools: [p]}") }
 	again := strings.Replace(parts[2], "name: b", "name: c", 1)
 	for _, c := range []struct{ text, want string }{
 		{parts[0], "IPAddressPool/p: no advertisement selects it"},
 		{parts[0] + "---" + parts[1] + "---" + parts[3], "BGPPeer/r: no pool is announced by BGP"},
 		{base + "---" + parts[0], "IPAddressPool/p: metadata.name: the text has two objects"},
-		{strings.Join([]string{parts[0], second, parts[1], only(parts[2]), parts[3]}, "---"),
-			"IPAddressPool/q: it is announced by ARP only, and pool p by ARP and BGP"},
 		{base + "---" + strings.Replace(again, "spec: {}", "spec: {localPref: 7}", 1),
 			"BGPAdvertisement/c: spec: another BGPAdvertisement announces pool p"},
-		{base + "---" + strings.Replace(again, "spec: {}", "spec: {aggregationLength: 24}", 1), "BGPAdvertisement/c: spec: another"},
+		{base + "---" + strings.Replace(again, "spec: {}", "spec: {asPathPrepend: 1, peers: [r]}", 1), "BGPAdvertisement/c: spec: another"},
+		{base + further(9), "IPAddressPool/p: its BGPAdvertisements are 10 different routes"},
 		{"", "no object"},
 		{"[]", "not an object"},
 		{strings.Repeat("#", MaxText+2), "more than 16 MiB"},

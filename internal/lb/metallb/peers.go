@@ -26,8 +26,8 @@ func (c *converter) convertPeers(announced bool) {
 		p := &c.peers[i]
 		used[p.Spec.BFDProfile] = true
 		if !announced {
-			c.refuse(id(p), "", "no pool is announced by BGP, so MetalLB tells this router nothing, and fairlead would announce every pool "+
-				"to it: leave the peer out, or add a BGPAdvertisement")
+			c.refuse(id(p), "", "no pool is announced by BGP, so MetalLB tells this router nothing: "+
+				"leave the peer out, or add a BGPAdvertisement")
 			continue
 		}
 		c.refusePeerFields(p)
@@ -55,10 +55,6 @@ func (c *converter) refusePeerFields(p *object[peerSpec]) {
 	refuse(s.Interface != "", "interface", "fairlead has no unnumbered sessions: give the router's address as peerAddress")
 	refuse(s.VRF != "", "vrf", "fairlead connects from the node's main routing table")
 	refuse(s.DisableMP, "disableMP", "fairlead announces both families to a router that takes both")
-	refuse(len(s.NodeSelectors) > 1, "nodeSelectors", "fairlead takes one: join them with matchExpressions and the operator In")
-	for i := range s.NodeSelectors {
-		c.checkSelector(id(p), "spec.nodeSelectors", &s.NodeSelectors[i])
-	}
 	if s.ConnectTime != nil {
 		c.note(id(p), "spec.connectTime", "it has no effect: fairlead chooses when it connects again")
 	}
@@ -79,8 +75,8 @@ func (c *converter) convertPeer(p *object[peerSpec]) {
 	if s.EBGPMultiHop {
 		out.Spec.EBGPMultihop = multihopTTL
 	}
-	if len(s.NodeSelectors) == 1 {
-		out.Spec.NodeSelector = &s.NodeSelectors[0]
+	if !matchesAll(s.NodeSelectors) {
+		out.Spec.NodeSelector = c.oneSelector(id(p), "spec.nodeSelectors", s.NodeSelectors)
 	}
 	out.Spec.BFD = c.convertProfile(p)
 	c.checkPeer(p, out)

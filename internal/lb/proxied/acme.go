@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/gateway/hostpath"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 )
 
@@ -19,6 +20,8 @@ const (
 // challenger is the Router of ACMEPort while an order is open. Only an authority that knows the token has an answer.
 type challenger struct {
 	tokens map[string]string
+	// hosts are the answers of a front, by hosts and tokens.
+	hosts map[string]map[string]string
 	// others routes all other requests; nil: to the Pods of pods.
 	others Router
 	pods   *Config
@@ -29,7 +32,7 @@ type challenger struct {
 // Route answers a challenge, and routes what is none as if there were no challenges.
 func (o challenger) Route(r *http1.Request, from Origin) Route {
 	token, is := strings.CutPrefix(string(r.Target), acmePath)
-	if text := o.tokens[token]; is && text != "" && !from.Secure && string(r.Method) == http.MethodGet {
+	if text := o.answer(token, r); is && text != "" && !from.Secure && string(r.Method) == http.MethodGet {
 		return Route{Reply: &Reply{Status: http.StatusOK, Body: []byte(text),
 			Fields: []http1.Field{{Name: []byte("Content-Type"), Value: []byte("application/octet-stream")}}}}
 	}
@@ -42,11 +45,24 @@ func (o challenger) Route(r *http1.Request, from Origin) Route {
 	return Route{To: o.pods}
 }
 
+// answer returns the answer for a token, "" if there is none. Of a front only a request for the token's host gets it.
+func (o challenger) answer(token string, r *http1.Request) string {
+	if len(o.hosts) > 0 {
+		return o.hosts[hostpath.Host(string(r.Host))][token]
+	}
+	return o.tokens[token]
+}
+
 // challenge has a listener answer the challenges of HTTP-01.
 func (v *Service) challenge(c *Config, l dialect.Listener) {
-	if len(v.Tokens) > 0 && l.Protocol == dialect.HTTP && l.Port == ACMEPort {
-		c.Router = challenger{v.Tokens, c.Router, c, l.Name == ACMEListener}
+	if !v.Answers() || l.Protocol != dialect.HTTP || l.Port != ACMEPort {
+		return
 	}
+	o := challenger{tokens: v.Tokens, others: c.Router, pods: c, bare: l.Name == ACMEListener}
+	if v.Routes != nil {
+		o.hosts = v.Routes.Tokens
+	}
+	c.Router = o
 }
 
 // ACMEListener is the name of a listener that only answers challenges. It cannot be one of a Service's port.

@@ -62,3 +62,21 @@ func TestTokens(t *testing.T) {
 		}
 	}
 }
+
+// At a front only requests for the host that a token is for get its answer: the hosts of other tenants are at the same address.
+func TestTokensOfHosts(t *testing.T) {
+	v := &Service{Routes: &Routes{Tokens: map[string]map[string]string{"a.example": {"abc": "abc.key"}}}}
+	for _, l := range []dialect.Listener{
+		{Port: 80, Protocol: dialect.HTTP, Backend: dialect.HTTP}, {Name: ACMEListener, Port: 80, Protocol: dialect.HTTP, Backend: dialect.HTTP},
+	} {
+		c := &Config{Router: redirector{443}}
+		v.challenge(c, l)
+		for host, want := range map[string]int{"a.example": 200, "A.example:80": 200, "b.example": 0, "": 0} {
+			asked := &http1.Request{Method: []byte("GET"), Target: []byte("/.well-known/acme-challenge/abc"), Host: []byte(host)}
+			r := c.Router.Route(asked, Origin{})
+			if got := r.Reply.Status; (got == 200) != (want == 200) {
+				t.Errorf("%q at %q: %d", host, l.Name, got)
+			}
+		}
+	}
+}

@@ -75,7 +75,7 @@ func (c *Config) Trace(r *http1.Request) *request.Record {
 
 // Admits reports whether a client is within the ranges that the Service is for.
 func (c *Config) Admits(client netip.Addr) bool {
-	return len(c.Spec.SourceRanges) == 0 || contains(c.Spec.SourceRanges, client)
+	return c.Spec.Admits(client)
 }
 
 // Verifies reports whether another TLS connection of a client than one with t as its configuration would do: with nil there
@@ -140,10 +140,10 @@ func newConfig(v *Service, l dialect.Listener, old *Config) (*Config, error) {
 	if l.Redirect != 0 {
 		c.Router = redirector{l.Redirect}
 	}
-	v.challenge(c, l)
-	if v.Routes != nil {
-		return c, v.Routes.configure(c, l, old)
+	if v.Routes != nil { // its router comes later
+		return c, v.Routes.configure(c, l, old, v.Challenges)
 	}
+	v.challenge(c, l)
 	if !l.Protocol.IsTLS() {
 		return c, nil
 	}

@@ -71,13 +71,14 @@ func (r *relayed) Pick() netip.AddrPort {
 	if len(r.tried) == pods.MaxDials {
 		return netip.AddrPort{}
 	}
-	if len(r.tried) > 0 {
-		r.config.usage.traffic.Retried()
-	}
 	m, err := r.pool.Pick(r.client.Addr(), r.tried)
 	if err != nil {
 		r.server.log.Debug("closed a connection", "service", r.config.Service, "client", r.client, "err", err)
 		return netip.AddrPort{}
+	}
+	if len(r.tried) > 0 {
+		r.config.usage.traffic.Retried()
+		r.member.Traffic().Retried()
 	}
 	r.member = m
 	return m.Addr()

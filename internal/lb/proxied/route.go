@@ -9,6 +9,7 @@ import (
 	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/lb/proxied/authz"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
+	"github.com/fairlead/fairlead/internal/lb/proxied/pages"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
 	"github.com/fairlead/fairlead/internal/trace/request"
@@ -43,6 +44,11 @@ type Route struct {
 	Mirrors []*Config
 	// Retry, if there is one, is when the request goes to a Pod again.
 	Retry *policy.Retry
+	// Pages, if there are some, are asked for at Paged in place of answers.
+	Pages *pages.Pages
+	Paged *Config
+	// Spare is true if To answers for a backend without endpoints, with the status of its page.
+	Spare bool
 	// Session, if there is one, chooses the Pod, and is told to the client.
 	Session *pods.Session
 	// Body bounds the body of the request, in bytes, beside the bound of the listener; 0 without a bound.
@@ -90,12 +96,34 @@ type Reply struct {
 
 // Late returns the answer to a call of gRPC that has taken longer than its Deadline: DEADLINE_EXCEEDED, in the form of an answer without
 // messages.
-func Late() *Reply {
-	field := func(name, value string) http1.Field { return http1.Field{Name: []byte(name), Value: []byte(value)} }
+func Late() *Reply { return callReply("4", "the call has taken longer than its grpc-timeout") }
+
+func callReply(code, message string) *Reply {
 	return &Reply{Status: http.StatusOK, Body: []byte{}, Fields: []http1.Field{
-		field("Content-Type", "application/grpc"), field("Grpc-Status", "4"),
-		field("Grpc-Message", "the call has taken longer than its grpc-timeout"),
+		fieldOf("Content-Type", "application/grpc"), fieldOf("Grpc-Status", code), fieldOf("Grpc-Message", message),
+		fieldOf("Cache-Control", "no-store"),
 	}}
+}
+
+func fieldOf(name, value string) http1.Field {
+	return http1.Field{Name: []byte(name), Value: []byte(value)}
+}
+
+// retryMaintained is when clients of a route in maintenance may ask again, in seconds.
+const retryMaintained = "60"
+
+// maintained is the answer of a route in maintenance: 503, which no cache keeps, or UNAVAILABLE for a call of gRPC.
+func maintained(m *policy.Maintenance, r *http1.Request) *Reply {
+	if pages.IsCall(r) {
+		return callReply("14", "the route is in maintenance")
+	}
+	reply := &Reply{Status: http.StatusServiceUnavailable, Body: m.Page, Fields: []http1.Field{
+		fieldOf("Retry-After", retryMaintained), fieldOf("Cache-Control", "no-store"),
+	}}
+	if m.Page != nil {
+		reply.Fields = append(reply.Fields, fieldOf("Content-Type", m.ContentType))
+	}
+	return reply
 }
 
 // Route returns where a request goes. It is the one place where that is decided.

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -20,8 +19,10 @@ import (
 	"github.com/fairlead/fairlead/internal/gateway/policy"
 	"github.com/fairlead/fairlead/internal/lb/proxied/authz"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
+	"github.com/fairlead/fairlead/internal/lb/proxied/pages"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/lb/proxied/traffic"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // router is the Router of a port of a front. It does not change.
@@ -125,16 +126,26 @@ func (o *router) lead(rule *gateway.Rule, r *http1.Request, path, canonical, que
 		return out
 	}
 	w, session := o.pick(rule, r)
-	if w == nil || !w.Valid {
+	if w == nil || !w.Valid && !rule.Spared(w) {
 		return reply(rule.Refusal(), "no backendRef of the rule is valid, or has a weight above 0")
 	}
-	to := o.targets[rule.Target(w)]
+	at := rule.Target(w)
+	if !w.Valid {
+		at = *rule.Spare
+	}
+	to := o.targets[at]
 	if to == nil {
 		return reply(http.StatusServiceUnavailable, unreadPods)
 	}
-	if spare := o.spare(rule, to); spare != nil {
-		to, session = spare, nil
-		r.Fields = modify(r.Fields, whySpare(rule, w, path+query))
+	if spare := o.spare(rule, w, to); spare != nil {
+		to, session, out.Spare = spare, nil, true
+		cause := causeOf(rule, w, path+query)
+		cause.Tell(r, http.StatusServiceUnavailable)
+	} else if rule.Errors != nil {
+		if out.Paged = o.targets[*rule.Pages]; out.Paged != nil {
+			out.Pages = pages.For(rule.Errors, r, causeOf(rule, w, path+query),
+				w.Backend.Protocol == gateway.H2C || w.Backend.Protocol == gateway.H2)
+		}
 	}
 	changed := rule.Filters.Rewrite.Path.Apply(canonical, prefix)
 	if changed == "" {
@@ -174,21 +185,18 @@ func (o *router) lead(rule *gateway.Rule, r *http1.Request, path, canonical, que
 	return out
 }
 
-// spare returns what answers in place of a target without endpoints, nil if the target has some, or nothing answers for it.
-func (o *router) spare(rule *gateway.Rule, to *Config) *Config {
-	if rule.Spare == nil || !to.Pool.Empty() {
+// spare returns what answers in place of a backend that cannot be used or has no endpoints, nil if it has some, or nothing answers for
+// it.
+func (o *router) spare(rule *gateway.Rule, w *gateway.Weighted, to *Config) *Config {
+	if rule.Spare == nil || w.Valid && !to.Pool.Empty() {
 		return nil
 	}
 	return o.targets[*rule.Spare]
 }
 
-// whySpare are the fields by which ingress-nginx tells a default backend what it answers for.
-func whySpare(rule *gateway.Rule, w *gateway.Weighted, uri string) *filter.Modifier {
-	return &filter.Modifier{Set: []filter.Field{
-		{Name: "X-Code", Value: strconv.Itoa(http.StatusServiceUnavailable)}, {Name: "X-Original-URI", Value: uri},
-		{Name: "X-Namespace", Value: rule.Route.Namespace}, {Name: "X-Ingress-Name", Value: rule.Route.Name.Name},
-		{Name: "X-Service-Name", Value: w.Backend.Name.Name}, {Name: "X-Service-Port", Value: strconv.Itoa(int(w.Backend.Port))},
-	}}
+// causeOf is why a default backend is asked.
+func causeOf(rule *gateway.Rule, w *gateway.Weighted, uri string) pages.Cause {
+	return pages.Cause{URI: uri, Ingress: rule.Route.Name, Service: w.Backend.Name, Port: w.Backend.Port}
 }
 
 // protect begins a route with what a rule protects its backends by: a reply for who has no right name and password, and a question about
@@ -250,6 +258,9 @@ func (o *router) answer(rule *gateway.Rule, r *http1.Request, host, path, query,
 			headers, _ := fields.Header("access-control-request-headers")
 			return preflight(rule.CORS, origin, method, headers)
 		}
+	}
+	if m := rule.Maintenance; m != nil {
+		return Route{Reply: maintained(m, r), why: "the route is in maintenance: annotation " + svc.MaintenanceAnnotation}
 	}
 	if d := rule.Redirect; d != nil {
 		return redirect(d, host, path, query, prefix, from)

@@ -38,6 +38,8 @@ type Routes struct {
 	Policies map[svc.Name]pods.TLS
 	// Clients are how clients of HTTPS are verified at the ports that ask for certificates.
 	Clients map[uint16]Clients
+	// Tokens are the answers to an authority that asks by HTTP-01, by hosts and tokens.
+	Tokens map[string]map[string]string
 	// Subjects has backends get the subjects of clients' certificates (gateway.Table).
 	Subjects bool
 }
@@ -100,6 +102,9 @@ func carries(table *gateway.Port, p dialect.Protocol) bool {
 // give sets what chooses a backend for each request, connection, or client of UDP.
 func (t *Routes) give(c *Config, l dialect.Listener, key string, targets map[gateway.Target]*Config) {
 	table := t.port(l)
+	if table == nil { // of ACMEListener
+		return
+	}
 	if c.Protocol.IsHTTP() {
 		c.Router = &router{
 			port: table, targets: targets, users: t.Users, key: key, usage: c.usage, counts: traffic.Routes{Service: c.usage.traffic},
@@ -116,8 +121,11 @@ func (t *Routes) give(c *Config, l dialect.Listener, key string, targets map[gat
 }
 
 // configure sets what differs from a port without routes.
-func (t *Routes) configure(c *Config, l dialect.Listener, old *Config) error {
+func (t *Routes) configure(c *Config, l dialect.Listener, old *Config, challenges map[string]*tls.Certificate) error {
 	table, port := t.port(l), l.Port
+	if l.Name == ACMEListener {
+		return nil
+	}
 	if table == nil || !carries(table, c.Protocol) {
 		return fmt.Errorf("port %d: there are no routes for %s", port, c.Protocol)
 	}
@@ -136,6 +144,7 @@ func (t *Routes) configure(c *Config, l dialect.Listener, old *Config) error {
 	c.TLS.MinVersion, c.TLS.MaxVersion, c.TLS.CipherSuites = policy.Least, policy.Most, policy.Suites
 	c.TLS.Certificates, c.TLS.NextProtos = nil, routedProtocols
 	c.TLS.GetCertificate = func(h *tls.ClientHelloInfo) (*tls.Certificate, error) { return t.certificate(table, h) }
+	c.TLS = answerACME(c.TLS, challenges)
 	return nil
 }
 

@@ -96,13 +96,14 @@ func (s *Server) serve(socket *net.TCPConn, l *Listener, c *Config) Parked {
 func (s *Server) connect(socket net.Conn, c *Config, client, at netip.AddrPort, protocol string) (*pods.Member, stream.Conn, *pods.Link) {
 	var tried []*pods.Member
 	for len(tried) < pods.MaxDials {
-		if len(tried) > 0 {
-			c.usage.traffic.Retried()
-		}
 		m, err := c.Pool.Pick(client.Addr(), tried)
 		if err != nil {
 			s.log.Debug("closed a connection", "service", c.Service, "client", client, "err", err)
 			return nil, nil, nil
+		}
+		if n := len(tried); n > 0 {
+			c.usage.traffic.Retried()
+			tried[n-1].Traffic().Retried()
 		}
 		pod, err := s.dial(c, m, client, at, protocol)
 		if err == nil {

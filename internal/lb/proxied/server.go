@@ -56,6 +56,11 @@ type Service struct {
 	Routes *Routes
 }
 
+// Answers reports whether an authority of ACME may ask at port 80.
+func (v *Service) Answers() bool {
+	return len(v.Tokens) > 0 || v.Routes != nil && len(v.Routes.Tokens) > 0
+}
+
 // PodTLS returns how TLS to its Pods begins.
 func (v *Service) PodTLS() pods.TLS {
 	t := pods.TLS{Roots: v.PodRoots, Cert: v.PodCertificate}
@@ -308,6 +313,7 @@ func (s *Server) setListener(v *Service, l dialect.Listener) (listens []netip.Ad
 	}
 	if v.Routes != nil {
 		v.Routes.give(c, l, v.Key, s.targets[v.Name])
+		v.challenge(c, l)
 	}
 	c.Pool = s.pool(keyOf(v, l), v)
 	var errs []error

@@ -2,6 +2,7 @@ package proxied
 
 import (
 	"crypto/tls"
+	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -55,7 +56,11 @@ func (o *shown) states() []traffic.State {
 	}
 	for key, p := range s.pools {
 		if t := all[key.service]; t != nil {
-			healthy, unhealthy, ejected := p.Count()
+			healthy, unhealthy, ejected := p.CountEach(func(at netip.AddrPort, healthy bool) {
+				if !healthy { // at one of its ports
+					t.Absent = append(t.Absent, at)
+				}
+			})
 			t.Healthy, t.Unhealthy, t.Ejected = t.Healthy+healthy, t.Unhealthy+unhealthy, t.Ejected+ejected
 		}
 	}

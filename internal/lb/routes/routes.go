@@ -123,8 +123,11 @@ func (r *Routes) Withdraw(address netip.Addr) { r.announcer.Withdraw(address) }
 // Networks returns the prefixes that are announced for more than one address.
 func (r *Routes) Networks() []netip.Prefix { return r.announcer.Networks() }
 
-// Begin starts the sessions, once all known addresses are announced: a router with graceful
-// restart removes the routes of other addresses.
+// Complete reports that all addresses of this node are announced: a router with graceful restart drops the other routes of an
+// earlier process.
+func (r *Routes) Complete() { r.announcer.Complete() }
+
+// Begin starts the sessions. Announce before it what can be: a router then has it with the first message.
 func (r *Routes) Begin() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -368,7 +371,7 @@ func (r *Routes) Status() []v1.PeerStatus {
 // attributesOf returns the attributes of a route to an address. With an error it returns
 // the valid attributes.
 func attributesOf(b *v1.PoolRoute, address netip.Addr) (bgp.Attributes, error) {
-	out := bgp.Attributes{Peers: b.Peers}
+	out := bgp.Attributes{Peers: b.Peers, ASPathPrepend: int(b.ASPathPrepend)}
 	if b.LocalPreference != nil {
 		out.LocalPreference = new(uint32(*b.LocalPreference))
 	}

@@ -31,24 +31,34 @@ func (h *health) get() (bool, string) {
 const (
 	// healthPeriod is how often the proxy is asked, and how long it may take to answer.
 	healthPeriod = time.Second
-	// confirmAfter is how soon a proxy that was healthy is asked again, before it counts as unhealthy: one that repairs its rules
-	// says so for some hundredths of a second, and a node that withdraws its addresses for that breaks connections.
+	// confirmAfter is how soon a proxy that was healthy is asked again, and confirmFor for how long it must answer that it is not,
+	// until it counts as unhealthy. One that repairs its rules does so for some hundredths of a second, and on a busy machine for a second or
+	// two; a node that withdraws its addresses for that breaks connections.
 	confirmAfter = healthPeriod / 2
+	confirmFor   = 3 * healthPeriod
 )
 
 // run asks until ctx ends.
 func (h *health) run(ctx context.Context, ask func(context.Context) (bool, string), changed func()) {
-	doubt := false // the last answer was that a healthy proxy is unhealthy
+	var doubt time.Time // since when a healthy proxy answers otherwise, zero if it does not
 	for ctx.Err() == nil {
 		limited, cancel := context.WithTimeout(ctx, healthPeriod)
 		ok, reason := ask(limited)
 		cancel()
-		if doubt = h.healthy() && !ok && !doubt; !doubt && h.set(ok, reason) {
-			changed()
+		now := time.Now()
+		switch {
+		case ok || !h.healthy():
+			doubt = time.Time{}
+		case doubt.IsZero():
+			doubt = now
+		case now.Sub(doubt) >= confirmFor:
+			doubt = time.Time{}
 		}
 		wait := healthPeriod
-		if doubt {
+		if !doubt.IsZero() {
 			wait = confirmAfter
+		} else if h.set(ok, reason) {
+			changed()
 		}
 		select {
 		case <-ctx.Done():

@@ -8,11 +8,12 @@ import (
 	"time"
 )
 
-// A proxy that is unhealthy for a moment is healthy; one that says so twice is not, a second and a half later at most. What it says
-// first counts at once.
+// A proxy that is unhealthy for less than three seconds is healthy. What it says first counts at once.
 func TestHealthIsConfirmed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		answers := []bool{false, true, true, false, true, false, false, false, true}
+		answers := []bool{false, true, true, false, true,
+			false, false, false, false, false, false, true, false, false, false, false, false, false,
+			false, false, true}
 		var h health
 		var seen []bool
 		begin, asked := time.Now(), 0
@@ -30,8 +31,9 @@ func TestHealthIsConfirmed(t *testing.T) {
 		if want := []bool{false, true, false, true}; !slices.Equal(seen, want) {
 			t.Errorf("healthy was %v, want %v", seen, want)
 		}
-		// Of the eight pauses the ones after the first and the second moment of doubt are short.
-		if took, want := time.Since(begin), 6*healthPeriod+2*confirmAfter; took != want {
+		// Of the twenty pauses those are short while it is in doubt: after one answer, after six, and after six of eight. After the
+		// seventh, 3 s later, it is unhealthy.
+		if took, want := time.Since(begin), 7*healthPeriod+13*confirmAfter; took != want {
 			t.Errorf("it took %s, want %s", took, want)
 		}
 	})

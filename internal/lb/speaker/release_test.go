@@ -144,3 +144,39 @@ func TestReturnsOnlyToAnAPIServer(t *testing.T) {
 		t.Error("it is expected back although the API server is away")
 	}
 }
+
+// A restarted speaker whose API server is busy keeps its addresses. One that is cordoned, or whose server does not answer at all, does
+// not.
+func TestReturnsToABusyServer(t *testing.T) {
+	answer := make(chan corev1.Node, 1)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case n := <-answer:
+			<-time.After(releaseTimeout + 200*time.Millisecond)
+			w.Header().Set("Content-Type", "application/json")
+			_ = json.NewEncoder(w).Encode(&n)
+		case <-r.Context().Done():
+		}
+	}))
+	defer server.Close()
+	s, _ := aloneWith(t, netip.MustParseAddr("192.0.2.1"))
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.o.Client = client
+	s.health.set(true, "")
+	n := corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "a"}}
+	answer <- n
+	if !s.returns(t.Context()) {
+		t.Error("a slow answer counts as none")
+	}
+	n.Spec.Unschedulable = true
+	answer <- n
+	if s.returns(t.Context()) {
+		t.Error("a cordoned node is restarted")
+	}
+	if s.returns(t.Context()) {
+		t.Error("a server that does not answer does not count as away")
+	}
+}

@@ -26,7 +26,10 @@ type routing struct {
 	routes   *routes.Routes // nil with v1.AnnounceNone
 	began    time.Time
 	begun    bool
-	may      bool // whether the node did, when it was last looked at
+	complete bool   // whether routers with graceful restart know that
+	rebooted bool   // the machine has started not long ago
+	why      string // why the node may not announce, empty if it may
+	may      bool   // whether the node did, when it was last looked at
 	// since is when each address was announced first. unprogrammed are addresses that
 	// wait for the proxy.
 	since        map[netip.Addr]time.Time
@@ -35,10 +38,16 @@ type routing struct {
 	peers        []v1.PeerStatus         // as they were last reported
 }
 
-// beginAnyway is after how long the sessions begin although the node may not announce
-// yet. Until then a router with graceful restart keeps the routes of this node's
-// earlier process, over which its kernel still forwards.
-const beginAnyway = 10 * time.Second
+const (
+	// beginAnyway is after how long the sessions begin although the node may not announce all yet. Routers with graceful restart
+	// wait for a session with their restart time only.
+	beginAnyway = 10 * time.Second
+	// completeAnyway is after how long such a router drops the routes of this node's earlier process that are not announced again.
+	// Until then the node's kernel still forwards over them. A busy machine can need long to program all Services.
+	completeAnyway = time.Minute
+	// forgetful is for how long after the start of the machine routes are not kept so: the kernel has lost what it forwarded.
+	forgetful = 10 * time.Minute
+)
 
 // closeTimeout bounds how long Run waits for routers to take the withdrawals.
 const closeTimeout = 2 * time.Second
@@ -50,6 +59,7 @@ func (r *routing) set(node *corev1.Node, reason string, changed []address) {
 		return
 	}
 	r.routes.SetNode(node)
+	r.why = reason
 	if may := reason == ""; may != r.may {
 		r.may = may
 		changed = r.known.every()
@@ -61,14 +71,27 @@ func (r *routing) set(node *corev1.Node, reason string, changed []address) {
 		known := r.known.one(a)
 		r.setOne(&known)
 	}
-	ready := r.may && len(r.unprogrammed) == 0 || time.Since(r.began) > beginAnyway
-	if !r.begun && ready && r.known.Listed() {
-		r.begun = true
-		r.routes.Begin()
-	}
+	r.begin(time.Since(r.began))
 	if now := r.routes.Status(); !slices.Equal(now, r.peers) {
 		r.peers = now
 		r.changed()
+	}
+}
+
+// begin starts the sessions, and ends what routers with graceful restart keep, once the node announces all; or when it has
+// lasted too long.
+func (r *routing) begin(after time.Duration) {
+	if r.complete || !r.known.Listed() {
+		return
+	}
+	all := r.may && len(r.unprogrammed) == 0
+	if !r.begun && (all || after > beginAnyway) {
+		r.begun = true
+		r.routes.Begin()
+	}
+	if all || after > completeAnyway || r.rebooted && after > beginAnyway {
+		r.complete = true
+		r.routes.Complete()
 	}
 }
 
@@ -80,7 +103,7 @@ func (r *routing) setOne(a *address) {
 		r.routes.Withdraw(a.addr)
 		delete(r.since, a.addr)
 		delete(r.only, a.addr)
-		r.log.Info("withdrawing a route", "address", a.addr)
+		r.log.Info("withdrawing a route", "address", a.addr, "reason", r.why)
 		r.changed()
 	case wanted && !announced && !r.forwards.has(a):
 		r.unprogrammed[a.addr] = struct{}{}

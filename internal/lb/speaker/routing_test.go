@@ -1,6 +1,7 @@
 package speaker
 
 import (
+	"log/slog"
 	"net/netip"
 	"testing"
 	"time"
@@ -8,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/fairlead/fairlead/internal/lb/routes"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 )
 
@@ -38,6 +40,38 @@ func TestAnnouncedSinceTheFirstSession(t *testing.T) {
 			t.Errorf("%+v: announced since %s without a session", c.peers, s.Addresses[0].Since)
 		case c.want > 0 && (len(s.Addresses) != 1 || !s.Addresses[0].Since.Time.Equal(at(c.want).Time)):
 			t.Errorf("%+v: %+v, want it announced since second %d", c.peers, s.Addresses, c.want)
+		}
+	}
+}
+
+// Sessions begin when all is announced, or at last without that, but routers with graceful restart then keep the routes of the
+// earlier process for longer.
+func TestSessionsBegin(t *testing.T) {
+	waits := map[netip.Addr]struct{}{netip.MustParseAddr("198.51.100.7"): {}}
+	for _, c := range []struct {
+		name            string
+		may             bool
+		unlisted        int
+		unprogrammed    map[netip.Addr]struct{}
+		after           time.Duration
+		begun, complete bool
+		rebooted        bool
+	}{
+		{"all is announced", true, 0, nil, 0, true, true, false},
+		{"nothing is known yet", true, 1, nil, time.Hour, false, false, false},
+		{"the node may not announce", false, 0, nil, 9 * time.Second, false, false, false},
+		{"an address is not programmed", true, 0, waits, 9 * time.Second, false, false, false},
+		{"for long", true, 0, waits, 11 * time.Second, true, false, false},
+		{"the node may not announce, for long", false, 0, nil, 59 * time.Second, true, false, false},
+		{"for too long", true, 0, waits, 61 * time.Second, true, true, false},
+		{"for long, after the machine has started", true, 0, waits, 11 * time.Second, true, true, true},
+	} {
+		r := routing{known: NewKnown("n", nil), may: c.may, rebooted: c.rebooted, unprogrammed: c.unprogrammed,
+			routes: routes.New(routes.Options{Log: slog.New(slog.DiscardHandler), Node: "n"})}
+		r.known.unlisted = c.unlisted
+		r.begin(c.after)
+		if r.begun != c.begun || r.complete != c.complete {
+			t.Errorf("%s: begun is %t, complete %t", c.name, r.begun, r.complete)
 		}
 	}
 }

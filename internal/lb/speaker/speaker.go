@@ -137,7 +137,8 @@ func New(o Options) (*Speaker, error) {
 	}
 	s.routing = routing{
 		name: o.NodeName, known: s.known, forwards: s.forwards, log: o.Log, changed: s.status.poke,
-		began: time.Now(), since: map[netip.Addr]time.Time{}, unprogrammed: map[netip.Addr]struct{}{},
+		rebooted: clock.Boot() < forgetful,
+		began:    time.Now(), since: map[netip.Addr]time.Time{}, unprogrammed: map[netip.Addr]struct{}{},
 		only: map[netip.Addr][]string{},
 	}
 	s.unused = newUnused(s.known, s.forwards, o.Log)
@@ -161,7 +162,10 @@ func (s *Speaker) Registry() *prometheus.Registry { return s.metrics.registry }
 // the network namespace of the calling thread.
 func (s *Speaker) Run(ctx context.Context) error {
 	keys, err := wire.FirstKeys(ctx, s.o.Client, s.log)
-	if err != nil {
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case err != nil:
 		return err
 	}
 	conn, err := wire.Listen(s.o.NodeName, s.o.Peer, keys, s.log)
@@ -209,6 +213,9 @@ const AwayTime = 5 * time.Second
 const (
 	// heartbeat is how often the loop checks what it holds without a reason.
 	heartbeat = quorum.Heartbeat
+	// decideTimeout bounds how long Run waits for the API server to tell whether the node is left for good. Its connections are lost if a
+	// busy server answers too late.
+	decideTimeout = 2 * time.Second
 	// releaseTimeout bounds how long Run waits until the voters know that it ends.
 	releaseTimeout = 500 * time.Millisecond
 	// endRepeats and endPause are how often the others hear of the end: messages may be lost.
@@ -260,7 +267,7 @@ func (s *Speaker) loop(ctx, inner context.Context, end func()) {
 // returns reports whether the process is restarted, as far as is known, so that its addresses need not move. A node that is
 // drained or shut down is left for good. While the API server is away the next process waits for it, so that others take over.
 func (s *Speaker) returns(ctx context.Context) bool {
-	limited, cancel := context.WithTimeout(ctx, releaseTimeout)
+	limited, cancel := context.WithTimeout(ctx, decideTimeout)
 	defer cancel()
 	node, err := s.o.Client.CoreV1().Nodes().Get(limited, s.o.NodeName, metav1.GetOptions{}) // it may have been cordoned a moment ago
 	return err == nil && s.excluded(node) == "" && !departs(node) && (s.o.Leaving == nil || !s.o.Leaving(ctx))

@@ -62,9 +62,12 @@ type IPAddressPoolSpec struct {
 type PoolBGP struct {
 	PoolRoute `json:",inline"`
 	// Advertisements are further routes beside that one. If several make the same prefix for a peer, it gets one route with the
-	// communities of all and the highest local preference.
+	// communities of all, the highest local preference and the shortest path.
 	Advertisements []PoolRoute `json:"advertisements,omitempty"`
 }
+
+// MaxASPathPrepend bounds PoolRoute.ASPathPrepend.
+const MaxASPathPrepend = 10
 
 // PoolRoute is how a pool's addresses are announced to some BGP peers.
 type PoolRoute struct {
@@ -75,6 +78,8 @@ type PoolRoute struct {
 	Communities []string `json:"communities,omitempty"`
 	// LocalPreference goes to peers of the same AS: 0 to 4294967295.
 	LocalPreference *int64 `json:"localPreference,omitempty"`
+	// ASPathPrepend is how often the node's AS number is added to the path that peers of another AS get: 0 to MaxASPathPrepend.
+	ASPathPrepend int32 `json:"asPathPrepend,omitempty"`
 	// AggregationLengthV4 and AggregationLengthV6 are the lengths of the prefixes that
 	// are announced: 32 and 128 by default, a route for each address.
 	AggregationLengthV4 *int32 `json:"aggregationLengthV4,omitempty"`

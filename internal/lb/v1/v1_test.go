@@ -98,6 +98,8 @@ func TestRulesOfDefinitions(t *testing.T) {
 		})},
 		{"community", "too high", route(v1.PoolRoute{Communities: []string{"65536:1"}})},
 		{"local preference", "localPreference", route(v1.PoolRoute{LocalPreference: new(int64(-1))})},
+		{"a long path", "asPathPrepend", route(v1.PoolRoute{ASPathPrepend: v1.MaxASPathPrepend + 1})},
+		{"a path of a further route", "advertisements[0].asPathPrepend", route(v1.PoolRoute{}, v1.PoolRoute{ASPathPrepend: -1})},
 		{"aggregation", "aggregationLengthV4", route(v1.PoolRoute{AggregationLengthV4: new(int32(33))})},
 		{"a peer twice", "Duplicate value", route(v1.PoolRoute{Peers: []string{"a", "a"}})},
 		{"a peer without a name", "peers[0]", route(v1.PoolRoute{Peers: []string{""}})},
@@ -171,9 +173,10 @@ func TestObjectsComeBackWhole(t *testing.T) {
 		Interfaces: []string{"eth0"},
 		Announce:   []string{"bgp"}, NodeSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"c": "d"}},
 		BGP: &v1.PoolBGP{
-			PoolRoute: v1.PoolRoute{Peers: []string{"a"}, Communities: []string{"no-export"}, LocalPreference: new(int64(1)),
+			PoolRoute: v1.PoolRoute{Peers: []string{"a"}, Communities: []string{"no-export"}, LocalPreference: new(int64(1)), ASPathPrepend: 3,
 				AggregationLengthV4: new(int32(24)), AggregationLengthV6: new(int32(64))},
 			Advertisements: []v1.PoolRoute{{Peers: []string{"b"}, Communities: []string{"1:2"}, LocalPreference: new(int64(2)),
+				ASPathPrepend:       v1.MaxASPathPrepend,
 				AggregationLengthV4: new(int32(25)), AggregationLengthV6: new(int32(65))}},
 		},
 	}}

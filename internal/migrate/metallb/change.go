@@ -153,6 +153,8 @@ func (p *Plan) Pools() (out []*v1.IPAddressPool) {
 type Address struct {
 	Service svc.Name
 	Addr    netip.Addr
+
+	pool *v1.IPAddressPoolSpec // that it is of, converted
 }
 
 // Given are the addresses that MetalLB has given out, and that fairlead lb takes over.

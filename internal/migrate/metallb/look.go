@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead/fairlead/internal/lb/kubevip"
 	"github.com/fairlead/fairlead/internal/lb/metallb"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -64,6 +65,15 @@ func Look(ctx context.Context, client kubernetes.Interface) (*Cluster, error) {
 		}
 		for i := range list.Items {
 			c.Controller = &list.Items[i]
+		}
+	}
+	all, err := client.AppsV1().DaemonSets("").List(ctx, metav1.ListOptions{}) // kube-vip's have no label of all its manifests
+	if err != nil {
+		return nil, err
+	}
+	for i := range all.Items {
+		if kubevip.ContainerOf(&all.Items[i].Spec.Template.Spec) != nil {
+			c.KubeVIP = append(c.KubeVIP, &all.Items[i])
 		}
 	}
 	ours, err := client.AppsV1().DaemonSets(svc.SystemNamespace).Get(ctx, Name, metav1.GetOptions{})

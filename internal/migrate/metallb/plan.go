@@ -14,6 +14,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/fairlead/fairlead/internal/lb/kubevip"
 	"github.com/fairlead/fairlead/internal/lb/metallb"
 	"github.com/fairlead/fairlead/internal/lb/pool"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
@@ -34,6 +35,8 @@ type Cluster struct {
 	Sessions *Sessions
 	// Secrets are the Secrets of MetalLB's namespace that its BGPPeers name, by name.
 	Secrets map[string]*corev1.Secret
+	// KubeVIP are the DaemonSets of kube-vip, which only the plan shows.
+	KubeVIP []*appsv1.DaemonSet
 }
 
 // Name is the name of fairlead's DaemonSet, in the manifest and in the chart.
@@ -53,6 +56,8 @@ type Plan struct {
 	Refused []string `json:"refused,omitempty"`
 	// Addresses is how many addresses of Services fairlead lb takes over.
 	Addresses int `json:"addresses,omitempty"`
+	// KubeVIP has the settings of kube-vip's DaemonSets; no command changes them.
+	KubeVIP []KubeVIP `json:"kubeVIP,omitempty"`
 
 	speaker    *appsv1.DaemonSet
 	controller *appsv1.Deployment
@@ -64,6 +69,13 @@ type Plan struct {
 	broken     error
 	begun      string // what shows that nodes change their sessions of BGP, empty if nothing does
 	unread     error
+}
+
+// KubeVIP is a DaemonSet of kube-vip, and the counterpart of each of its settings.
+type KubeVIP struct {
+	DaemonSet string   `json:"daemonSet"`
+	Image     string   `json:"image"`
+	Settings  []string `json:"settings,omitempty"`
 }
 
 // Broken is an error if the phase cannot be read or MetalLB is not found. No command goes on then.
@@ -78,6 +90,11 @@ const maxNamed = 5
 // Decide makes the plan.
 func Decide(c *Cluster) *Plan {
 	p := &Plan{}
+	for _, d := range c.KubeVIP {
+		if container := kubevip.ContainerOf(&d.Spec.Template.Spec); container != nil {
+			p.KubeVIP = append(p.KubeVIP, KubeVIP{d.Namespace + "/" + d.Name, container.Image, kubevip.Settings(container)})
+		}
+	}
 	if c.Speaker == nil && len(c.Objects) == 0 {
 		p.broken = errors.New("MetalLB does not run: there is nothing to change")
 		return p
@@ -207,20 +224,26 @@ func image(spec *corev1.PodSpec) string {
 // decideServices counts the addresses that are taken over, and lists Services whose addresses would be announced no more.
 func (p *Plan) decideServices(c *Cluster, pools []*v1.IPAddressPool) {
 	var outside, classes []string
+	poolOf := func(a netip.Addr) *v1.IPAddressPoolSpec {
+		if i := slices.IndexFunc(pools, func(pool *v1.IPAddressPool) bool { return holds(pool, a) }); i >= 0 {
+			return &pools[i].Spec
+		}
+		return nil
+	}
 	for _, s := range c.Services {
 		if s.Spec.Type != corev1.ServiceTypeLoadBalancer {
 			continue
 		}
 		for _, i := range s.Status.LoadBalancer.Ingress {
 			a, err := netip.ParseAddr(i.IP)
-			name := s.Namespace + "/" + s.Name + " (" + i.IP + ")"
+			name, pool := s.Namespace+"/"+s.Name+" ("+i.IP+")", poolOf(a)
 			switch class := s.Spec.LoadBalancerClass; {
 			case err != nil:
 			case class != nil && *class != svc.LoadBalancerClass:
 				classes = append(classes, name)
-			case slices.ContainsFunc(pools, func(pool *v1.IPAddressPool) bool { return holds(pool, a) }):
+			case pool != nil:
 				p.Addresses++
-				p.given = append(p.given, Address{Service: svc.NameOf(s), Addr: a})
+				p.given = append(p.given, Address{Service: svc.NameOf(s), Addr: a, pool: pool})
 			default:
 				outside = append(outside, name)
 			}

@@ -9,6 +9,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/fairlead/fairlead/internal/migrate/metallb"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -110,8 +111,13 @@ func TestDecide(t *testing.T) {
 			c.Speaker.Annotations = map[string]string{metallb.Annotation: "both", metallb.Replicas: "1"}
 			c.Sessions.Nodes = c.Sessions.Nodes[:1]
 		}, `"phase":"both"`, false},
-		{"a refusal", pool() + object("v1beta1", "L2Advertisement", "a", `{"nodeSelectors":[{"matchLabels":{"a":"b"}}]}`), nil,
-			"L2Advertisement/a: spec.nodeSelectors", true},
+		{"a refusal", pool() + object("v1beta1", "L2Advertisement", "a", `{"serviceSelectors":[{"matchLabels":{"a":"b"}}]}`), nil,
+			"L2Advertisement/a: spec.serviceSelectors", true},
+		{"one node of a pool", pool() + strings.Replace(bgp(""), "{}", `{"nodeSelectors":[{"matchLabels":{"rack":"1"}}]}`, 1), nil,
+			"no other node than n1", true},
+		{"a pool without BGP, whose address no router knows", pool() + l2() + object("v1beta1", "IPAddressPool", "b",
+			`{"addresses":["203.0.113.0/24"]}`) + strings.Replace(bgp(`,"nodeSelectors":[{"matchLabels":{"rack":"1"}}]`), "{}",
+			`{"ipAddressPools":["b"]}`, 1), nil, "announce", false},
 		{"an unknown field", object("v1beta1", "IPAddressPool", "a", `{"adresses":[]}`), nil, "adresses", true},
 		{"only objects", pool() + l2(), func(c *metallb.Cluster) { c.Speaker, c.Controller = nil, nil }, "no speaker runs", true},
 		{"both", pool() + l2(), func(c *metallb.Cluster) { c.Fairlead = &appsv1.DaemonSet{} }, "Do not apply an IPAddressPool", true},
@@ -161,5 +167,24 @@ func TestDecide(t *testing.T) {
 		if !strings.Contains(string(text), c.want) || c.bad != (len(p.Refused) > 0) {
 			t.Errorf("%s: want %q, refused %v: %s", c.name, c.want, c.bad, text)
 		}
+	}
+}
+
+// The plan has the settings of the cluster's kube-vip also where MetalLB does not run, and nothing is changed then.
+func TestDecideKubeVIP(t *testing.T) {
+	daemonSet := func(name, image string) *appsv1.DaemonSet {
+		d := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: name}}
+		d.Spec.Template.Spec.Containers = []corev1.Container{{Image: image, Env: []corev1.EnvVar{{Name: "vip_arp", Value: "true"}}}}
+		return d
+	}
+	c, err := metallb.Look(t.Context(), fake.NewClientset(daemonSet("kube-vip-ds", "ghcr.io/kube-vip/kube-vip:v1.0.1"), daemonSet("x", "y")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := metallb.Decide(c)
+	text, err := json.Marshal(p)
+	if err != nil || p.Broken() == nil || len(p.KubeVIP) != 1 || !strings.Contains(string(text), `"daemonSet":"kube-system/kube-vip-ds"`) ||
+		!strings.Contains(string(text), "--lb-announce=arp") {
+		t.Errorf("%s, %v, %v", text, p.Broken(), err)
 	}
 }

@@ -179,16 +179,22 @@ func (p *Plan) Permit(role *rbacv1.Role) {
 }
 
 // selects reports whether a node has a session with a peer.
-func selects(peer *v1.BGPPeer, n *Node) bool {
-	if peer.Spec.NodeSelector == nil {
+func selects(peer *v1.BGPPeer, n *Node) bool { return n.matches(peer.Spec.NodeSelector) }
+
+// matches reports whether a selector, nil for all nodes, is for a node.
+func (n *Node) matches(s *metav1.LabelSelector) bool {
+	if s == nil {
 		return true
 	}
-	selector, err := metav1.LabelSelectorAsSelector(peer.Spec.NodeSelector)
+	selector, err := metav1.LabelSelectorAsSelector(s)
 	return err == nil && selector.Matches(labels.Set(n.Labels))
 }
 
-// should reports whether a node is to announce an address of a Service, whichever program does it.
+// should reports whether a node is to announce an address of a Service by BGP, whichever program does it.
 func (s *Sessions) should(n *Node, a Address) bool {
+	if a.pool != nil && (!a.pool.Takes(v1.AnnounceBGP) || !n.matches(a.pool.NodeSelector)) {
+		return false
+	}
 	if _, excluded := n.Labels[corev1.LabelNodeExcludeBalancers]; excluded {
 		return false
 	}
@@ -211,6 +217,11 @@ func has(o *corev1.Service, a Address) bool {
 
 // does reports whether a node announces an address to a peer now.
 func (s *Sessions) does(n *Node, a Address, peer *v1.BGPPeer) bool {
+	if a.pool != nil {
+		if peers, all := a.pool.RoutesTo(); !all && !slices.Contains(peers, peer.Name) {
+			return false
+		}
+	}
 	switch n.Labels[NodeLabel] {
 	case "":
 		return n.Ready && selects(peer, n) && s.should(n, a)

@@ -2,7 +2,9 @@ package http2
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -241,6 +243,65 @@ func TestRequestsAfterGoAway(t *testing.T) {
 	}
 	first.Close(Cancel)
 	wg.Wait()
+}
+
+// A PRIORITY of a wrong length resets its stream once, also one that has ended (RFC 9113, section 6.3), and nothing follows the reset. Of
+// a stream that has not begun it ends the connection of a client, but not the one to a Pod, which others use.
+func TestWrongPriorities(t *testing.T) {
+	var answer Encoder
+	answer.Status(200)
+	for _, client := range []bool{false, true} {
+		var wg sync.WaitGroup
+		c := newConn(&fed{Reader: bytes.NewReader(nil)}, nil, testOptions(&wg, nil), client)
+		r := c.reader()
+		gets := func(kind, flags byte, id uint32, p []byte) (resets string, err error) {
+			before := len(c.out)
+			err = r.frame(header{len(p), kind, flags, id}, p)
+			for b := c.out[before:]; len(b) >= headSize; b = b[headSize+headerOf(b).length:] {
+				if h := headerOf(b); h.kind == frameReset {
+					resets += fmt.Sprintf("%d by %d;", h.stream, binary.BigEndian.Uint32(b[headSize:]))
+				}
+			}
+			return resets, err
+		}
+		begin := func(flags byte, id uint32) (s *Stream) {
+			block := requestBlock()
+			if client {
+				s, block = c.Open(false), answer.Block
+				_ = s.Head(&Encoder{Block: requestBlock()}, true)
+			}
+			if resets, err := gets(frameHeaders, flags|flagEndHeaders, id, block); err != nil || resets != "" {
+				t.Fatal(err, resets)
+			}
+			if !client {
+				s = c.streams[id]
+				_ = s.Head(&Encoder{Block: answer.Block}, true)
+			}
+			return s
+		}
+		_ = begin(0, 1)
+		begin(flagEndStream, 3).Close(NoError)
+		for _, step := range []struct {
+			kind   byte
+			id     uint32
+			length int
+			want   string
+		}{
+			{framePriority, 1, 5, ""}, {framePriority, 1, 4, "1 by 6;"}, {framePriority, 1, 4, ""}, {frameWindowUpdate, 1, 4, ""},
+			{framePriority, 3, 5, ""}, {framePriority, 3, 6, "3 by 6;"}, {framePriority, 3, 6, ""}, {framePriority, 5, 5, ""},
+		} {
+			if got, err := gets(step.kind, 0, step.id, make([]byte, step.length)); err != nil || got != step.want {
+				t.Errorf("client %t: %+v: resets %q, %v", client, step, got, err)
+			}
+		}
+		for _, idle := range []uint32{2, 5} {
+			got, err := gets(framePriority, 0, idle, make([]byte, 4))
+			var ends connError
+			if errors.As(err, &ends) == client || !client && ends.code != FrameSize || got != "" {
+				t.Errorf("client %t: stream %d, which has not begun: resets %q, %v", client, idle, got, err)
+			}
+		}
+	}
 }
 
 // A Pod that sends large interim heads has no more memory than two heads may have.

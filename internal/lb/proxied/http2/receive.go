@@ -64,15 +64,27 @@ func (c *Conn) mostOut() int {
 	return mostOut
 }
 
-// priority ignores priorities, which RFC 9113 has abolished.
+// priority ignores priorities, which RFC 9113 has abolished. A wrong one resets its stream (section 6.3), also one that has ended, so that
+// nothing of that follows the reset. A stream that has not begun cannot be reset (section 6.4): then the connection ends, unless it is to
+// a Pod and has the requests of many clients.
 func (c *Conn) priority(h header, p []byte) error {
+	code := FrameSize
 	switch {
 	case h.stream == 0:
 		return connError{ProtocolError, "PRIORITY without a stream"}
-	case len(p) != 5:
-		c.reset(h.stream, FrameSize)
-	case binary.BigEndian.Uint32(p)&maxWindow == h.stream:
-		c.reset(h.stream, ProtocolError)
+	case len(p) == 5 && binary.BigEndian.Uint32(p)&maxWindow != h.stream:
+		return nil
+	case len(p) == 5:
+		code = ProtocolError
+	}
+	switch idle := c.idleStream(h.stream); {
+	case idle && !c.client:
+		return connError{code, "PRIORITY"}
+	case !idle && !c.was(h.stream):
+		c.reset(h.stream, code)
+		if s := c.streams[h.stream]; s != nil {
+			s.fail(&ResetError{Code: code})
+		}
 	}
 	return nil
 }
@@ -172,7 +184,7 @@ func (c *Conn) windowUpdate(h header, p []byte) error {
 		return connError{ProtocolError, "WINDOW_UPDATE without a stream"}
 	}
 	s := c.streams[h.stream]
-	if s == nil {
+	if s == nil || s.err != nil { // it was reset
 		return nil
 	}
 	if s.window += n; n == 0 || s.window > maxWindow {

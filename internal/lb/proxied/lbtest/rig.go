@@ -194,7 +194,8 @@ func Pool(text []byte) *x509.CertPool {
 	return p
 }
 
-// Metrics returns what a collector shows, as text. A series that is there twice fails the test.
+// Metrics returns what a collector shows, as text. A series that is there twice fails the test, and a counter "x_total" beside a metric
+// "x": in OpenMetrics both are x.
 func Metrics(t testing.TB, c prometheus.Collector) string {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
@@ -204,7 +205,14 @@ func Metrics(t testing.TB, c prometheus.Collector) string {
 	if answer.Code != http.StatusOK {
 		t.Fatal(answer.Body)
 	}
-	return answer.Body.String()
+	text := answer.Body.String()
+	for line := range strings.Lines(text) {
+		name, counter := strings.CutSuffix(strings.TrimPrefix(line, "# TYPE "), "_total counter\n")
+		if counter && strings.Contains(text, "# TYPE "+name+" ") {
+			t.Errorf("%s_total and %s have one name in OpenMetrics", name, name)
+		}
+	}
+	return text
 }
 
 // Lines returns the lines of all files in a directory, in the order of their names.

@@ -77,12 +77,7 @@ func (p *Pool) Answered(m *Member, status int, err error, after time.Duration) {
 		return
 	}
 	if status > 0 && status < 500 {
-		if m.errors.Load() != 0 {
-			m.errors.Store(0)
-		}
-		if m.onTrial.Load() {
-			p.pass(m)
-		}
+		m.hasAnsweredWell(p)
 		return
 	}
 	n := m.errors.Add(1)
@@ -100,6 +95,25 @@ func (p *Pool) Answered(m *Member, status int, err error, after time.Duration) {
 	}
 	if p.eject(m, fmt.Sprintf("%d requests failed in a row, the last one with: %s", n, last)) {
 		m.onTrial.Store(true)
+	}
+}
+
+// AnsweredPage is Answered for a page in place of an answer. A status of 500 and more is the one of what it stands for: it tells
+// nothing about the member.
+func (p *Pool) AnsweredPage(m *Member, status int, after time.Duration) {
+	m.count.Answered(status, after)
+	if status < 500 && p.errors.Load() != 0 {
+		m.hasAnsweredWell(p)
+	}
+}
+
+// hasAnsweredWell notes that a member of a pool has not failed.
+func (m *Member) hasAnsweredWell(p *Pool) {
+	if m.errors.Load() != 0 {
+		m.errors.Store(0)
+	}
+	if m.onTrial.Load() {
+		p.pass(m)
 	}
 }
 

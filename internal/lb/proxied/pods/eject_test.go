@@ -185,6 +185,34 @@ func TestErrorsEject(t *testing.T) {
 	})
 }
 
+// A page tells about a Pod what its answers tell, but for a status of 500 and more: that neither counts as a failure, nor ends a row of
+// failures or a trial.
+func TestPagesOfErrorsTellNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, addrs := poolOf(t, dialect.RoundRobin, 4)
+		p.Set(Options{Balance: dialect.RoundRobin, Eject: dialect.Eject{Errors: 2}}, addrs, 0)
+		out := func() bool { _, _, n := p.Count(); return n == 1 }
+		m := p.members[0]
+		p.Answered(m, 500, nil, 0)
+		p.AnsweredPage(m, 404, 0)
+		p.Answered(m, 500, nil, 0)
+		p.AnsweredPage(m, 500, 0)
+		if out() {
+			t.Fatal("ejected without two errors in a row")
+		}
+		if p.Answered(m, 500, nil, 0); !out() {
+			t.Fatal("a page of an error ends the row of errors")
+		}
+		time.Sleep(ejectFor)
+		if p.AnsweredPage(m, 503, 0); !m.onTrial.Load() {
+			t.Error("a page of an error ends the trial")
+		}
+		if p.AnsweredPage(m, 200, 0); m.onTrial.Load() || len(p.absences.List()) != 0 {
+			t.Error("a good page does not end the trial")
+		}
+	})
+}
+
 // A trial ends with the setting: then a Pod that is reached is back.
 func TestTrialEndsWithSetting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

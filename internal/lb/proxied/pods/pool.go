@@ -243,10 +243,16 @@ func (p *Pool) Carried(m *Member, received, sent int64) { m.count.Carried(receiv
 
 // Count returns how many of its Pods get new clients, fail their checks, and are ejected.
 func (p *Pool) Count() (healthy, unhealthy, ejected int) {
+	return p.CountEach(func(netip.AddrPort, bool) {})
+}
+
+// CountEach is Count, and tells each whether a Pod gets new clients. It has a lock held: each must not wait.
+func (p *Pool) CountEach(each func(at netip.AddrPort, healthy bool)) (healthy, unhealthy, ejected int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
 	for _, m := range p.members {
+		each(m.addr, !m.bad && !now.Before(m.ejected))
 		switch {
 		case m.bad:
 			unhealthy++

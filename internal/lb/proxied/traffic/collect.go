@@ -1,6 +1,7 @@
 package traffic
 
 import (
+	"net/netip"
 	"slices"
 	"strconv"
 	"time"
@@ -17,6 +18,8 @@ type State struct {
 	Connections int
 	// Healthy, Unhealthy and Ejected are how many endpoints get new clients, fail their checks, or are left out after failures.
 	Healthy, Unhealthy, Ejected int
+	// Absent are the addresses of endpoints that get no new clients, at one port of the Service or more.
+	Absent []netip.AddrPort
 	// Certificates are when those end that clients are shown, by the names of their Secrets.
 	Certificates map[string]time.Time
 }
@@ -33,7 +36,7 @@ var (
 	bytes    = prometheus.NewDesc("fairlead_lb_bytes_total", "Bytes of bodies and connections, counted when these end.",
 		slices.Concat(ofService, []string{"to"}), nil)
 	opened      = prometheus.NewDesc("fairlead_lb_connections_total", "Connections of clients, and sessions of UDP.", ofService, nil)
-	connections = prometheus.NewDesc("fairlead_lb_connections", "Open connections of clients, and sessions of UDP.", ofService, nil)
+	connections = prometheus.NewDesc("fairlead_lb_open_connections", "Open connections of clients, and sessions of UDP.", ofService, nil)
 	denied      = prometheus.NewDesc("fairlead_lb_retries_denied_total", "Retries beyond the budget of a backend.", ofService, nil)
 	retries     = prometheus.NewDesc("fairlead_lb_retries_total", "Further attempts for a request or a connection.", ofService, nil)
 	rejected    = prometheus.NewDesc("fairlead_lb_rejected_total", "Connections and requests that got no Pod, by the reason.",
@@ -53,6 +56,9 @@ var (
 	failed  = prometheus.NewDesc("fairlead_lb_endpoint_failures_total", "Attempts at which an endpoint was not reached.", ofEndpoint, nil)
 	carried = prometheus.NewDesc("fairlead_lb_endpoint_bytes_total", "Bytes of bodies and connections of an endpoint, counted when these end.",
 		slices.Concat(ofEndpoint, []string{"to"}), nil)
+	began  = prometheus.NewDesc("fairlead_lb_endpoint_answer_duration_seconds", "Time until an answer of an endpoint began.", ofEndpoint, nil)
+	again  = prometheus.NewDesc("fairlead_lb_endpoint_retries_total", "Further attempts for what an endpoint had before.", ofEndpoint, nil)
+	serves = prometheus.NewDesc("fairlead_lb_endpoint_healthy", "1 if an endpoint gets new clients, 0 if not.", ofEndpoint, nil)
 	ejects = prometheus.NewDesc("fairlead_lb_endpoint_ejections_total", "Times that an endpoint was left out after failures.", ofEndpoint, nil)
 )
 
@@ -66,7 +72,7 @@ type Collector struct {
 func (c Collector) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{requests, duration, bytes, opened, connections, retries, denied,
 		rejected, mirrored, authorized, endpoints, certificate,
-		answers, waited, inUse, failed, ejects, carried, routeRequests, routeSeconds, routeOpened} {
+		answers, waited, began, inUse, failed, again, ejects, serves, carried, routeRequests, routeSeconds, routeOpened} {
 		to <- d
 	}
 }
@@ -75,6 +81,16 @@ func (c Collector) Describe(to chan<- *prometheus.Desc) {
 func (c Collector) Collect(to chan<- prometheus.Metric) {
 	out := sink(to)
 	services, pods, routes := c.Book.all()
+	states := c.States()
+	absent := map[svc.Name]map[netip.AddrPort]bool{}
+	for _, s := range states {
+		if len(s.Absent) > 0 && absent[s.Service] == nil {
+			absent[s.Service] = make(map[netip.AddrPort]bool, len(s.Absent))
+		}
+		for _, at := range s.Absent {
+			absent[s.Service][at] = true
+		}
+	}
 	known := make(map[svc.Name]bool, len(services))
 	for _, s := range services {
 		known[s.name] = true
@@ -85,9 +101,16 @@ func (c Collector) Collect(to chan<- prometheus.Metric) {
 	}
 	for _, e := range pods {
 		out.endpoint(e)
+		if e.at.IsValid() {
+			healthy := 1.0
+			if absent[e.service.name][e.at] {
+				healthy = 0
+			}
+			out.gauge(serves, healthy, with(labelsOf(e.service.name), e.at.String())...)
+		}
 	}
 	rest := State{}
-	for _, s := range c.States() {
+	for _, s := range states {
 		if known[s.Service] {
 			out.state(&s, labelsOf(s.Service))
 			continue
@@ -201,6 +224,7 @@ func (to sink) endpoint(e *Endpoint) {
 	of := with(labelsOf(e.service.name), at)
 	to.gauge(inUse, float64(e.open.Load()), of...)
 	to.count(failed, float64(e.failures.Load()), of...)
+	to.count(again, float64(e.retries.Load()), of...)
 	to.count(ejects, float64(e.ejections.Load()), of...)
 	to.count(carried, float64(e.received.Load()), with(of, "endpoints")...)
 	to.count(carried, float64(e.sent.Load()), with(of, "clients")...)
@@ -212,6 +236,14 @@ func (to sink) endpoint(e *Endpoint) {
 		if n := e.requests[c].Load(); n > 0 {
 			to.count(answers, float64(n), with(of, class(c))...)
 		}
+	}
+	below, all := make(map[float64]uint64, len(answerBuckets)), uint64(0)
+	for i, le := range answerBuckets {
+		all += e.answers[i].Load()
+		below[le.Seconds()] = all
+	}
+	if all += e.answers[len(answerBuckets)].Load(); all > 0 {
+		to <- prometheus.MustNewConstHistogram(began, all, time.Duration(e.nanos.Load()).Seconds(), below, of...)
 	}
 }
 

@@ -112,6 +112,15 @@ func classOf(status int) int {
 //nolint:gochecknoglobals // constant
 var buckets = [...]float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
 
+// answerBuckets are the upper bounds of the histogram of an endpoint. There are fewer than for a Service, because a node has many more
+// endpoints.
+//
+//nolint:gochecknoglobals // constant
+var answerBuckets = [...]time.Duration{
+	5 * time.Millisecond, 25 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond,
+	time.Second, 5 * time.Second, 30 * time.Second,
+}
+
 // Mirroring is what became of a copy of a request.
 type Mirroring int
 
@@ -232,9 +241,11 @@ type Endpoint struct {
 	users   int            // guarded by the book's mu
 
 	requests            [classes]atomic.Uint64
+	answers             [len(answerBuckets) + 1]atomic.Uint64
 	nanos               atomic.Int64 // until answers began
 	open                atomic.Int64
 	failures, ejections atomic.Uint64
+	retries             atomic.Uint64 // of what it had before
 	received, sent      atomic.Uint64 // bytes of clients, and to them
 }
 
@@ -255,9 +266,15 @@ func (e *Endpoint) Leave() {
 // Answered counts a request that the endpoint had. A status of 0 means that it has not answered.
 func (e *Endpoint) Answered(status int, after time.Duration) {
 	e.requests[classOf(status)].Add(1)
-	if status != 0 {
-		e.nanos.Add(int64(after))
+	if status == 0 {
+		return
 	}
+	i := 0
+	for i < len(answerBuckets) && after > answerBuckets[i] {
+		i++
+	}
+	e.answers[i].Add(1)
+	e.nanos.Add(int64(after))
 }
 
 // Carried counts bytes of clients that it was sent, and its own to them.
@@ -269,8 +286,11 @@ func (e *Endpoint) Carried(received, sent int64) {
 // Use counts a connection or a request that begins, and with -1 one that ends.
 func (e *Endpoint) Use(n int64) { e.open.Add(n) }
 
-// Failed counts an attempt at which it was not reached, and Ejected that it gets no client for some time.
+// Failed counts an attempt at which it was not reached.
 func (e *Endpoint) Failed() { e.failures.Add(1) }
+
+// Retried counts a further attempt for what it had before.
+func (e *Endpoint) Retried() { e.retries.Add(1) }
 
 // Ejected counts that it gets no clients for some time.
 func (e *Endpoint) Ejected() { e.ejections.Add(1) }

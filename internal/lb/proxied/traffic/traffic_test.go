@@ -39,7 +39,8 @@ func TestMetrics(t *testing.T) {
 	e.Failed()
 	e.Ejected()
 	e.Carried(5, 6)
-	state := State{Service: name("web"), Connections: 5, Healthy: 2, Unhealthy: 1,
+	e.Retried()
+	state := State{Service: name("web"), Connections: 5, Healthy: 2, Unhealthy: 1, Absent: []netip.AddrPort{at},
 		Certificates: map[string]time.Time{"tls": time.Now().Add(-48 * time.Hour)}}
 	text := shown(t, b, state)
 	const of, pod = `namespace="default",service="web"`, `endpoint="10.0.0.1:80",namespace="default",service="web"`
@@ -50,11 +51,16 @@ func TestMetrics(t *testing.T) {
 		`fairlead_lb_request_duration_seconds_bucket{` + of + `,le="0.01"} 1`,
 		`fairlead_lb_request_duration_seconds_count{` + of + `} 2`,
 		`fairlead_lb_bytes_total{` + of + `,to="endpoints"} 3`, `fairlead_lb_bytes_total{` + of + `,to="clients"} 4`,
-		`fairlead_lb_connections_total{` + of + `} 1`, `fairlead_lb_connections{` + of + `} 5`, `fairlead_lb_retries_total{` + of + `} 1`,
+		`fairlead_lb_connections_total{` + of + `} 1`, `fairlead_lb_open_connections{` + of + `} 5`, `fairlead_lb_retries_total{` + of + `} 1`,
 		`fairlead_lb_rejected_total{` + `namespace="default",reason="client-limit",service="web"} 1`,
 		`fairlead_lb_endpoints{` + of + `,state="unhealthy"} 1`, `fairlead_lb_endpoint_connections{` + pod + `} 1`,
 		`fairlead_lb_endpoint_requests_total{class="none",` + pod + `} 1`, `fairlead_lb_endpoint_answer_seconds_total{` + pod + `} 0.25`,
 		`fairlead_lb_endpoint_bytes_total{` + pod + `,to="endpoints"} 5`, `fairlead_lb_endpoint_bytes_total{` + pod + `,to="clients"} 6`,
+		`fairlead_lb_endpoint_answer_duration_seconds_bucket{` + pod + `,le="0.1"} 0`,
+		`fairlead_lb_endpoint_answer_duration_seconds_count{` + pod + `} 1`,
+		`fairlead_lb_endpoint_answer_duration_seconds_bucket{` + pod + `,le="0.25"} 1`,
+		`fairlead_lb_endpoint_answer_duration_seconds_sum{` + pod + `} 0.25`,
+		`fairlead_lb_endpoint_retries_total{` + pod + `} 1`, `fairlead_lb_endpoint_healthy{` + pod + `} 0`,
 		`fairlead_lb_endpoint_failures_total{` + pod + `} 1`, `fairlead_lb_endpoint_ejections_total{` + pod + `} 1`,
 		`fairlead_lb_certificate_days{namespace="default",secret="tls",service="web"} -2.0`,
 	} {
@@ -91,6 +97,8 @@ func TestSeriesAreBounded(t *testing.T) {
 		for port := range uint16(10) {
 			e := s.Endpoint(netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), 1+port))
 			e.Failed()
+			s.Request(200, time.Second)
+			e.Answered(200, time.Minute)
 			all = append(all, e)
 		}
 	}
@@ -126,6 +134,15 @@ func TestSeriesAreBounded(t *testing.T) {
 	}
 	if series, total := sum("fairlead_lb_endpoint_failures_total"); series != 8 || total != 30 {
 		t.Errorf("%d series of endpoints with %d failures, want 5 and 3 of others, with 30", series, total)
+	}
+	if series, total := sum("fairlead_lb_endpoint_answer_duration_seconds_count"); series != 8 || total != 30 {
+		t.Errorf("%d histograms of endpoints with %d answers, want 5 and 3 of others, with 30", series, total)
+	}
+	if series, total := sum("fairlead_lb_endpoint_answer_duration_seconds_bucket"); series != 8*(len(answerBuckets)+1) || total != 30 {
+		t.Errorf("%d series of buckets with %d answers, want %d with 30", series, total, 8*(len(answerBuckets)+1))
+	}
+	if series, total := sum("fairlead_lb_endpoint_healthy"); series != 5 || total != 5 {
+		t.Errorf("%d endpoints with their own series are shown, %d as healthy, want 5", series, total)
 	}
 	for _, e := range all {
 		e.Leave()

@@ -61,6 +61,7 @@ func (x *exchange) carry() bool {
 		return true
 	}
 	x.to, x.edit, x.held, x.question, x.deadline = route.To, route.Edit, route.Session, route.Ask, route.Deadline
+	x.forPage = route.Spare
 	if x.codings = x.config.Spec.Compress; route.Compress != nil {
 		x.codings = route.Compress
 	}
@@ -83,10 +84,17 @@ func (x *exchange) carry() bool {
 		x.again = newRetrying(x, route.Retry)
 		defer x.again.end()
 	}
+	if route.Pages != nil {
+		x.page = &paged{x: x, pages: route.Pages, at: route.Paged}
+		defer x.page.end()
+	}
 	err := x.try()
 	x.leave()
 	stream.PutBuffer(x.body)
 	x.body = nil
+	if replaced, whole := x.page.replace(err); replaced {
+		return whole
+	}
 	return err == nil || x.failed(err)
 }
 
@@ -109,7 +117,7 @@ func (x *exchange) try() (err error) {
 			return err
 		}
 		whole = x.again.rewind(whole)
-		*r = reaching{x: x, t: r.t, again: true}
+		*r = reaching{x: x, t: r.t, again: true, before: r.before}
 		if x.member != nil {
 			r.tried = append(r.space[:0], x.member)
 		}
@@ -129,7 +137,7 @@ func (r *reaching) deliver(whole []byte, simple bool) (err error) {
 		if err != nil {
 			return err
 		}
-		if !x.use(m) { // it has left just now
+		if r.before = m; !x.use(m) { // it has left just now
 			b.release(x, false)
 			continue
 		}
@@ -175,7 +183,7 @@ func (x *exchange) ask(b pod, m *pods.Member, whole []byte, simple, again bool) 
 	err := x.converse(b, m, whole)
 	x.attach(nil)
 	unseen := b.unseen(err)
-	b.release(x, (err == nil || errors.Is(err, errRepeat)) && x.reusable && !x.drained.Load())
+	b.release(x, (err == nil || errors.Is(err, errRepeat) || errors.Is(err, errReplaced)) && x.reusable && !x.drained.Load())
 	if simple && !x.answering && errors.Is(err, syscall.ETIMEDOUT) && !x.drained.Load() { // its node is dark
 		x.to.Pool.Failed(m, err)
 		return &dialError{err}
@@ -191,7 +199,11 @@ func (x *exchange) ask(b pod, m *pods.Member, whole []byte, simple, again bool) 
 // the Pod's turn was over.
 func judge(x *exchange, m *pods.Member, err error) {
 	if x.podStatus != 0 {
-		x.to.Pool.Answered(m, x.podStatus, nil, x.answered.Sub(x.asked))
+		if after := x.answered.Sub(x.asked); x.forPage {
+			x.to.Pool.AnsweredPage(m, x.podStatus, after)
+		} else {
+			x.to.Pool.Answered(m, x.podStatus, nil, after)
+		}
 		return
 	}
 	if err == nil || x.drained.Load() || errors.Is(err, errLeft) || x.conn.malformed.Load() || policy.Over(x.deadline) {
@@ -235,8 +247,12 @@ func (x *exchange) converse(b pod, m *pods.Member, whole []byte) (err error) {
 		return x.switchProtocols(b)
 	}
 	if x.again.takes(x.res.Status) {
-		x.again.skip(b)
+		skip(x, b, waits)
 		return errRepeat
+	}
+	if x.page.takes(&x.res) {
+		skip(x, b, waits)
+		return errReplaced
 	}
 	return x.answer(b, m, waits)
 }
@@ -325,7 +341,7 @@ func (x *exchange) waited() error {
 
 // answer passes the answer on. waits reports whether the client still waits to be asked for its body.
 func (x *exchange) answer(b pod, m *pods.Member, waits bool) error {
-	x.unread = waits
+	x.unread = waits || x.page.unread()
 	x.reusable = !waits
 	if x.edit != nil {
 		x.edit(&x.res)
@@ -370,19 +386,7 @@ func (x *exchange) failed(err error) bool {
 		log(x.status)
 		return false
 	}
-	status := http.StatusBadGateway
-	switch {
-	case x.conn.malformed.Load():
-		status = http.StatusBadRequest
-	case x.bodyLong.Load(), errors.Is(err, errBody):
-		status = http.StatusRequestEntityTooLarge
-	case errors.Is(err, errSlow):
-		status = http.StatusRequestTimeout
-	case errors.Is(err, pods.ErrNone), x.drained.Load():
-		status = http.StatusServiceUnavailable
-	case errors.Is(err, errSilent), errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, syscall.ETIMEDOUT):
-		status = http.StatusGatewayTimeout
-	}
+	status := statusOf(x, err)
 	x.status = status
 	log(status)
 	if errors.Is(err, errLeft) {
@@ -396,6 +400,23 @@ func (x *exchange) failed(err error) bool {
 	x.trace.Decided(err.Error())
 	x.reply(answer)
 	return true
+}
+
+// statusOf is the status of the answer for a Pod after a failure.
+func statusOf(x *exchange, err error) int {
+	switch {
+	case x.conn.malformed.Load():
+		return http.StatusBadRequest
+	case x.bodyLong.Load(), errors.Is(err, errBody):
+		return http.StatusRequestEntityTooLarge
+	case errors.Is(err, errSlow):
+		return http.StatusRequestTimeout
+	case errors.Is(err, pods.ErrNone), x.drained.Load():
+		return http.StatusServiceUnavailable
+	case errors.Is(err, errSilent), errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, syscall.ETIMEDOUT):
+		return http.StatusGatewayTimeout
+	}
+	return http.StatusBadGateway
 }
 
 // reply answers for a Pod.

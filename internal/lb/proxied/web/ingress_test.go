@@ -1,6 +1,7 @@
 package web
 
 import (
+	"cmp"
 	"crypto/tls"
 	"fmt"
 	"io"
@@ -36,10 +37,15 @@ func (r *rig) ingress(annotations map[string]string, pod netip.AddrPort) {
 			web: {Ports: []services.Port{{Number: 80}}}, auth: {Ports: []services.Port{{Number: 8080}}},
 		},
 	}
+	problems := 0
 	for name, text := range annotations {
 		in := &networkingv1.Ingress{}
+		backend := cmp.Or(r.backends[name], "service: {name: web, port: {number: 80}}")
+		if r.backends[name] != "" && !strings.Contains(backend, "{name: auth,") {
+			problems++
+		}
 		r.Must(yaml.UnmarshalStrict(fmt.Appendf(nil, "metadata: {namespace: default, name: %s}\nspec: {rules: [{http: {paths: ["+
-			"{path: /%s, pathType: Prefix, backend: {service: {name: web, port: {number: 80}}}}]}}]}", name, name), in))
+			"{path: /%s, pathType: Prefix, backend: {%s}}]}}]}", name, name, backend), in))
 		in.Annotations = map[string]string{}
 		for a := range strings.SplitSeq(text, "; ") {
 			if k, v, ok := strings.Cut(a, ": "); ok {
@@ -52,7 +58,7 @@ func (r *rig) ingress(annotations map[string]string, pod netip.AddrPort) {
 		o.Ingresses[svc.NameOf(in)] = in
 	}
 	f := gateway.BuildIngress(o, nil)
-	if len(f.Problems)+len(f.Ignored) > 0 {
+	if len(f.Problems) != problems || len(f.Ignored) > 0 {
 		r.Fatalf("%v, %v", f.Problems, f.Ignored)
 	}
 	r.service.Routes = &proxied.Routes{
@@ -174,13 +180,15 @@ func TestConcurrentRequestsOfAClient(t *testing.T) {
 	testbed.Receive(t, "an answer", done)
 }
 
-// A path whose Service has no endpoint is answered by the default backend, which is told why; with an endpoint again it is not asked.
+// A path whose Service has no endpoint, does not exist or has no such port is answered by the default backend, which is told why; with
+// an endpoint again it is not asked. Without one, and for a backend that is no Service, the answer is 500.
 func TestDefaultBackends(t *testing.T) {
 	r := newRig(t, map[string]string{lbProtocol: "http"})
 	r.auth = r.Web(func(w http.ResponseWriter, q *http.Request) {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		_, _ = fmt.Fprint(w, "we are back soon ", q.RequestURI, " ", q.Header.Get("X-Code"), " ", q.Header.Values("X-Original-Uri"), " ",
-			q.Header.Get("X-Namespace"), "/", q.Header.Get("X-Ingress-Name"), " ", q.Header.Get("X-Service-Name"))
+			q.Header.Get("X-Namespace"), "/", q.Header.Get("X-Ingress-Name"), " ",
+			q.Header.Get("X-Service-Name"), ":", q.Header.Get("X-Service-Port"))
 	})
 	pod := r.Web(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "web") })
 	ask := func(path string) string {
@@ -195,11 +203,25 @@ func TestDefaultBackends(t *testing.T) {
 		r.Must(err)
 		return fmt.Sprint(answer.StatusCode, " ", string(text))
 	}
-	all := map[string]string{"shop": "default-backend: auth", "plain": ""}
+	const spare = "default-backend: auth"
+	r.backends = map[string]string{
+		"gone": "service: {name: gone, port: {number: 8081}}", "port": "service: {name: web, port: {name: admin}}",
+		"none": "service: {name: gone, port: {number: 80}}", "file": "resource: {kind: Bucket, name: files}",
+	}
+	all := map[string]string{"shop": spare, "plain": "", "gone": spare, "port": spare + "; affinity: cookie", "none": "", "file": spare}
 	for range 2 {
 		r.ingress(all, pod)
 		if got := ask("/shop/a"); got != "200 web" {
 			t.Errorf("with a Pod: %s", got)
+		}
+		for path, want := range map[string]string{
+			"/gone": "503 we are back soon /gone 503 [/gone] default/gone gone:8081",
+			"/port": "503 we are back soon /port 503 [/port] default/port web:",
+			"/none": "500 500 Internal Server Error\n", "/file": "500 500 Internal Server Error\n",
+		} {
+			if got := ask(path); got != want {
+				t.Errorf("%s, whose backend cannot be used: %q, want %q", path, got, want)
+			}
 		}
 		without := *r.service.Routes
 		without.Targets = maps.Clone(without.Targets)
@@ -210,7 +232,7 @@ func TestDefaultBackends(t *testing.T) {
 		}
 		r.service.Routes = &without
 		r.set()
-		if got := ask("/shop/a?b"); got != "503 we are back soon /shop/a?b 503 [/shop/a?b] default/shop web" {
+		if got := ask("/shop/a?b"); got != "503 we are back soon /shop/a?b 503 [/shop/a?b] default/shop web:80" {
 			t.Errorf("without a Pod: %s", got)
 		}
 		if got := ask("/plain"); got != "503 503 Service Unavailable\n" {

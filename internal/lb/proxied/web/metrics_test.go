@@ -65,12 +65,16 @@ func TestRequestsAreCounted(t *testing.T) {
 				"fairlead_lb_requests_total{class=\"2xx\""+end+" 2", "fairlead_lb_requests_total{class=\"4xx\""+end+" 1",
 				"fairlead_lb_requests_total{class=\"5xx\""+end+" 2", "fairlead_lb_request_duration_seconds_count{"+of+"} 5",
 				"fairlead_lb_bytes_total{"+of+",to=\"endpoints\"} 25", "fairlead_lb_retries_total{"+of+"} some",
-				"fairlead_lb_connections_total{"+of+"} 1", "fairlead_lb_connections{"+of+"} 1",
+				"fairlead_lb_connections_total{"+of+"} 1", "fairlead_lb_open_connections{"+of+"} 1",
 				"fairlead_lb_endpoint_requests_total{class=\"2xx\","+at(pod)+end+" 2",
 				"fairlead_lb_endpoint_requests_total{class=\"none\","+at(pod)+end+" 2",
 				"fairlead_lb_endpoint_connections{"+at(pod)+end+" 0",
 				"fairlead_lb_endpoint_bytes_total{"+at(pod)+","+of+",to=\"endpoints\"} 15",
 				"fairlead_lb_endpoint_bytes_total{"+at(pod)+","+of+",to=\"clients\"} 30",
+				"fairlead_lb_endpoint_answer_duration_seconds_count{"+at(pod)+end+" 3",
+				"fairlead_lb_endpoint_answer_duration_seconds_bucket{"+at(pod)+","+of+",le=\"+Inf\"} 3",
+				"fairlead_lb_endpoint_retries_total{"+at(gone)+end+" some", "fairlead_lb_endpoint_retries_total{"+at(pod)+end+" 0",
+				"fairlead_lb_endpoint_healthy{"+at(gone)+end+" 0",
 				"fairlead_lb_endpoint_failures_total{"+at(gone)+end+" some", "fairlead_lb_endpoint_ejections_total{"+at(gone)+end+" some",
 			)
 			if text := r.metrics(); strings.Contains(text, "fairlead_lb_endpoint_requests_total{class=\"2xx\","+at(gone)) {

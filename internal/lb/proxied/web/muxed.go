@@ -55,10 +55,10 @@ func (e *engine) carryHTTP2(web *clientConn, front stream.Conn, text []byte) {
 		Go: e.host.Run, MaxHead: maxHeader, MaxStreams: maxStreams, HeadTimeout: e.headerTimeout, IdleTimeout: idle,
 		WriteTimeout: idle + e.idleGrace,
 	})
-	if !e.clients.add(c) {
+	if !e.clients.Add(c) {
 		return
 	}
-	defer e.clients.remove(c)
+	defer e.clients.Remove(c)
 	if err := c.Run(); err != nil {
 		e.host.Log().Debug("a connection of HTTP/2 has ended", "service", web.config.Service, "client", web.client, "err", err)
 	}

@@ -29,9 +29,9 @@ func (x *exchange) dialling() dialling {
 // kept returns a connection to a Pod that is there already, nil if there is none.
 func (t *transport) kept(d dialling, addr netip.AddrPort) pod {
 	if d.multiplexes {
-		b, first := t.muxes.open(d, addr)
-		if b != nil {
-			return b
+		s, first := t.muxes.Open(addr, d.isHead)
+		if s != nil {
+			return newMuxStream(s)
 		}
 		if !first { // it may speak HTTP/2
 			return nil
@@ -55,7 +55,7 @@ func (t *transport) dial(d dialling, addr netip.AddrPort) (pod, error) {
 	}
 	u, err := t.connect(d.engine.host.Context(), addr, d.client, d.at)
 	if err != nil {
-		t.muxes.forget(addr)
+		t.muxes.Forget(addr)
 		return nil, err
 	}
 	return u, nil
@@ -69,6 +69,7 @@ type reaching struct {
 	again    bool                        // it is a retry, if possible not at the one that is tried
 	space    [pods.MaxDials]*pods.Member // of tried
 	last     error                       // why the last one was not reached
+	before   *pods.Member                // has failed last or, without a failure, was asked last; nil before the first attempt
 	redial   *pods.Member                // is asked next, by a new connection
 	redialed []*pods.Member              // have been so
 	results  chan reached
@@ -101,7 +102,7 @@ func (r *reaching) reach() (pod, *pods.Member, error) {
 			r.x.pod = result.member.Addr()
 			return result.pod, result.member, nil
 		default:
-			r.last = result.err
+			r.last, r.before = result.err, result.member
 			r.x.trace.Got(result.member.Addr(), 0, result.err)
 			if !isUndialed(result.err) && r.running == 0 {
 				return nil, nil, result.err
@@ -118,7 +119,6 @@ func (r *reaching) next() (pod, *pods.Member, error) {
 	if r.redial = nil; !fresh && len(r.tried) >= pods.MaxDials || x.drained.Load() {
 		return nil, nil, pods.ErrNone
 	}
-	further := len(r.tried) > 0 || r.again
 	if !fresh {
 		var err error
 		if m, err = choose(x, r.tried); err != nil && r.again {
@@ -130,9 +130,10 @@ func (r *reaching) next() (pod, *pods.Member, error) {
 		r.again = false
 		r.tried = append(r.tried, m)
 	}
-	if further {
-		retried(x)
+	if r.before != nil {
+		retried(x, r.before)
 	}
+	r.before = m
 	x.pod, x.asked = m.Addr(), time.Now()
 	x.trace.Try(x.pod)
 	d := x.dialling()

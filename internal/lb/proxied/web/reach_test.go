@@ -4,18 +4,24 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
+	"slices"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/net/http2"
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // dark is a Pod whose node does not answer: what connects to it hangs.
@@ -154,6 +160,78 @@ func TestDarkPodOfAKeptConnection(t *testing.T) {
 		if _, _, ejected := r.config.Pool.Count(); ejected == 0 && !hangs {
 			t.Error("a Pod that refuses connections gets new clients")
 		}
+	}
+}
+
+// refusing makes a Pod of backlog accept, and speak HTTP/2: it has not looked at the first request, and answers further ones.
+func (r *rig) refusing(fd int) {
+	r.Helper()
+	fd, err := syscall.Dup(fd)
+	r.Must(err)
+	f := os.NewFile(uintptr(fd), "pod") //nolint:gosec // a file
+	defer f.Close()
+	l, err := net.FileListener(f)
+	r.Must(err)
+	var had atomic.Int32
+	testbed.Serve(r.TB, l, func(c net.Conn) {
+		if _, err := io.ReadFull(c, make([]byte, len(http2.ClientPreface))); err != nil {
+			return
+		}
+		served := http2.NewFramer(c, c)
+		_ = served.WriteSettings()
+		for {
+			frame, err := served.ReadFrame()
+			if err != nil {
+				return
+			}
+			id := frame.Header().StreamID
+			switch first := had.Load() == 0; {
+			case frame.Header().Type != http2.FrameHeaders:
+				continue
+			case first:
+				_ = served.WriteRSTStream(id, http2.ErrCodeRefusedStream)
+			default:
+				_ = headersFrame(id, true, ":status 200")(served)
+			}
+			had.Add(1)
+		}
+	})
+}
+
+// A Pod accepts so late that another one was asked beside it, and then refuses the request, which goes to it again. Both attempts count
+// for that Pod: the other one had nothing.
+func TestRetriesAreCountedByPod(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http", lbBackend: "h2c"})
+	fds := map[netip.AddrPort]int{}
+	for range 2 {
+		fd, at := r.backlog()
+		r.darken(at)
+		fds[at] = fd
+	}
+	r.set(slices.Collect(maps.Keys(fds))...)
+	m, err := r.config.Pool.Pick(r.At.Addr(), nil)
+	r.Must(err)
+	other := m.Addr() // of two, the next client begins with the one that this one did not
+	delete(fds, other)
+	for at, fd := range fds {
+		const all, of = `fairlead_lb_retries_total{namespace="default",service="web"} `, `",namespace="default",service="web"} `
+		client, status := r.Client(), make(chan string, 1)
+		go func() {
+			answer, err := client.Get("http://" + r.At.String())
+			if err != nil {
+				status <- err.Error()
+				return
+			}
+			_ = answer.Body.Close()
+			status <- fmt.Sprint(answer.StatusCode)
+		}()
+		r.shows(all + "1") // the other one was asked
+		r.refusing(fd)
+		if got := testbed.Receive(t, "the answer", status); got != "200" {
+			t.Error(got)
+		}
+		const pod = `fairlead_lb_endpoint_retries_total{endpoint="`
+		r.shows(all+"2", pod+at.String()+of+"2", pod+other.String()+of+"0")
 	}
 }
 

@@ -101,7 +101,8 @@ func (r *retrying) end() {
 func repeats(x *exchange, err error) bool {
 	r := x.again
 	switch {
-	case r == nil, err == nil, x.answering, x.drained.Load(), x.conn.malformed.Load(), errors.Is(err, errLeft), errors.Is(err, pods.ErrNone):
+	case r == nil, err == nil, x.answering, x.drained.Load(), x.conn.malformed.Load(), errors.Is(err, errLeft), errors.Is(err, pods.ErrNone),
+		errors.Is(err, errReplaced):
 		return false
 	case errors.Is(err, errRepeat): // see takes
 		return true
@@ -195,16 +196,20 @@ func (r *retrying) rewind(whole []byte) []byte {
 	return r.body
 }
 
-// skip drops the answer of a Pod. Its connection is of use if the rest of the answer has come.
-func (r *retrying) skip(b pod) {
-	x := r.x
-	x.reusable = true
+// maxSkipped is how much of an answer that is dropped is read, in bytes.
+const maxSkipped = 256 << 10
+
+// skip drops the answer of a Pod. Its connection is of use if the rest of the answer has come, and is not long. Not while the Pod waits
+// for a body that it has not asked for: it would take the next request for that.
+func skip(x *exchange, b pod, waits bool) {
+	x.reusable = !waits
 	body := b.source(x)
-	for !body.done() {
+	for n := 0; n < maxSkipped && !body.done(); {
 		data, _, err := body.next()
 		if err != nil || len(data) == 0 {
 			break
 		}
+		n += len(data)
 		body.take()
 	}
 	x.reusable = x.reusable && body.done()

@@ -32,6 +32,7 @@ type rig struct {
 	auth        netip.AddrPort    // the Pod of Service auth of Ingresses
 	users       *basic.Users      // of Secret staff, likewise
 	extra       map[string]string // the codings of Ingresses
+	backends    map[string]string // of Ingresses, in place of port 80 of the Service web; a problem but for auth's
 
 	engine *engine         // nil until there is a listener of HTTP
 	config *proxied.Config // the last one

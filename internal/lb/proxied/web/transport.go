@@ -11,6 +11,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/proxied/budget"
+	"github.com/fairlead/fairlead/internal/lb/proxied/muxes"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/lb/proxied/proxyproto"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -44,7 +45,7 @@ type transport struct {
 	kind      transportKind
 	service   svc.Name
 	upstreams upstreams    // of HTTP/1.1
-	muxes     muxes        // of HTTP/2
+	muxes     muxes.Pods   // of HTTP/2
 	mirrors   atomic.Int64 // copies of requests on their way
 	retries   budget.Budget
 }

@@ -34,6 +34,7 @@ func (x *exchange) beginUpload(b pod) {
 	}
 	up := &upload{exchange: x, done: make(chan struct{})}
 	x.upload = up
+	x.page.keep()
 	up.pump = pump{to: b, from: x.client.source(), trailers: x.req.Announced || x.second, timeout: x.limit(), bytes: &x.received, of: up}
 	up.most, up.request = x.most, x
 	up.copied, up.kept = x.copied, x.again.keep()

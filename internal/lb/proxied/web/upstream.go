@@ -107,7 +107,7 @@ func (u *upstream) release(x *exchange, reusable bool) {
 		return
 	}
 	if u.stale() {
-		t.muxes.forget(u.pod)
+		t.muxes.Forget(u.pod)
 	}
 	u.close()
 }
@@ -122,7 +122,7 @@ func (u *upstream) close() {
 // CloseIdleConnections closes what waits for requests.
 func (t *transport) CloseIdleConnections() {
 	t.upstreams.close()
-	t.muxes.close()
+	t.muxes.Close()
 }
 
 // connect opens a connection to a Pod for requests of HTTP/1.1 of the client at.
