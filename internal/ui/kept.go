@@ -30,7 +30,8 @@ type kept struct {
 // keptAnswer is read when done is closed.
 type keptAnswer struct {
 	done  chan struct{}
-	at    time.Time // when the answer came; zero until then
+	at    time.Time     // when the answer came; zero until then
+	keep  time.Duration // for how long it counts
 	value any
 	err   error
 }
@@ -44,7 +45,7 @@ func keyOf(path string, user *rest.ImpersonationConfig, params url.Values) strin
 func (k *kept) get(ctx context.Context, key string, keep time.Duration, ask func(context.Context) (any, error)) (any, error) {
 	k.mu.Lock()
 	for other, a := range k.of {
-		if !a.at.IsZero() && time.Since(a.at) > keep {
+		if !a.at.IsZero() && time.Since(a.at) > a.keep {
 			delete(k.of, other)
 		}
 	}
@@ -54,7 +55,7 @@ func (k *kept) get(ctx context.Context, key string, keep time.Duration, ask func
 			k.mu.Unlock()
 			return nil, errors.NewTooManyRequests(fmt.Sprintf("%d such questions are being answered: ask again", maxKept), 1)
 		}
-		a = &keptAnswer{done: make(chan struct{})}
+		a = &keptAnswer{done: make(chan struct{}), keep: keep}
 		k.of[key] = a
 		k.mu.Unlock()
 		k.fill(ctx, key, a, ask)

@@ -59,7 +59,7 @@ func TestKept(t *testing.T) {
 			t.Errorf("later: %v, %v", v, err)
 		}
 		for i := len(k.of); i < maxKept; i++ {
-			k.of[fmt.Sprint("done", i)] = &keptAnswer{at: time.Now().Add(time.Duration(i))}
+			k.of[fmt.Sprint("done", i)] = &keptAnswer{at: time.Now().Add(time.Duration(i)), keep: time.Minute}
 		}
 		n := len(k.of)
 		if _, err := ask("late"); err != nil || n != maxKept || len(k.of) != maxKept {
@@ -70,6 +70,33 @@ func TestKept(t *testing.T) {
 		}
 		if _, err := ask("later"); !apierrors.IsTooManyRequests(err) {
 			t.Errorf("with %d questions that are being answered: %v", len(k.of), err)
+		}
+	})
+}
+
+// Each answer counts for its own time, whatever the time of the other questions.
+func TestKeptForItsTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := &kept{of: map[string]*keptAnswer{}}
+		asked := map[string]int{}
+		ask := func(key string, keep time.Duration) int {
+			v, err := k.get(t.Context(), key, keep, func(context.Context) (any, error) {
+				asked[key]++
+				return asked[key], nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return v.(int)
+		}
+		ask("long", time.Minute)
+		ask("short", time.Second)
+		time.Sleep(10 * time.Second)
+		if n := ask("short", time.Second); n != 2 {
+			t.Errorf("an answer for a second counts after ten: %d questions", n)
+		}
+		if n := ask("long", time.Minute); n != 1 {
+			t.Errorf("an answer for a minute does not count after ten seconds: %d questions", n)
 		}
 	})
 }

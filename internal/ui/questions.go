@@ -22,6 +22,7 @@ import (
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/cli/client/asking"
 	"github.com/fairlead/fairlead/internal/cli/client/explaincmd"
+	"github.com/fairlead/fairlead/internal/cli/client/lbview"
 	"github.com/fairlead/fairlead/internal/cli/client/status"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -53,9 +54,11 @@ func questions() map[string]question {
 	return map[string]question{
 		svc.ExplainPath:     {[]string{"question", "from", "node", "protocol", "namespace", "probe"}, true, 0, explain},
 		svc.HistoryPath:     {[]string{"service", "node", "since"}, true, 0, history},
-		svc.StatusPath:      {[]string{"namespace", "service", "services"}, false, 0, statusOf},
+		svc.StatusPath:      {[]string{"namespace", "service", "services"}, true, 0, statusOf},
 		svc.ServicesPath:    {[]string{"namespace", "service"}, true, 0, services},
 		svc.ConnectionsPath: {[]string{"namespace"}, true, connectionsKept, connections},
+		svc.BalancersPath:   {[]string{"namespace"}, true, balancersKept, balancers},
+		svc.ObjectsPath:     {[]string{"kind", "namespace"}, true, objectsKept, objects},
 	}
 }
 
@@ -74,6 +77,10 @@ func Questions(as As) map[string]http.Handler {
 			}
 			if err != nil {
 				members.Reply(w, nil, withStatus(err))
+				return
+			}
+			if p, ok := answer.(packed); ok {
+				p.write(w, r)
 				return
 			}
 			w.Header().Set("Content-Type", "application/json")
@@ -224,6 +231,15 @@ func services(ctx context.Context, nodes *asking.Nodes, p url.Values) (any, erro
 
 func connections(ctx context.Context, nodes *asking.Nodes, p url.Values) (any, error) {
 	return status.ConnectionsOf(ctx, nodes, p.Get("namespace"))
+}
+
+// balancersKept is for how long the lists of load balancers and routes count: they are of many kinds of objects.
+const balancersKept = 12 * time.Second
+
+func balancers(ctx context.Context, nodes *asking.Nodes, p url.Values) (any, error) {
+	ctx, cancel := context.WithTimeout(ctx, base.RequestTimeout)
+	defer cancel()
+	return lbview.SummaryOf(ctx, nodes.Client(), nodes.Config(), p.Get("namespace"))
 }
 
 // namesOf reads the values of service, each NAMESPACE/NAME.

@@ -63,6 +63,29 @@ func TestFiles(t *testing.T) {
 	}
 }
 
+// The HTML has something to show before any script, and names all modules at once: none is found only by reading another one.
+func TestFirstPaint(t *testing.T) {
+	index := string(files()["/"].plain)
+	if !regexp.MustCompile(`<div id="app"><header[^>]*><h1>fairlead</h1></header><main>`).MatchString(index) {
+		t.Errorf("the HTML is empty without scripts:\n%s", index)
+	}
+	modules := 0
+	for name := range files() {
+		if !strings.HasSuffix(name, ".js") {
+			continue
+		}
+		modules++
+		name = strings.TrimPrefix(name, "/")
+		preloaded := strings.Contains(index, `<link rel="modulepreload" href="`+name+`">`)
+		if !preloaded && !strings.Contains(index, `<script type="module" src="`+name+`">`) {
+			t.Errorf("the HTML does not name %s", name)
+		}
+	}
+	if modules < 5 {
+		t.Errorf("%d modules: the test looks for nothing", modules)
+	}
+}
+
 // The HTML has no script or style of its own, and no file names another host.
 func TestNoOtherHost(t *testing.T) {
 	unsafe := regexp.MustCompile(`\beval\(|new Function|innerHTML|document\.write|localStorage|sessionStorage|document\.cookie`)

@@ -50,10 +50,30 @@ export async function ask(path, params = [], signal = undefined) {
 }
 
 const pageSize = 2000;
+const firstPage = 200; // what is shown while the rest is on its way
 const settled = 5e3; // ms; a watch that ends earlier is not begun again at once
 
+const wholePatience = 15e3; // ms
+
+// whole gets a list as the server cuts it down to what the page shows, null if it does not: of another version, or for other users.
+async function whole(kind, namespace, signal) {
+  try {
+    const { value } = await ask('/fairlead/objects', [['kind', kind], ...(namespace ? [['namespace', namespace]] : [])],
+      within(wholePatience, signal));
+    for (const o of value.items) {
+      o.metadata.written = (o.metadata.writes || []).map(([at, n]) => ({ at: 1000 * at, ...value.writes[n] }));
+    }
+    return value;
+  } catch (e) {
+    if (e.code === 401) throw e;
+    return null;
+  }
+}
+
 // follow lists a kind and watches it until signal aborts. on has reset(items), one(type, object) and state(text), where the
-// text is empty while the watch runs. A refusal (403) ends it.
+// text is empty while the watch runs. read, if on has it, makes an item of an object: no more than a page of objects is kept.
+// some(items), if on has it, gets the first of many items: to show them costs less than to show each page. Of many items, if on has
+// short(), which are the parameters of whole, the others are read with that if the server has it. A refusal (403) ends it.
 export async function follow(path, on, signal) {
   let version = '';
   let wait = 0;
@@ -69,11 +89,19 @@ export async function follow(path, on, signal) {
         let more = '';
         let at = '';
         do {
-          const page = await (await request(`${path}?limit=${pageSize}&continue=${encodeURIComponent(more)}`,
+          const page = await (await request(`${path}?limit=${items.length ? pageSize : firstPage}&continue=${encodeURIComponent(more)}`,
             within(patience, signal))).json();
-          items.push(...page.items);
+          for (const o of page.items) items.push(on.read ? on.read(o) : o);
           more = page.metadata.continue || '';
           at = page.metadata.resourceVersion;
+          if (!more || items.length > firstPage) continue;
+          if (on.some) on.some(items);
+          const all = on.short && await whole(...on.short, signal);
+          if (all) {
+            items.length = more = 0;
+            for (const o of all.items) items.push(on.read(o));
+            at = all.resourceVersion;
+          }
         } while (more);
         on.reset(items);
         version = at; // only now: a list that was cut off is begun again

@@ -1,7 +1,7 @@
 // The page: log in, then three views and the explanation of one Service beside them.
 import { html, render, useState, useEffect } from './preact-htm.js';
 import { ask, setToken } from './api.js';
-import { state, subscribe } from './model.js';
+import { state, subscribe, isService } from './model.js';
 import { begin } from './store.js';
 import { Overview } from './overview.js';
 import { Map_ } from './map.js';
@@ -76,12 +76,27 @@ function Login({ enter, secret, namespace, failed }) {
     </form></main>`;
 }
 
-// place reads the view and the Service from the address: #/VIEW or #/VIEW/NAMESPACE/NAME.
+// place reads the view and the question from the address: #/VIEW, #/VIEW/NAMESPACE/NAME for a Service, or #/VIEW/=/QUESTION. What has
+// more parts is asked as it is: the server says what is wrong with it.
 function place() {
-  const [, view, namespace, name] = location.hash.split('/');
+  const [, view, ...parts] = location.hash.split('/');
   let of = '';
-  try { of = namespace && name ? decodeURIComponent(namespace + '/' + name) : ''; } catch { /* no text in UTF-8, so no name */ }
+  try {
+    if (parts.length > 1 && parts.every(Boolean)) of = parts.slice(parts[0] === '=' ? 1 : 0).map(decodeURIComponent).join('/');
+  } catch { /* no text in UTF-8, so no name */ }
   return { view: views.some(([v]) => v === view) ? view : 'wrong', of };
+}
+
+// Ask takes a question as 'fairlead explain' does: a Service, a DNS name, or an address with a port.
+function Ask({ open }) {
+  const submit = (e) => {
+    e.preventDefault();
+    const text = e.target.elements.question.value.trim();
+    if (text) open(/[/.:]/.test(text) ? text : (state.namespace || 'default') + '/' + text);
+  };
+  return html`<form class="ask" role="search" aria-label="Explain" onSubmit=${submit}>
+    <label>Explain <input name="question" id="question" autocomplete="off" spellcheck="false" maxlength="300"
+      placeholder="Service, name or ADDRESS:PORT" /></label> <button type="submit">Ask</button></form>`;
 }
 
 function Shell({ secret }) {
@@ -93,7 +108,7 @@ function Shell({ secret }) {
     const stop = subscribe(() => again((n) => n + 1));
     return () => { removeEventListener('hashchange', move); stop(); };
   }, []);
-  const open = (key) => { location.hash = `#/${at.view}/${key}`; };
+  const open = (of) => { location.hash = `#/${at.view}/${isService(of) ? of.split('/').map(encodeURIComponent).join('/') : '=/' + encodeURIComponent(of)}`; };
   const close = () => {
     location.hash = `#/${at.view}`;
     setTimeout(() => { const b = document.querySelector('main'); if (b) b.focus(); }, 0);
@@ -101,6 +116,7 @@ function Shell({ secret }) {
   const trouble = [...state.trouble.values()];
   return html`<header class="top"><h1>fairlead</h1>
     <nav aria-label="Views">${views.map(([v, title]) => html`<a key=${v} href=${'#/' + v} aria-current=${v === at.view ? 'page' : null}>${title}</a>`)}</nav>
+    <${Ask} open=${open} />
     <span class="quiet">${state.namespace ? 'namespace ' + state.namespace : 'all namespaces'}</span>
     ${secret ? '' : html`<button onClick=${() => { history.replaceState(null, '', location.pathname); location.reload(); }}>Log out</button>`}</header>
     ${trouble.length ? html`<p class="trouble bar" role="status">${trouble.join(' · ')}</p>` : ''}
@@ -108,7 +124,7 @@ function Shell({ secret }) {
       ${at.view === 'wrong' ? html`<${Overview} open=${open} />` : ''}
       ${at.view === 'map' ? html`<${Map_} open=${open} selected=${at.of} />` : ''}
       ${at.view === 'changes' ? html`<h2>What changed</h2><${Changes} of="" open=${open} />` : ''}
-    </main>${at.of ? html`<${Detail} of=${at.of} close=${close} />` : ''}</div>`;
+    </main>${at.of ? html`<${Detail} of=${at.of} open=${open} close=${close} />` : ''}</div>`;
 }
 
 function App({ secret, namespace, failed, logged }) {
@@ -130,7 +146,9 @@ async function start() {
       namespace = await login(secret, namespace);
     } catch (e) { failed = e.message; }
   }
-  render(html`<${App} secret=${secret} namespace=${namespace} failed=${failed} logged=${!!secret && !failed} />`, document.getElementById('app'));
+  const at = document.getElementById('app');
+  at.replaceChildren(); // preact would leave parts of what stood there before
+  render(html`<${App} secret=${secret} namespace=${namespace} failed=${failed} logged=${!!secret && !failed} />`, at);
 }
 
 start();

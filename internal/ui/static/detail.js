@@ -1,6 +1,7 @@
-// One Service: what becomes of a connection to it, node by node, as 'fairlead explain' says it; and what changed.
+// One question: what becomes of a connection to a Service, a name or an address, node by node, as 'fairlead explain' says it; and what
+// changed for the Service.
 import { html, useState, useEffect, useRef } from './preact-htm.js';
-import { state, levelOf, rowFor, stampOf } from './model.js';
+import { state, isService, levelOf, rowFor, stampOf } from './model.js';
 import { explain } from './store.js';
 import { Changes, clock } from './changes.js';
 import { Traffic } from './flows.js';
@@ -13,6 +14,17 @@ function Frontend({ f }) {
     <${Lines} list=${f.lines} />
     ${f.proof && f.proof.length ? html`<details><summary>read back from the node (${f.proof.length})</summary><${Lines} list=${f.proof} /></details>` : ''}</div>`;
 }
+
+// announcedBy says who announces an address, as 'fairlead explain' does.
+function announcedBy(a) {
+  if (!a.announcers.length) return a.nobody ? 'no node announces it' : 'who announces it is not known';
+  return 'announced by ' + a.announcers.map((n) => `node ${n.node} (${n.via}${n.interface ? ' on ' + n.interface : ''})`).join(', ');
+}
+
+const Balancers = ({ list }) => (list || []).map((b) => html`<div key=${b.service} class="verdict balancer">
+  <h3>load balancer of Service ${b.service}, ${b.way} way</h3><${Lines} list=${b.lines} />
+  ${(b.addresses || []).map((a) => html`<h4 key=${a.address}>${a.address}: <span class=${'answer ' + (a.announcers.length ? 'good' : a.nobody ? 'bad' : '')}>${
+  announcedBy(a)}</span></h4><${Lines} list=${a.lines} />`)}</div>`);
 
 const maxShown = 100;
 
@@ -33,7 +45,18 @@ function Verdict({ v, first }) {
     ${v.endpoints && v.endpoints.length ? html`<${Endpoints} list=${v.endpoints} />` : ''}</details>`;
 }
 
-export function Detail({ of, close }) {
+// judgement is what the map knows of a Service, or, of another question, what the answer says.
+function judgement(of, answer) {
+  if (isService(of)) {
+    const row = rowFor(of);
+    return row ? row.j : { level: 'none', answer: 'there is no such Service', cause: '', why: '' };
+  }
+  const f = answer && answer.value.finding;
+  if (!f) return { level: 'wait', answer: answer ? 'not known' : 'not asked yet', cause: '', why: '' };
+  return { level: levelOf(f.answer), answer: f.answer, cause: f.cause || '', why: f.text || '', source: f.source };
+}
+
+export function Detail({ of, open, close }) {
   const [from, setFrom] = useState('');
   const [node, setNode] = useState('');
   const [answer, setAnswer] = useState(null);
@@ -41,7 +64,8 @@ export function Detail({ of, close }) {
   const [busy, setBusy] = useState(false);
   const head = useRef(null);
   const asked = useRef(null); // the question that is being asked, to abort it
-  const known = () => (state.judged ? stampOf(of) : ''); // before that, the lists may not be there
+  const service = isService(of) ? of : ((answer && answer.value.verdicts[0]) || {}).service || '';
+  const known = () => (state.judged && isService(of) ? stampOf(of) : ''); // before that, the lists may not be there
   const put = (e) => {
     if (e) e.preventDefault();
     if (asked.current) asked.current.abort();
@@ -56,13 +80,13 @@ export function Detail({ of, close }) {
       (x) => { if (!question.signal.aborted) { setTrouble(x.message); setBusy(false); } });
   };
   useEffect(() => { setAnswer(null); put(); head.current.focus(); return () => asked.current.abort(); }, [of]);
-  const row = rowFor(of);
-  const j = row ? row.j : { level: 'none', answer: 'there is no such Service', cause: '', why: '' };
+  const j = judgement(of, answer);
   const old = answer && !busy && answer.stamp && answer.stamp !== stampOf(of);
-  return html`<aside class="detail" aria-label=${'Service ' + of} onKeyDown=${(e) => { if (e.key === 'Escape') close(); }}>
+  return html`<aside class="detail" aria-label=${(isService(of) ? 'Service ' : 'Question ') + of} onKeyDown=${(e) => { if (e.key === 'Escape') close(); }}>
     <header><h2 tabindex="-1" ref=${head}>${of}</h2><button onClick=${close} aria-label="close the explanation">Close</button></header>
     <p class=${'headline ' + j.level}><b>${j.answer}${j.cause ? ', ' + j.cause : ''}</b>${j.why ? ': ' + j.why : ''}</p>
     ${j.source ? html`<p class="source">[${j.source}]</p>` : ''}
+    ${service && service !== of ? html`<p>It leads to Service <button class="link" onClick=${() => open(service)}>${service}</button>.</p>` : ''}
     <form class="tools" onSubmit=${put}>
       <label>from <input value=${from} placeholder="any client, or a Pod, Node, IP" onInput=${(e) => setFrom(e.target.value)} /></label>
       <label>on <select value=${node} onChange=${(e) => setNode(e.target.value)}><option value="">all nodes</option>
@@ -74,10 +98,10 @@ export function Detail({ of, close }) {
       ${answer ? html`<p class=${old ? 'trouble' : 'quiet'}>asked at ${clock(answer.at)}${old ? '; the Service has changed since' : ''}
         ${old ? html` <button onClick=${put}>Ask again</button>` : ''}</p>
         ${answer.value.verdicts.map((v, i) => html`<${Verdict} key=${v.node} v=${v} first=${i === 0} />`)}
+        <${Balancers} list=${answer.value.balancers} />
         ${answer.value.notAsked ? html`<p>${answer.value.notAsked} more nodes were not asked: choose one.</p>` : ''}
         <details><summary>as JSON</summary><pre id="explain-json" tabindex="0">${answer.text}</pre></details>` : ''}
     </div>
-    <${Traffic} of=${of} />
-    <h3>What changed</h3><${Changes} of=${of} />
+    ${service ? html`<${Traffic} of=${service} /><h3>What changed</h3><${Changes} of=${service} />` : ''}
   </aside>`;
 }

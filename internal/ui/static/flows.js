@@ -7,7 +7,13 @@ const maxPoints = 360; // an hour of one each 10 s
 const maxSeries = 500; // Services; of more, the ones with the last connections
 const maxGap = 60e3; // ms between two points that a line joins
 
-export const flows = { at: 0, by: new Map(), trouble: '' }; // by the key of the Service
+// by has what is counted, by the key of the Service. version grows with each change of it.
+export const flows = { at: 0, version: 0, by: new Map(), trouble: '' };
+
+// forget takes away what was counted, and says why.
+export function forget(trouble) {
+  Object.assign(flows, { at: 0, version: flows.version + 1, by: new Map(), trouble });
+}
 const series = new Map(); // by the key of the Service, the one that had traffic last at the end
 
 // take takes in an answer of the server.
@@ -51,7 +57,7 @@ export function take(answer, at) {
     if (series.size > maxSeries || !state.services.has(key)) series.delete(key);
   }
   const more = answer.notAsked ? [`${answer.notAsked} more nodes were not asked`] : [];
-  Object.assign(flows, { at, by, nodes: answer.nodes.join(), trouble: answer.problems.concat(more).join('; ') });
+  Object.assign(flows, { at, version: flows.version + 1, by, nodes: answer.nodes.join(), trouble: answer.problems.concat(more).join('; ') });
 }
 
 export const seriesOf = (key) => series.get(key) || [];

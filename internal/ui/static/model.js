@@ -14,10 +14,15 @@ export const state = {
   others: [], // lines of the report that are not about a Service that is shown
   report: null, // as 'fairlead status -o json' has it, without the list of Services
   certificates: null,
+  balancers: null, // the load balancers and routes, as /fairlead/balancers has them
+  balancersTrouble: '', // why they are not known
   changes: [], // the newest first
   judged: false, // the findings of all Services are there
   trouble: new Map(), // what could not be read, by kind
 };
+
+// isService tells NAMESPACE/NAME from the other questions, a name and an address with a port.
+export const isService = (question) => question.includes('/');
 
 const listeners = new Set();
 let frame = 0;

@@ -72,10 +72,50 @@ function Numbers() {
   const kinds = Object.entries(numbers.kinds).filter(([, n]) => n > 0);
   const lb = (state.report || {}).loadBalancers;
   return html`<dl class="numbers">
-    <div><dt>Services</dt><dd>${state.services.size}</dd><dd class="quiet">${kinds.map(([k, n]) => n + ' ' + k).join(', ')}</dd></div>
+    <div><dt>Services</dt><dd>${state.services.size}${state.partial ? ' or more' : ''}</dd><dd class="quiet">${kinds.map(([k, n]) => n + ' ' + k).join(', ')}</dd></div>
     <div><dt>endpoints</dt><dd>${endpoints}</dd><dd class="quiet">${ready} ready</dd></div>
     <div><dt>nodes</dt><dd>${state.nodes.size}</dd><dd class="quiet">${readyNodes} ready</dd></div>
     ${lb ? html`<div><dt>load balancer addresses</dt><dd>${lb.addresses}</dd><dd class="quiet">${lb.pools} pools, ${lb.pending} pending</dd></div>` : ''}</dl>`;
+}
+
+const maxRows = 200;
+
+const Table = ({ name, heads, rows, none, more = 0, where = '' }) => (rows.length ? html`<div class="wide" tabindex="0" role="region" aria-label=${name}><table>
+  <caption class="unseen">${name}</caption><thead><tr>${heads.map((h) => html`<th key=${h}>${h}</th>`)}</tr></thead>
+  <tbody>${rows}${more > 0 ? html`<tr><td colspan=${heads.length}>${more} more${where}</td></tr>` : ''}</tbody></table></div>`
+  : html`<p class="quiet">${none}</p>`);
+
+// The class of what the server has judged: it decides what is served, what has a problem, what is foreign and what is not known.
+const standing = { served: 'good', problem: 'bad' };
+const Standing = ({ of, why }) => html`<td class=${standing[of] || 'quiet'}>${of}${why ? ': ' + why : ''}</td>`;
+
+// who announces an address, one line for each node; the others' reasons are in the explanation of the Service.
+function Announcers({ a }) {
+  const live = a.owners.filter((o) => !o.stale);
+  if (live.length) return html`<ul class="lines">${live.map((o) => html`<li key=${o.node + o.via}>node ${o.node}, ${o.via}${o.interface ? ' on ' + o.interface : ''} <span class="quiet">since ${
+    new Date(o.since).toLocaleString()}${o.reason ? ': ' + o.reason : ''}</span></li>`)}
+    <${More} n=${a.ownersLeft || 0} where=" nodes" /></ul>`;
+  return '-';
+}
+
+function Balancers({ open }) {
+  const b = state.balancers;
+  if (!b) return state.balancersTrouble ? html`<h2>Load balancers and routes</h2><p class="trouble">${state.balancersTrouble}</p>` : '';
+  const name = (s) => html`<td><button class="link" onClick=${() => open(s.namespace + '/' + s.name)}>${s.namespace}/${s.name}</button></td>`;
+  const addresses = b.services.slice(0, maxRows).flatMap((s) => (s.pending
+    ? [html`<tr key=${s.namespace + s.name}>${name(s)}<td>none yet</td><td>${s.way}</td><td>-</td><td>-</td><${Standing} of=${s.status} why=${s.reason} /></tr>`]
+    : s.addresses.map((a) => html`<tr key=${s.namespace + s.name + a.address}>${name(s)}<td>${a.address}</td><td>${s.way}</td><td>${a.pool || '-'}</td>
+      <td><${Announcers} a=${a} /></td><${Standing} of=${a.status} why=${[a.reason, a.status === 'problem' || a.status === 'unknown' ? s.reason : ''].filter(Boolean).join(': ')} /></tr>`)));
+  const routes = b.routes.slice(0, maxRows).map((r) => html`<tr key=${r.kind + r.namespace + r.name}><td>${r.kind}</td>
+    <td>${r.namespace}/${r.name}</td><td>${(r.hosts || []).join(', ') || 'all'}</td><td>${(r.parents || []).join(', ') || '-'}</td>
+    <${Standing} of=${r.status} why=${r.reason} /></tr>`);
+  return html`${state.balancersTrouble ? html`<p class="trouble">${state.balancersTrouble}</p>` : ''}
+    ${(b.problems || []).map((p) => html`<p key=${p} class="quiet">${p}</p>`)}
+    <h2>Load balancer addresses</h2><${Table} name="Load balancer addresses" heads=${['Service', 'address', 'way', 'pool', 'announced by', 'status']}
+      rows=${addresses} more=${(b.servicesLeft || 0) + Math.max(0, b.services.length - maxRows)} where=" Services: 'fairlead lb status' has them"
+      none="no Service is of type LoadBalancer" />
+    <h2>Routes</h2><${Table} name="Routes" heads=${['kind', 'route', 'hosts', 'of', 'status']} rows=${routes}
+      more=${(b.routesLeft || 0) + Math.max(0, b.routes.length - maxRows)} none="no route and no Ingress" />`;
 }
 
 function Certificates() {
@@ -91,5 +131,5 @@ function Certificates() {
 
 export function Overview({ open }) {
   return html`<section class="overview" aria-label="Overview"><h2>What is wrong</h2><${Wrong} open=${open} />
-    <h2>Numbers</h2><${Numbers} /><h2>Nodes</h2><${Nodes} /><${Certificates} /></section>`;
+    <h2>Numbers</h2><${Numbers} /><h2>Nodes</h2><${Nodes} /><${Balancers} open=${open} /><${Certificates} /></section>`;
 }

@@ -1,7 +1,7 @@
 // Where the page's knowledge is from: watches of objects, cut down to what is shown, and the server's judgement of them.
 import { ask, follow } from './api.js';
-import { take, flows } from './flows.js';
-import { state, changed, setServices, setService, setSlices, setSlice, setFindings, setReport, setExplained } from './model.js';
+import { take, forget } from './flows.js';
+import { state, changed, isService, setServices, setService, setSlices, setSlice, setFindings, setReport, setExplained } from './model.js';
 
 const maxChanges = 1000;
 export const hour = 3600e3;
@@ -10,6 +10,7 @@ const keyOf = (o) => o.metadata.namespace + '/' + o.metadata.name;
 
 // writes are who wrote which fields of an object, and when, within the last hour.
 function writes(o) {
+  if (o.metadata.written) return o.metadata.written; // the server has read them
   const out = [];
   for (const f of o.metadata.managedFields || []) {
     const at = Date.parse(f.time);
@@ -34,7 +35,7 @@ function fieldNames(fields) {
 function serviceOf(o) {
   const s = o.spec;
   return {
-    key: keyOf(o), version: o.metadata.resourceVersion, kind: 'Service', namespace: o.metadata.namespace, name: o.metadata.name, type: s.type, created: o.metadata.creationTimestamp,
+    key: keyOf(o), version: o.metadata.resourceVersion, generation: o.metadata.generation || 0, kind: 'Service', namespace: o.metadata.namespace, name: o.metadata.name, type: s.type, created: o.metadata.creationTimestamp,
     ips: (s.clusterIPs || []).filter(Boolean), external: s.externalIPs || [], alias: s.externalName || '',
     balancers: ((o.status.loadBalancer || {}).ingress || []).map((i) => i.ip || i.hostname),
     ports: (s.ports || []).map((p) => ({ port: p.port, protocol: p.protocol, node: p.nodePort || 0, target: String(p.targetPort ?? p.port) })),
@@ -43,6 +44,10 @@ function serviceOf(o) {
     writes: writes(o), text: JSON.stringify(s),
   };
 }
+
+// sameSpec reports whether two states of a Service have one spec. The generation tells, of a server that counts it; the text is not
+// the one of a spec that the server has cut down.
+const sameSpec = (a, b) => (a.generation && b.generation ? a.generation === b.generation : a.text === b.text);
 
 function sliceOf(o) {
   return {
@@ -218,18 +223,43 @@ async function readFlows() {
     take(answer, Date.parse(answer.at));
     flowsAfter = Date.now() + flowsEvery;
   } catch (e) {
-    flows.by.clear();
-    flows.trouble = 'the connections are not known: ' + e.message;
+    forget('the connections are not known: ' + e.message);
     flowsAfter = Date.now() + flowsRest;
   }
+  changed();
+}
+
+const balancersEvery = 15000; // ms
+let balancersAfter = 0;
+
+// readBalancers asks who announces the addresses of load balancers, and which routes are served.
+async function readBalancers() {
+  if (out || document.hidden || Date.now() < balancersAfter) return;
+  balancersAfter = Infinity;
+  const begin = performance.now();
+  try {
+    state.balancers = (await ask('/fairlead/balancers', place())).value;
+    state.balancersTrouble = '';
+  } catch (e) {
+    state.balancersTrouble = 'the load balancers and routes are not known: ' + e.message;
+    if (e.code === 401) fail('balancers', '', 401);
+  }
+  balancersAfter = Date.now() + Math.max(balancersEvery, 10 * (performance.now() - begin));
   changed();
 }
 
 const reportEvery = 15000;
 const allEvery = 60000;
 
+const heard = new Set(); // the kinds that are listed, or could not be
+const listsFirst = 10000; // ms; for how long other questions wait for that
+let listsBegan = 0;
+
+// tick asks what is due. The lists come first: the server answers only so many questions of a user at a time.
 function tick() {
+  if (Date.now() - listsBegan < listsFirst && !(heard.has('Services') && heard.has('EndpointSlices'))) return;
   readFlows();
+  readBalancers();
   if (wantReport || Date.now() > reportAfter + reportEvery) report();
   if (!document.hidden && Date.now() - lastAll > allEvery && !judging) { all = true; turn(); }
 }
@@ -243,12 +273,25 @@ export function begin(namespace, whenEnded) {
   const at = (group, kind) => group + (namespace && kind !== 'nodes' ? '/namespaces/' + namespace : '') + '/' + kind;
   const say = (kind) => (text, code) => {
     if (text) fail(kind, `${kind}: ${text}`, code); else state.trouble.delete(kind);
+    if (!heard.has(kind)) {
+      heard.add(kind);
+      tick();
+    }
     changed();
   };
   follow(at('/api/v1', 'services'), {
     state: say('Services'),
+    read: serviceOf,
+    short: ['services', namespace],
+    some(items) {
+      if (listed.has('services')) return; // a list that is read again replaces the one that is shown
+      setServices(items);
+      state.partial = true;
+      changed();
+    },
     reset(items) {
-      setServices(items.map(serviceOf));
+      setServices(items);
+      state.partial = false;
       for (const s of state.services.values()) noteWrites(s, s.key, 'Service');
       listed.add('services');
       all = true;
@@ -260,7 +303,7 @@ export function begin(namespace, whenEnded) {
       const was = state.services.get(s.key);
       setService(s.key, type === 'DELETED' ? null : s);
       const last = lastWrite(was, s);
-      if (type !== 'MODIFIED' || !was || was.text !== s.text) {
+      if (type !== 'MODIFIED' || !was || !sameSpec(was, s)) {
         const what = { ADDED: 'created', DELETED: 'deleted' }[type] || 'wrote ' + ((last && last.fields) || 'it');
         note({ at: Date.now(), service: s.key, kind: 'Service', what, who: type === 'DELETED' || !last ? '' : last.who });
       }
@@ -270,8 +313,10 @@ export function begin(namespace, whenEnded) {
   }, signal);
   follow(at('/apis/discovery.k8s.io/v1', 'endpointslices'), {
     state: say('EndpointSlices'),
+    read: sliceOf,
+    short: ['endpointslices', namespace],
     reset(items) {
-      setSlices(items.map(sliceOf));
+      setSlices(items);
       listed.add('slices');
       all = true;
       turn();
@@ -314,8 +359,7 @@ export function begin(namespace, whenEnded) {
       changed();
     },
   }, signal);
-  report();
-  readFlows();
+  listsBegan = Date.now();
   setInterval(tick, 1000);
   document.addEventListener('visibilitychange', tick);
 }
@@ -351,13 +395,17 @@ export async function readEvents(of, signal) {
   return { list, more: !!more };
 }
 
-// explain asks as 'fairlead explain SERVICE -o json' does, and keeps the answer for the map.
-export async function explain(key, from, node, signal) {
-  const params = [['question', key], ['namespace', key.split('/')[0]]];
+// explain asks as 'fairlead explain QUESTION -o json' does: for a Service by its key, a name, or an address with a port. The answer
+// about a Service is kept for the map.
+export async function explain(question, from, node, signal) {
+  const key = isService(question) ? question : '';
+  const params = [['question', question]];
+  const namespace = key ? key.split('/')[0] : state.namespace;
+  if (namespace) params.push(['namespace', namespace]);
   if (from) params.push(['from', from]);
   if (node) params.push(['node', node]);
   const answer = await ask('/fairlead/explain', params, signal);
-  if (!from && !node && answer.value.finding) {
+  if (key && !from && !node && answer.value.finding) {
     setExplained(key, answer.value.finding);
     changed();
   }
