@@ -47,11 +47,13 @@ type Peers struct {
 	unreachable []string          // of watched
 	unreached   []string
 	broken      brokenPaths
+	beyond      beyond
 }
 
 // peer is a node that takes part.
 type peer struct {
 	addrs []netip.Addr // one of each family at most
+	pods  []netip.Prefix
 	port  int32
 	up    bool
 }
@@ -87,14 +89,15 @@ func (p *Peers) Set(n *corev1.Node) {
 		return
 	}
 	is := peerOf(n)
-	if known && was.up == is.up && was.port == is.port && slices.Equal(was.addrs, is.addrs) {
+	if known && was.up == is.up && was.port == is.port && slices.Equal(was.addrs, is.addrs) && slices.Equal(was.pods, is.pods) {
 		return
 	}
 	if known && !slices.Equal(was.addrs, is.addrs) {
 		p.watch.Forget(n.Name)
+		delete(p.beyond.answered, n.Name)
 	}
 	p.nodes[n.Name] = is
-	p.stale = p.stale || !known || was.up != is.up
+	p.stale = p.stale || !known || was.up != is.up || !slices.Equal(was.addrs, is.addrs) || !slices.Equal(was.pods, is.pods)
 }
 
 // Unset takes the name of a Node that is no more.
@@ -112,6 +115,11 @@ func peerOf(n *corev1.Node) peer {
 	for i := range n.Status.Conditions {
 		if k := &n.Status.Conditions[i]; k.Type == corev1.NodeReady && k.Status == corev1.ConditionUnknown {
 			is.up = false
+		}
+	}
+	for _, text := range n.Spec.PodCIDRs {
+		if c, err := netip.ParsePrefix(text); err == nil {
+			is.pods = append(is.pods, c.Masked())
 		}
 	}
 	families := map[bool]bool{}
@@ -144,6 +152,7 @@ func (p *Peers) Run(ctx context.Context) error {
 		running.Go(func() { p.receive(c) })
 		defer func() { _ = c.Close() }()
 	}
+	running.Go(func() { p.lookBeyond(ctx) })
 	tick := time.NewTicker(peers.Step)
 	defer tick.Stop()
 	for {
@@ -169,11 +178,14 @@ func (p *Peers) tick(ctx context.Context, running *sync.WaitGroup) {
 		}
 		ring := peers.NewRing(up)
 		p.watched = ring.WatchedBy(p.self)
-		p.watch.Set(ring.AskedBy(p.self), p.keptLost()...)
+		asked := ring.AskedBy(p.self)
+		p.watch.Set(asked, p.keptLost()...)
+		p.beyond.set(p.self, asked, up, p.nodes)
 		clear(p.nonces)
 	}
 	now := p.now()
-	questions := p.watch.Tick(now)
+	p.watch.Suspect(p.beyond.suspects)
+	questions := append(p.watch.Tick(now), p.beyond.next()...)
 	for _, q := range questions {
 		n := p.nodes[q.Name]
 		p.ping(q, n.addrs)
@@ -204,7 +216,7 @@ func (p *Peers) tick(ctx context.Context, running *sync.WaitGroup) {
 	p.changed.Set()
 }
 
-// keptLost returns the nodes to ask on because this one does not reach them, whatever the API says of them, with the lock
+// keptLost returns the nodes to ask on because this one does not reach them, whatever the API has of them, with the lock
 // held. A Node becomes Unknown before its endpoints are taken out of service, and endpoints that people wrote never are.
 func (p *Peers) keptLost() []string {
 	kept := slices.DeleteFunc(slices.Clone(p.unreached), func(name string) bool { _, known := p.nodes[name]; return !known })
@@ -235,11 +247,17 @@ func (p *Peers) receive(c *echo.Conn) {
 		p.mu.Lock()
 		for name, nonce := range p.nonces {
 			if nonce == m.Nonce {
-				p.watch.Heard(p.now(), name)
+				p.heard(name)
 			}
 		}
 		p.mu.Unlock()
 	}
+}
+
+// heard takes in an answer, with the lock held.
+func (p *Peers) heard(name string) {
+	p.watch.Heard(p.now(), name)
+	p.beyond.heard(p.now(), name)
 }
 
 // connect asks by TCP: a machine without a listener answers, too. The connection is reset, which leaves
@@ -256,6 +274,6 @@ func (p *Peers) connect(ctx context.Context, name string, at netip.AddrPort) {
 		return
 	}
 	p.mu.Lock()
-	p.watch.Heard(p.now(), name)
+	p.heard(name)
 	p.mu.Unlock()
 }

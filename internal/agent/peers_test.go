@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/netip"
 	"os/exec"
 	"slices"
 	"strings"
@@ -272,5 +274,113 @@ func TestUnreached(t *testing.T) {
 	stop()
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// In a large cluster a node asks 64 others every second. One of the rest that stops answering is not reached as soon as a connection
+// to one of its Pods has no answer; one that answers itself, with a Pod that does not, is reached.
+func TestUnreachedBeyond(t *testing.T) {
+	run := func(args ...string) {
+		t.Helper()
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v: %s", args, err, out)
+		}
+	}
+	p := NewPeers(fake.NewClientset(), "here", slog.New(slog.NewTextHandler(t.Output(), nil)), func() {})
+	p.Set(watchedNode("here", "203.0.113.254"))
+	const nodes = peers.MaxAsked + 6
+	for i := 1; i <= nodes; i++ {
+		n := watchedNode(fmt.Sprint("n", i), fmt.Sprint("203.0.113.", i))
+		n.Spec.PodCIDRs = []string{fmt.Sprintf("10.99.%d.0/24", i)}
+		p.Set(n)
+		run("ip", "address", "add", fmt.Sprintf("203.0.113.%d/32", i), "dev", "lo")
+	}
+	run("ip", "route", "add", "local", "10.99.0.0/16", "dev", "lo")
+	t.Cleanup(func() {
+		run("ip", "route", "delete", "local", "10.99.0.0/16", "dev", "lo")
+		for i := 1; i <= nodes; i++ {
+			run("ip", "address", "delete", fmt.Sprintf("203.0.113.%d/32", i), "dev", "lo")
+		}
+	})
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	var dead, well string
+	testbed.Until(t, "all to be known", func() error {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if have := len(p.beyond.answered); have < nodes-peers.MaxAsked {
+			return fmt.Errorf("%d of %v are", have, p.beyond.names)
+		}
+		dead, well = p.beyond.names[0], p.beyond.names[1]
+		return nil
+	})
+	pod := func(node string) string { return "10.99." + node[1:] + ".5" }
+	run("nft", "table inet cut { chain in { type filter hook input priority 0; ct state new ip daddr { "+pod(dead)+", "+pod(well)+
+		" } drop; ip daddr 203.0.113."+dead[1:]+" drop; }; }")
+	t.Cleanup(func() { run("nft", "delete", "table", "inet", "cut") })
+	begin := time.Now()
+	var asking sync.WaitGroup
+	for _, node := range []string{dead, well} {
+		asking.Go(func() {
+			d := net.Dialer{}
+			if c, err := d.DialContext(ctx, "tcp", net.JoinHostPort(pod(node), "80")); err == nil {
+				_ = c.Close()
+				t.Errorf("the Pod of %s answers", node)
+			}
+		})
+	}
+	testbed.Until(t, dead+" not to be reached", func() error {
+		if got := p.Unreached(); !slices.Equal(got, []string{dead}) {
+			return fmt.Errorf("not reached are %v", got)
+		}
+		return nil
+	})
+	t.Logf("a node that is not asked every second is not reached after %s", time.Since(begin))
+	begin = time.Now()
+	testbed.Until(t, "some time in which the other one could be lost", func() error {
+		if left := 3*peers.Period - time.Since(begin); left > 0 {
+			return fmt.Errorf("%s are left", left)
+		}
+		return nil
+	})
+	if got := p.Unreached(); !slices.Equal(got, []string{dead}) {
+		t.Errorf("not reached are %v", got)
+	}
+	run("nft", "flush", "table", "inet", "cut")
+	testbed.Until(t, dead+" to be reached", func() error {
+		if got := p.Unreached(); len(got) > 0 {
+			return fmt.Errorf("not reached are %v", got)
+		}
+		return nil
+	})
+	stop()
+	asking.Wait()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// An address belongs to the node whose Pods' range has it, of either family. A Node that claims the address of another one takes neither
+// that node's Pods from it nor its address for itself.
+func TestOwnersBeyond(t *testing.T) {
+	nodes := map[string]peer{}
+	for i, name := range []string{"victim", "thief"} {
+		n := watchedNode(name, "203.0.113.1", "2001:db8::1")
+		n.Spec.PodCIDRs = []string{fmt.Sprintf("10.99.%d.0/24", i), fmt.Sprintf("fd00:99:%d::/64", i)}
+		nodes[name] = peerOf(n)
+	}
+	for _, up := range [][]string{{"victim", "thief"}, {"thief", "victim"}} {
+		var b beyond
+		b.set("here", nil, up, nodes)
+		owner := b.ownersOf()
+		for addr, want := range map[string]string{
+			"10.99.0.5": "victim", "fd00:99:0::5": "victim", "10.99.1.5": "thief", "fd00:99:1::5": "thief",
+			"203.0.113.1": "", "2001:db8::1": "", "10.99.2.5": "", "192.0.2.1": "",
+		} {
+			if got := owner(netip.MustParseAddr(addr)); got != want {
+				t.Errorf("%v: %s is of %q, want %q", up, addr, got, want)
+			}
+		}
 	}
 }

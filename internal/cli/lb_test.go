@@ -4,18 +4,23 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/cli/client/lbview"
 	"github.com/fairlead/fairlead/internal/cli/parts"
+	"github.com/fairlead/fairlead/internal/explain"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 )
 
@@ -154,6 +159,47 @@ func TestLoadBalancersOnAnyAPI(t *testing.T) {
 		!strings.Contains(stderr, "is of type ClusterIP") {
 		t.Errorf("exit %d: %s", code, stderr)
 	}
+	explained := func() string {
+		for i := range r.Services {
+			if s := r.Services[i]; !s.Pending && s.Addresses[0].Address == "192.0.2.0" {
+				return status("explain", s.Name, "-n", "default") + status("explain", "192.0.2.0:80", "-o", "json")
+			}
+		}
+		return ""
+	}
+	text = explained()
+	for _, want := range []string{
+		"of Service default/", ", direct way\n  192.0.2.0: announced by node n (arp on eth0)\n",
+		"    it is of pool default  [IPAddress 192.0.2.0 ",
+		"    node n announces it by arp on eth0 since ", ": first owner  [Speaker n status.addresses]\n",
+		`"balancers": [`, `"node": "n"`, `"via": "arp"`, `"pool": "default"`,
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("explain: %q is missing in\n%s", want, text)
+		}
+	}
+	speaker, err = own.Speakers.Get(ctx, "n", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	speaker.Status.Addresses, speaker.Status.Announce, speaker.Status.Reason = nil, v1.AnnounceARP, "it is cordoned"
+	if _, err := own.Speakers.UpdateStatus(ctx, speaker, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	text = explained()
+	for _, want := range []string{
+		"  192.0.2.0: no node announces it\n", "    node n does not announce it: it is cordoned  [Speaker n status.reason]\n",
+		`"nobody": true`,
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("explain, and nobody announces: %q is missing in\n%s", want, text)
+		}
+	}
+	text = status("explain", "192.0.2.0:80", "--from", "198.51.100.9")
+	if !strings.HasPrefix(text, "192.0.2.0:80 on node n: timeout, NoRouteOrDropped") ||
+		!strings.Contains(text, "no node announces 192.0.2.0: packets of a client outside of all nodes come to none of them  [Speakers]") {
+		t.Errorf("a client outside:\n%s", text)
+	}
 	until(t, func() error { // its speaker is not eligible
 		if text := status("lb", "status"); !strings.Contains(text, "NotAnnounceable: no node can announce 192.0.2.1: node n: ") {
 			return fmt.Errorf("no reason in\n%s", text)
@@ -166,6 +212,42 @@ func TestLoadBalancersOnAnyAPI(t *testing.T) {
 		}
 		return nil
 	})
+	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "tenant"},
+		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: "tenant"}},
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "edit"}}
+	if _, err := client.RbacV1().RoleBindings("default").Create(ctx, binding, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	class := &networkingv1.IngressClass{ObjectMeta: metav1.ObjectMeta{Name: "ours"},
+		Spec: networkingv1.IngressClassSpec{Controller: "fairlead.dev/ingress"}}
+	if _, err := client.NetworkingV1().IngressClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	books := &networkingv1.Ingress{ObjectMeta: metav1.ObjectMeta{Name: "books"}, Spec: networkingv1.IngressSpec{IngressClassName: &class.Name,
+		Rules: []networkingv1.IngressRule{{Host: "books.example", IngressRuleValue: networkingv1.IngressRuleValue{
+			HTTP: &networkingv1.HTTPIngressRuleValue{Paths: []networkingv1.HTTPIngressPath{{Path: "/", PathType: new(networkingv1.PathTypePrefix),
+				Backend: networkingv1.IngressBackend{Service: &networkingv1.IngressServiceBackend{Name: "nobooks",
+					Port: networkingv1.ServiceBackendPort{Number: 80}}}}}}}}}}}
+	if _, err := client.NetworkingV1().Ingresses("default").Create(ctx, books, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	all, err := lbview.SummaryOf(ctx, client, config, "")
+	if err != nil || len(all.Services) < 3 || len(all.Problems) > 0 || len(all.Routes) != 1 || all.Routes[0].Name != "books" ||
+		!slices.Equal(all.Routes[0].Hosts, []string{"books.example"}) ||
+		!strings.Contains(all.Routes[0].Reason, "nobooks") || all.Routes[0].Status != explain.HasProblem {
+		t.Errorf("the lists of an administrator: %+v, %v", all, err)
+	}
+	as := rest.CopyConfig(config)
+	as.Impersonate.UserName = "tenant"
+	tenant := kubernetes.NewForConfigOrDie(as)
+	lists, err := lbview.SummaryOf(ctx, tenant, as, "default")
+	if err != nil || len(lists.Services) != 3 || len(lists.Routes) != 1 || lists.NotAnnouncing != nil ||
+		!strings.Contains(strings.Join(lists.Problems, "\n"), "which node announces an address is not known: ") {
+		t.Errorf("the lists of a tenant: %+v, %v", lists, err)
+	}
+	if _, err := lbview.SummaryOf(ctx, tenant, as, ""); err == nil {
+		t.Error("a tenant gets the lists of all namespaces")
+	}
 }
 
 // until polls until f is content.

@@ -16,6 +16,7 @@ func TestRegisterFlags(t *testing.T) {
 		"which program?":                        "-p 80",
 		"--port: on which port":                 "--name a",
 		"--port: \"x\": want [NAME=]PORT":       "--name a -p x",
+		"--ready-timeout: \"0s\": want whole":   "--name a -p 80 --ready-timeout 0s",
 		"--pid-file: \"x\": want an absolute":   "--name a -p 80 --pid-file x",
 		"--address: \"::1\": other nodes":       "--name a -p 80 --address ::1",
 		"--ready: \"80\": want http":            "--name a -p 80 --ready 80",

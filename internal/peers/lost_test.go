@@ -1,6 +1,7 @@
 package peers
 
 import (
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -163,5 +164,36 @@ func TestAskedBy(t *testing.T) {
 		if watched := r.WatchedBy("node-0"); !slices.Equal(watched, asked[:len(watched)]) {
 			t.Errorf("%d members: watched are %v, asked %v", n, watched, asked)
 		}
+	}
+}
+
+// A suspect that does not answer while others do is lost, until its machine is no more. One that answers stays only while it is suspected.
+func TestSuspectsAreLost(t *testing.T) {
+	var w Watch
+	now := time.Hour
+	pass := func(d time.Duration, answering ...string) {
+		for end := now + d; now < end; now += Step {
+			w.Tick(now)
+			w.Lost(now)
+			for _, name := range answering {
+				w.Heard(now, name)
+			}
+		}
+	}
+	w.Set([]string{"a", "b"})
+	pass(5*Period, "a", "b")
+	w.Suspect([]string{"dead", "well"})
+	pass(2*Period, "a", "b", "well")
+	if got := w.Lost(now); !slices.Equal(got, []string{"dead"}) {
+		t.Errorf("lost are %v", got)
+	}
+	w.Suspect(nil)
+	if got := slices.Sorted(maps.Keys(w.targets)); !slices.Equal(got, []string{"a", "b", "dead"}) {
+		t.Errorf("asked are %v", got)
+	}
+	w.Set([]string{"a", "b"})
+	pass(Period, "a", "b")
+	if got := w.Lost(now); len(got) != 0 {
+		t.Errorf("lost are %v, whose Nodes are no more", got)
 	}
 }

@@ -44,6 +44,8 @@ type target struct {
 	lost  bool          // as Lost has it
 	good  int           // questions in a row that were answered since it is lost
 	kept  bool          // as Set has it
+	// suspect is set if it is watched because of Suspect.
+	suspect bool
 }
 
 // Question is one to ask now. Again is true if the one before had no answer.
@@ -59,10 +61,25 @@ func (w *Watch) Set(names []string, kept ...string) {
 	for i, name := range slices.Concat(names, kept) {
 		if next[name] == nil {
 			next[name] = cmp.Or(w.targets[name], &target{})
-			next[name].kept = i >= len(names)
+			next[name].kept, next[name].suspect = i >= len(names), false
 		}
 	}
 	w.targets = next
+}
+
+// Suspect replaces the machines that are asked as well because connections to them have no answer, although they have answered this
+// machine before. They are like kept ones. Those that are Lost stay until they answer, or until Set leaves them out.
+func (w *Watch) Suspect(names []string) {
+	for name, t := range w.targets {
+		if t.suspect && !t.lost && !slices.Contains(names, name) {
+			delete(w.targets, name)
+		}
+	}
+	for _, name := range names {
+		if w.targets[name] == nil {
+			w.targets[name] = &target{seen: true, kept: true, suspect: true}
+		}
+	}
 }
 
 // Forget forgets what is known of a machine, as when its address changes.

@@ -42,6 +42,8 @@ type Options struct {
 	FallbackReason string
 	// ConnectTime is what the status shows of connect-time: "on", why it is off if that was left to choose, or nothing.
 	ConnectTime string
+	// ConnectTimeCgroup is the control group that connect-time is on for, "" for all of the machine's.
+	ConnectTimeCgroup string
 	// Schedulers are the schedulers that the mode offers to Services that name one by the
 	// annotation svc.SchedulerAnnotation; nil leaves that unread.
 	Schedulers []string

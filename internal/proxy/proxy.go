@@ -83,7 +83,7 @@ func New(opts Options) (*Proxy, error) {
 		taken:    &takenPorts{taken: opts.PortTaken},
 		looks:    make(chan look),
 	}
-	p.status.s.ConnectTime = opts.ConnectTime
+	p.status.s.ConnectTime, p.status.s.ConnectTimeCgroup = opts.ConnectTime, opts.ConnectTimeCgroup
 	p.owners = dataplane.NewOwnerIndex(p.Table)
 	if c, ok := opts.Dataplane.(dataplane.Counter); ok {
 		p.metrics.registry.MustRegister(newDropMetrics(c, p.owners, opts.Log))

@@ -20,8 +20,9 @@ import (
 type Status struct {
 	Node string `json:"node"`
 	Mode string `json:"mode"`
-	// ConnectTime is Options.ConnectTime.
-	ConnectTime string `json:"connectTime,omitempty"`
+	// ConnectTime and ConnectTimeCgroup have the values of Options.
+	ConnectTime       string `json:"connectTime,omitempty"`
+	ConnectTimeCgroup string `json:"connectTimeCgroup,omitempty"`
 	// Programmed is true if the kernel answers for Services as the API says, as
 	// far as known; Reason and Message give the cause.
 	Programmed bool   `json:"programmed"`

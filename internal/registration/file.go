@@ -14,13 +14,14 @@ import (
 
 // keys are the keys of a document, with the function that sets each in a Spec.
 var keys = map[string]func(*Spec, *yaml.Node) error{
-	"name":      text(func(s *Spec) *string { return &s.Name }),
-	"namespace": text(func(s *Spec) *string { return &s.Namespace }),
-	"ready":     text(func(s *Spec) *string { return &s.Ready }),
-	"unit":      text(func(s *Spec) *string { return &s.Unit }),
-	"pidFile":   text(func(s *Spec) *string { return &s.PIDFile }),
-	"address":   text(func(s *Spec) *string { return &s.Address }),
-	"weight":    text(func(s *Spec) *string { return &s.Weight }),
+	"name":         text(func(s *Spec) *string { return &s.Name }),
+	"namespace":    text(func(s *Spec) *string { return &s.Namespace }),
+	"ready":        text(func(s *Spec) *string { return &s.Ready }),
+	"readyTimeout": text(func(s *Spec) *string { return &s.ReadyTimeout }),
+	"unit":         text(func(s *Spec) *string { return &s.Unit }),
+	"pidFile":      text(func(s *Spec) *string { return &s.PIDFile }),
+	"address":      text(func(s *Spec) *string { return &s.Address }),
+	"weight":       text(func(s *Spec) *string { return &s.Weight }),
 	"labels": func(s *Spec, n *yaml.Node) error {
 		if n.Kind != yaml.MappingNode {
 			return errors.New("want KEY: VALUE, each on its own line, or {KEY: VALUE}")
@@ -63,7 +64,7 @@ func text(of func(*Spec) *string) func(*Spec, *yaml.Node) error {
 }
 
 // Parse reads programs from YAML: documents with the keys name, namespace, labels, ports,
-// ready, unit, pidFile, address and weight. Each has to make a Pod on a node. name is that of the
+// ready, readyTimeout, unit, pidFile, address and weight. Each has to make a Pod on a node. name is that of the
 // file; errors begin with it and the number of a line.
 func Parse(name, node string, data []byte) (specs []Spec, err error) {
 	seen := map[string]int{}
@@ -94,16 +95,17 @@ func Parse(name, node string, data []byte) (specs []Spec, err error) {
 // Document returns the text of a file that describes s, as Parse reads it.
 func (s *Spec) Document() ([]byte, error) {
 	return yaml.Marshal(struct {
-		Name      string            `yaml:"name"`
-		Namespace string            `yaml:"namespace,omitempty"`
-		Labels    map[string]string `yaml:"labels,omitempty"`
-		Ports     []string          `yaml:"ports"`
-		Ready     string            `yaml:"ready,omitempty"`
-		Unit      string            `yaml:"unit,omitempty"`
-		PIDFile   string            `yaml:"pidFile,omitempty"`
-		Address   string            `yaml:"address,omitempty"`
-		Weight    string            `yaml:"weight,omitempty"`
-	}{s.Name, s.Namespace, s.Labels, s.Ports, s.Ready, s.Unit, s.PIDFile, s.Address, s.Weight})
+		Name         string            `yaml:"name"`
+		Namespace    string            `yaml:"namespace,omitempty"`
+		Labels       map[string]string `yaml:"labels,omitempty"`
+		Ports        []string          `yaml:"ports"`
+		Ready        string            `yaml:"ready,omitempty"`
+		ReadyTimeout string            `yaml:"readyTimeout,omitempty"`
+		Unit         string            `yaml:"unit,omitempty"`
+		PIDFile      string            `yaml:"pidFile,omitempty"`
+		Address      string            `yaml:"address,omitempty"`
+		Weight       string            `yaml:"weight,omitempty"`
+	}{s.Name, s.Namespace, s.Labels, s.Ports, s.Ready, s.ReadyTimeout, s.Unit, s.PIDFile, s.Address, s.Weight})
 }
 
 // syntaxError puts the line of an error of the YAML reader behind the file's name.

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -23,14 +24,15 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// The annotations of a registered Pod. They cannot be changed.
-const ()
-
-// annotations are those above, which a Pod of another kind has no use for.
+// annotations are the annotations of a registered Pod. They cannot be changed, and a Pod of
+// another kind has no use for them.
 var annotations = []string{svc.UnitAnnotation, svc.PIDFileAnnotation, svc.AddressAnnotation, svc.ServicesFileAnnotation}
 
 // container is the name of the one container.
 const container = "program"
+
+// maxReadyTimeout bounds how long a program that hangs keeps its connections.
+const maxReadyTimeout = time.Minute
 
 // NoCheck as Spec.Ready asks for no check of the port.
 const NoCheck = "none"
@@ -46,6 +48,9 @@ type Spec struct {
 	// Ready is as of podspec.ParseProbe, or NoCheck. Empty is a connection to the first
 	// TCP port where there is neither Unit nor PIDFile.
 	Ready string
+	// ReadyTimeout is the longest wait for an answer of the check of Ready: a duration of
+	// whole seconds, from 1s to maxReadyTimeout. Empty is 1s.
+	ReadyTimeout string
 	// Unit is the name of a unit of systemd; without a suffix, of a service.
 	Unit string
 	// PIDFile is the absolute path of a file.
@@ -125,8 +130,9 @@ func (s *Spec) Pod() (*corev1.Pod, error) {
 }
 
 func (s *Spec) probe(ports []corev1.ContainerPort) (*corev1.Probe, error) {
-	if s.Ready == NoCheck {
-		return nil, nil
+	timeout, err := s.readyTimeout()
+	if s.Ready == NoCheck || err != nil {
+		return nil, err
 	}
 	probe, err := podspec.ParseProbe(s.Ready)
 	if err != nil {
@@ -139,8 +145,23 @@ func (s *Spec) probe(ports []corev1.ContainerPort) (*corev1.Probe, error) {
 	}
 	if probe != nil {
 		probe.SuccessThreshold = 1
+		probe.TimeoutSeconds = int32(timeout / time.Second)
 	}
 	return probe, nil
+}
+
+func (s *Spec) readyTimeout() (time.Duration, error) {
+	if s.ReadyTimeout == "" {
+		return time.Second, nil
+	}
+	d, err := time.ParseDuration(s.ReadyTimeout)
+	switch {
+	case err != nil || d < time.Second || d > maxReadyTimeout || d%time.Second != 0:
+		return 0, wrong("readyTimeout", "%q: want whole seconds, from 1s to 60s", s.ReadyTimeout)
+	case s.Ready == NoCheck, s.Ready == "" && s.Unit+s.PIDFile != "":
+		return 0, wrong("readyTimeout", "there is no check that it bounds: give ready as well")
+	}
+	return d, nil
 }
 
 func (s *Spec) annotations() (map[string]string, error) {

@@ -30,6 +30,7 @@ namespace: net
 ports:
 - dns=53/udp
 ready: exec:dig @127.0.0.1
+readyTimeout: 5s
 address: 192.0.2.7
 weight: 3
 `))
@@ -39,8 +40,8 @@ weight: 3
 	want := []registration.Spec{
 		{Name: "redis", Node: "n.example", Labels: map[string]string{"app": "redis", "tier": "1"}, Ports: []string{"redis=6379", "6380"},
 			Unit: "redis-server"},
-		{Name: "dns", Namespace: "net", Node: "n.example", Ports: []string{"dns=53/udp"}, Ready: "exec:dig @127.0.0.1", Address: "192.0.2.7",
-			Weight: "3"},
+		{Name: "dns", Namespace: "net", Node: "n.example", Ports: []string{"dns=53/udp"}, Ready: "exec:dig @127.0.0.1", ReadyTimeout: "5s",
+			Address: "192.0.2.7", Weight: "3"},
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
@@ -61,6 +62,9 @@ weight: 3
 		"a.yaml:1: name: \"A_b\": a lowercase RFC 1123 label":              "name: A_b\nports: [1]",
 		"a.yaml:3: labels: ":                       "name: a\nports: [1]\nlabels: {'a b': c}",
 		"a.yaml:3: ready: \"ftp://:1\": want http": "name: a\nports: [1]\nready: ftp://:1",
+		"a.yaml:4: readyTimeout: \"1m1s\": want":   "name: a\nports: [1]\nready: tcp://:1\nreadyTimeout: 1m1s",
+		"a.yaml:3: readyTimeout: \"1.5s\": want":   "name: a\nports: [1]\nreadyTimeout: 1.5s",
+		"a.yaml:4: readyTimeout: there is no":      "name: a\nports: [1]\nunit: a\nreadyTimeout: 5s",
 		"a.yaml:1: want the fields of a program":   "- name: a",
 		"a.yaml:2: mapping values are not allowed": "name: a\n  b: c: d",
 		"a.yaml:1: name: want a text":              "name:\nports: [1]",

@@ -79,6 +79,8 @@ type Options struct {
 	// WireGuard encrypts all that goes to pods of other nodes, in place of PodNetwork; nil for
 	// not at all. Run closes it.
 	WireGuard *link.WireGuard
+	// Plain has pods of nodes without a key reached as PodNetwork has it, while nodes begin to encrypt one after the other.
+	Plain bool
 	// ServiceCIDRs are the ranges of ClusterIPs, ServerAddrs the addresses of the
 	// API server: no route to pods may take them.
 	ServiceCIDRs []netip.Prefix

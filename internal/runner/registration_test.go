@@ -222,6 +222,15 @@ func TestRegisteredWithACommand(t *testing.T) {
 	c.until(name, "unready", isUnready)
 }
 
+// A command that needs over a second fails by default, and not with a longer limit.
+func TestRegisteredWithASlowCommand(t *testing.T) {
+	c := newCluster(t, nil)
+	c.create(registered(t, "hasty", 5432, func(s *registration.Spec) { s.Ready = "exec:sleep 1.2" }))
+	c.create(registered(t, "patient", 5433, func(s *registration.Spec) { s.Ready, s.ReadyTimeout = "exec:sleep 1.2", "60s" }))
+	c.ready("patient-" + nodeName)
+	c.until("hasty-"+nodeName, "unready", isUnready)
+}
+
 // With a real systemd: a program is ready while its unit is active, and its check passes.
 func TestRegisteredUnit(t *testing.T) {
 	m := booted.Boot(t, map[string]string{"db.service": "ExecStart=sleep 600"})

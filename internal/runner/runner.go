@@ -93,7 +93,7 @@ func (r *Runner) connect() {
 	r.network = podnet.New(podnet.Options{
 		NodeName: o.NodeName, StateDir: o.StateDir, Device: o.Device,
 		ClusterCIDRs: o.ClusterCIDRs, ServiceCIDRs: o.ServiceCIDRs, ServerAddrs: o.ServerAddrs,
-		Mode: o.PodNetwork, Overlay: o.Overlay, WireGuard: o.WireGuard, Early: o.StaticDir != "",
+		Mode: o.PodNetwork, Overlay: o.Overlay, WireGuard: o.WireGuard, Plain: o.Plain, Early: o.StaticDir != "",
 		Events: r.events, Usable: r.nudgeAll, Changed: func() { r.changed.Set(); r.outage.wake.Set() }, Log: o.Log,
 	})
 	metrics := pod.NewMetrics()

@@ -54,6 +54,16 @@ func (p PortName) String() string {
 	return p.Name.String() + ":" + p.Port
 }
 
+// ParsePortName reads the text form of a PortName.
+func ParsePortName(s string) (PortName, error) {
+	service, port, _ := strings.Cut(s, ":")
+	name, err := ParseName(service)
+	if err != nil {
+		return PortName{}, err
+	}
+	return PortName{Name: name, Port: port}, nil
+}
+
 // Compare orders port names by Service, then port.
 func (p PortName) Compare(o PortName) int {
 	if c := p.Name.Compare(o.Name); c != 0 {

@@ -78,12 +78,17 @@ const (
 	// FrontSecretsAnnotation of the Service of a Gateway, of a ListenerSet, of a ReferenceGrant, or of all Ingresses, lists the TLS
 	// Secrets that nodes need for it: namespace/name, comma separated. Of other namespaces only IngressService may name some.
 	FrontSecretsAnnotation = "fairlead.dev/front-secrets"
+	// FrontOrdersAnnotation of the Service of a Gateway, of a ListenerSet or of Ingresses lists the TLS Secrets whose certificates are
+	// ordered by ACME, in the same form: the controllers may make and change these.
+	FrontOrdersAnnotation = "fairlead.dev/front-orders"
 	// FrontConfigMapsAnnotation of such a Service, or of that of a BackendTLSPolicy, lists the ConfigMaps with authorities that nodes need
 	// for it, in the same form.
 	FrontConfigMapsAnnotation = "fairlead.dev/front-configmaps"
 	// FrontKeysAnnotation of the Service of a Gateway lists the labels and annotations that the Gateway gave it, each as
 	// label:KEY or annotation:KEY, comma separated: a key that the Gateway no longer has is removed.
 	FrontKeysAnnotation = "fairlead.dev/front-keys"
+	// MaintenanceAnnotation of an HTTPRoute, a GRPCRoute or an Ingress has all of its requests answered with 503: "true", or the page.
+	MaintenanceAnnotation = "fairlead.dev/maintenance"
 	// LoadBalancerClass is the loadBalancerClass of Services that get their addresses from fairlead.
 	LoadBalancerClass = "fairlead.dev/lb"
 )

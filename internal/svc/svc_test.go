@@ -85,3 +85,19 @@ func TestCompareOrdersByAddressThenPortThenProtocol(t *testing.T) {
 		t.Error("wrong order of port names")
 	}
 }
+
+// The text form of a port is read back.
+func TestParsePortName(t *testing.T) {
+	for _, want := range []PortName{
+		{Name: Name{Namespace: "default", Name: "web"}}, {Name: Name{Namespace: "kube-system", Name: "kube-dns"}, Port: "dns-tcp"},
+	} {
+		if got, err := ParsePortName(want.String()); err != nil || got != want {
+			t.Errorf("%s is read as %+v, %v", want, got, err)
+		}
+	}
+	for _, text := range []string{"", "web", "a/b/c:x", "/web", ":80"} {
+		if got, err := ParsePortName(text); err == nil {
+			t.Errorf("%q is read as %+v", text, got)
+		}
+	}
+}

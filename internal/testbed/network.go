@@ -245,6 +245,17 @@ func (h *Host) Command(ctx context.Context, name string, args ...string) *exec.C
 	return h.ns.command(ctx, name, args...)
 }
 
+// Carrier takes the cable out of the host's interface, or puts it back.
+func (h *Host) Carrier(on bool) {
+	h.net.t.Helper()
+	port := h.net.sw.mustLink(h.net.t, portName(h.addr4))
+	set := h.net.sw.link.LinkSetDown
+	if on {
+		set = h.net.sw.link.LinkSetUp
+	}
+	must(h.net.t, set(port), "%s: carrier %v", h.name, on)
+}
+
 // Sysctl sets a kernel parameter on the host, named with slashes:
 // "net/ipv4/ip_forward".
 func (h *Host) Sysctl(key, value string) { h.ns.sysctl(h.net.t, key, value) }

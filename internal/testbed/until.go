@@ -7,8 +7,8 @@ import (
 
 // Patience is how long anything that a test waits for may take: not an
 // expectation, but the time after which a slow machine is no longer an
-// explanation.
-const Patience = 2 * time.Minute
+// explanation. Package uml doubles it in its guests.
+var Patience = 4 * time.Minute
 
 // Until calls check every 20 ms until it returns nil. After Patience it fails
 // the test with what was waited for and the last error.

@@ -26,12 +26,15 @@ func (ns *namespace) addBridge(t testing.TB, name string, addrs ...netip.Prefix)
 	return br.Attrs().Index
 }
 
+// portName is the bridge's end of the link to the host with an address.
+func portName(a netip.Addr) string { return fmt.Sprintf("port%d", a.As4()[3]) }
+
 // plug joins host to the bridge of ns by a veth: "eth0" with the two addresses
 // and default routes on the host's side.
 func (ns *namespace) plug(t testing.TB, bridge int, host *namespace, p4, p6 netip.Prefix, gw4, gw6 netip.Addr) {
 	t.Helper()
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name = fmt.Sprintf("port%d", p4.Addr().As4()[3])
+	attrs.Name = portName(p4.Addr())
 	must(t, ns.link.LinkAdd(&netlink.Veth{
 		LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(host.file.Fd())),
 	}), "add veth from %s to %s", ns.name, host.name)

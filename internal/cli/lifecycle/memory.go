@@ -1,11 +1,14 @@
 package lifecycle
 
 import (
+	"context"
 	"log/slog"
 	"os"
 	"runtime"
 	"runtime/debug"
+	"runtime/metrics"
 	"sync"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel/residence"
 )
@@ -79,4 +82,70 @@ func ReleaseMemory(log *slog.Logger) {
 	if err := residence.Trim(); err != nil {
 		log.Debug("cannot release the memory of the start", "err", err)
 	}
+}
+
+// A process is under load if it has taken 1/loadShare of a processor for restPeriod, and rests if it has taken less than 1/restShare. It
+// releases its memory once after a load, restPause after the last time at the earliest, if it has allocated spareMost bytes since, and a
+// quarter of its heap.
+const (
+	restPeriod = 5 * time.Second
+	restPause  = 12 // periods
+	loadShare  = 20
+	restShare  = 100
+	spareMost  = 8 << 20
+)
+
+// ReleaseAtRest releases memory when the process rests after a load, until ctx ends. Go collects what a load has left only after half as
+// much again is allocated, or two minutes, and gives free memory back slowly: a load balancer whose clients keep their connections, and
+// are silent, would keep the buffers and stacks of their requests.
+func ReleaseAtRest(ctx context.Context, log *slog.Logger) { releaseAtRest(ctx, log, restPeriod) }
+
+func releaseAtRest(ctx context.Context, log *slog.Logger, period time.Duration) {
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	before, r := time.Duration(0), rest{period: period, loaded: true, last: time.Now()} // the start is a load
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now, err := residence.ProcessorTime()
+		if err != nil {
+			log.Debug("cannot tell whether the process rests", "err", err)
+			return
+		}
+		allocated, live := heap()
+		if r.due(time.Now(), now-before, allocated, live) {
+			debug.FreeOSMemory() // the pages of the program stay: a request may need them at once
+		}
+		before = now
+	}
+}
+
+// rest decides when a process releases its memory.
+type rest struct {
+	period   time.Duration
+	loaded   bool      // since last
+	last     time.Time // when memory was released
+	released uint64    // allocated by then
+}
+
+// due reports whether the process must release memory now, at the end of a period. took is the processor time of that period; allocated
+// and live are the results of heap.
+func (r *rest) due(now time.Time, took time.Duration, allocated, live uint64) bool {
+	r.loaded = r.loaded || took >= r.period/loadShare
+	if !r.loaded || took >= r.period/restShare || now.Sub(r.last) < restPause*r.period ||
+		allocated-r.released < max(spareMost, live/4) {
+		return false
+	}
+	r.loaded, r.last, r.released = false, now, allocated
+	return true
+}
+
+// heap returns how many bytes were allocated since the process began, and how many the last collection has found in use.
+func heap() (allocated, live uint64) {
+	s := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}, {Name: "/gc/heap/live:bytes"}}
+	metrics.Read(s)
+	return s[0].Value.Uint64(), s[1].Value.Uint64()
 }

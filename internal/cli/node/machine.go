@@ -35,7 +35,7 @@ func (f *Flags) Machine(stateDir string, first bool) preflight.Machine {
 	if !first {
 		return m
 	}
-	if f.Pods.network.encrypt {
+	if f.Pods.network.encrypt != encryptOff {
 		m.Encryption = &preflight.Encryption{Port: f.Pods.network.wireguardPort, Addresses: f.Host.IPs}
 		if len(f.Host.IPs) == 0 {
 			// Another check reports that there is none.

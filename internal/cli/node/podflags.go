@@ -1,7 +1,9 @@
 package node
 
 import (
+	"errors"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -68,7 +70,7 @@ type podNetworkFlags struct {
 	kind          string
 	vxlanVNI      uint32
 	vxlanPort     uint16
-	encrypt       bool
+	encrypt       encryption
 	wireguardPort uint16
 }
 
@@ -78,10 +80,44 @@ func (f *podNetworkFlags) add(flags *pflag.FlagSet) {
 			"other nodes by VXLAN), hostgw, vxlan, or none to leave it to the network")
 	flags.Uint32Var(&f.vxlanVNI, "vxlan-vni", 2500, "number of the virtual network of VXLAN, the same on every node")
 	flags.Uint16Var(&f.vxlanPort, "vxlan-port", 4789, "UDP port of VXLAN, the same on every node")
-	flags.BoolVar(&f.encrypt, "encrypt", false,
-		"encrypt traffic to Pods of other nodes by WireGuard, whatever --pod-network is, the same on every node; "+
-			"nothing is sent to Pods of a node that has no key")
+	f.encrypt = encryptOff
+	flags.Var(&f.encrypt, "encrypt",
+		"encrypt traffic to Pods of other nodes by WireGuard, whatever --pod-network is, the same on every node: required (nothing is sent "+
+			"to Pods of a node that has no key), preferred (these are reached without encryption, while nodes begin or end to encrypt "+
+			"one after the other), or off")
+	flags.Lookup("encrypt").NoOptDefVal = string(encryptRequired)
 	flags.Uint16Var(&f.wireguardPort, "wireguard-port", 51820, "UDP port of WireGuard, the same on every node")
+}
+
+// encryption is the value of --encrypt.
+type encryption string
+
+const (
+	encryptOff       encryption = "off"
+	encryptPreferred encryption = "preferred"
+	encryptRequired  encryption = "required"
+)
+
+// String implements pflag.Value.
+func (e *encryption) String() string { return string(*e) }
+
+// Type implements pflag.Value.
+func (*encryption) Type() string { return "string" }
+
+// Set implements pflag.Value. It takes true and false as well, which were all values once.
+func (e *encryption) Set(text string) error {
+	if on, err := strconv.ParseBool(text); err == nil {
+		if *e = encryptOff; on {
+			*e = encryptRequired
+		}
+		return nil
+	}
+	all := []string{string(encryptRequired), string(encryptPreferred), string(encryptOff)}
+	if !slices.Contains(all, text) {
+		return errors.New("want " + base.OneOf(all))
+	}
+	*e = encryption(text)
+	return nil
 }
 
 // maxVNI is the largest number of a virtual network of VXLAN (RFC 7348).

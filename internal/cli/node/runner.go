@@ -68,6 +68,7 @@ func (b *builder) runner() (*runner.Runner, error) {
 		PodNetwork:   runner.PodNetwork(b.Pods.network.kind),
 		Overlay:      link.OverlayOptions{VNI: int(b.Pods.network.vxlanVNI), Port: b.Pods.network.vxlanPort},
 		WireGuard:    wg,
+		Plain:        b.Pods.network.encrypt == encryptPreferred,
 		ClusterCIDRs: b.Networks.PodCIDRs, ServiceCIDRs: b.Networks.ServiceCIDRs, ServerAddrs: parts.ServerAddrs(b.config, b.Log),
 		Images: images, ClusterDNS: clusterDNS, ClusterDomain: b.DNS.Domains[0],
 		Listener: listener, ClientCA: ca, Status: func() any { return b.proxy.Status() }, StopPods: b.StopPods,
@@ -96,7 +97,7 @@ func (b *builder) runner() (*runner.Runner, error) {
 // did is removed: its public key is no longer this node's, and another Node may have it.
 func (f *podNetworkFlags) wireguard(stateDir string) (*link.WireGuard, error) {
 	keyFile := filepath.Join(stateDir, "wireguard.key")
-	if !f.encrypt {
+	if f.encrypt == encryptOff {
 		if err := os.Remove(keyFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("remove the private key of WireGuard, which nothing encrypts with: %w", err)
 		}

@@ -145,6 +145,9 @@ func factsOf(v *proxy.View, status proxy.Status) *explain.Facts {
 			p.Installed[i].Proof = bounded(p.Installed[i].Proof)
 		}
 	}
+	if status.ConnectTimeCgroup != "" {
+		out.Uncovered = uncovered(status.ConnectTimeCgroup)
+	}
 	for _, p := range v.Problems {
 		out.Problems = append(out.Problems, p.Reason+": "+p.Message)
 	}

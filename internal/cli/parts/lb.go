@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead/fairlead/internal/gateway/api"
 	gatewaycontroller "github.com/fairlead/fairlead/internal/gateway/controller"
 	"github.com/fairlead/fairlead/internal/hubble/seen"
+	"github.com/fairlead/fairlead/internal/lb/acme"
 	lbcontroller "github.com/fairlead/fairlead/internal/lb/controller"
 	"github.com/fairlead/fairlead/internal/lb/pool"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
@@ -230,9 +231,9 @@ func (f *LBFlags) Controller(log *slog.Logger, config *rest.Config) (*lbcontroll
 	}
 	return lbcontroller.New(lbcontroller.Options{
 		Config: config, Log: log, Pools: f.Pools, Default: f.byDefault, LeaderElect: true, ACME: orders,
-		Beside: func(ctx context.Context, config *rest.Config, events *events.Recorder) error {
+		Beside: func(ctx context.Context, config *rest.Config, events *events.Recorder, orders *acme.Manager) error {
 			return gatewaycontroller.Run(ctx, gatewaycontroller.Options{
-				Config: config, Log: log, Events: events, Gateway: f.gatewayAPI != gatewayOff, Channel: f.channel(),
+				Config: config, Log: log, Events: events, Gateway: f.gatewayAPI != gatewayOff, Channel: f.channel(), Orders: orders,
 			})
 		},
 	})

@@ -38,6 +38,8 @@ type proxyMode struct {
 	// open completes options for the mode after a successful probe. It has no
 	// effect on the kernel.
 	open func(*modeSetup, *proxy.Options) error
+	// connect is open with connect-time in front, nil if that is not possible.
+	connect func(*modeSetup, *proxy.Options) error
 	// cleanup removes what the mode wrote to the kernel.
 	cleanup func(context.Context) error
 	// guards is set if the mode keeps other machines from 127.0.0.0/8 while that is routed
@@ -58,10 +60,11 @@ const firstAtClusterIPs = "which is the first to get the packets to ClusterIPs"
 // from this table.
 func proxyModes() []proxyMode {
 	return []proxyMode{
-		{name: "nft", auto: true, guards: true, logs: true, cleanup: nft.Cleanup, open: openNFT,
+		{name: "nft", auto: true, guards: true, logs: true, cleanup: nft.Cleanup, open: openNFT, connect: connectNFT,
 			probe: func(context.Context, *modeSetup) error { return nft.Probe() }},
-		{name: "iptables", auto: true, guards: true, cleanup: iptables.Cleanup, open: openIPTables, probe: probeIPTables,
-			present: iptables.Present, noMesh: "whose packet filter drops what the node sends to a ClusterIP that is not translated"},
+		{name: "iptables", auto: true, guards: true, cleanup: iptables.Cleanup, open: openIPTables, connect: connectIPTables,
+			probe: probeIPTables, present: iptables.Present,
+			noMesh: "whose packet filter drops what the node sends to a ClusterIP that is not translated"},
 		{name: "ipvs", fallback: []string{"iptables", "nft"}, cleanup: ipvs.Cleanup, open: openIPVS, probe: probeIPVS,
 			present: ipvs.Present, noMesh: firstAtClusterIPs},
 		{name: "userspace", cleanup: userspace.Cleanup, open: openUserspace,
@@ -107,8 +110,11 @@ func (f *ProxyFlags) candidates() []proxyMode {
 	if !f.connect.on() {
 		return all
 	}
-	i := slices.IndexFunc(all, func(m proxyMode) bool { return m.name == "nft" })
-	return []proxyMode{withConnectTime(all[i])} // check has refused other modes
+	var out []proxyMode
+	for _, m := range connectable(all) {
+		out = append(out, withConnectTime(m))
+	}
+	return out
 }
 
 // modeSetup is what a mode is set up with.
@@ -229,10 +235,14 @@ func probeIPTables(ctx context.Context, s *modeSetup) error {
 }
 
 func openIPTables(s *modeSetup, o *proxy.Options) (err error) {
-	o.Dataplane, err = iptables.New(iptables.Config{
-		Variant: s.variant, Balance: s.balance, DropInvalid: s.dropInvalid, Log: s.log, MasqueradeBit: s.flags.MasqueradeBit,
-	})
+	o.Dataplane, err = iptables.New(iptablesConfig(s))
 	return err
+}
+
+func iptablesConfig(s *modeSetup) iptables.Config {
+	return iptables.Config{
+		Variant: s.variant, Balance: s.balance, DropInvalid: s.dropInvalid, Log: s.log, MasqueradeBit: s.flags.MasqueradeBit,
+	}
 }
 
 // Variants are the values of --iptables-variant.
@@ -267,12 +277,4 @@ func (f *ProxyFlags) Probes(networks base.NetworkFlags) (out []preflight.Mode) {
 }
 
 // Features returns what these flags leave away where the machine cannot have it, for a look at the machine.
-func (f *ProxyFlags) Features() []preflight.Feature {
-	if f.connect.value != modeAuto {
-		return nil
-	}
-	return []preflight.Feature{{
-		Name: "connect-time", Probe: func() error { return kconnect.Probe(f.connect.config()) },
-		Without: "nft translates the connections of local clients, too", Remedy: "mend what the message names, or give --connect-time off",
-	}}
-}
+func (f *ProxyFlags) Features() []preflight.Feature { return f.connect.features() }

@@ -188,6 +188,9 @@ func (f *ProxyFlags) Open(
 		HealthzAddress: f.Healthz, MetricsAddress: f.Metrics, AuditPeriod: f.auditPeriod,
 		AllDirect: f.allDirect(),
 	}
+	if f.connect.in {
+		o.ConnectTimeCgroup = f.connect.cgroup
+	}
 	if f.flows = f.hubble.open(log, nodeName); f.flows != nil {
 		f.flows.loses(mode)
 		setup.logLost = f.flows.lost != nil
@@ -257,6 +260,7 @@ func ProxyComponent(o proxy.Options, isNew bool) (part lifecycle.Component, p *p
 				<-done
 			}()
 			defer lifecycle.Beside(ctx, hops.Run)()
+			defer lifecycle.Beside(ctx, func(ctx context.Context) { lifecycle.ReleaseAtRest(ctx, o.Log) })()
 			return p.Run(ctx)
 		},
 	}, p, counts, nil

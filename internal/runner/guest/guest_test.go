@@ -38,7 +38,8 @@ const (
 	groups    = "/sys/fs/cgroup"
 	namespace = "tenant" // whose Pods are not allowed to be privileged
 	patience  = 240 * time.Second
-	maxPIDs   = 64 // of each Pod there
+	pause     = 250 * time.Millisecond // between two looks: the guest's one processor is for what is waited for
+	maxPIDs   = 64                     // of each Pod there
 )
 
 // machine is a node with its API server.
@@ -145,7 +146,7 @@ func (m *machine) pod(namespace, name, script string, limits corev1.ResourceList
 // until waits for a pod to be as ok says.
 func (m *machine) until(namespace, name, what string, ok func(*corev1.Pod) bool) *corev1.Pod {
 	m.t.Helper()
-	for deadline := time.Now().Add(patience); ; <-time.After(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; <-time.After(pause) {
 		p, err := m.client.CoreV1().Pods(namespace).Get(m.t.Context(), name, metav1.GetOptions{})
 		if err == nil && ok(p) {
 			return p
@@ -176,7 +177,7 @@ func (m *machine) delete(namespace, name string) {
 	if err := pods.Delete(m.t.Context(), name, metav1.DeleteOptions{}); err != nil {
 		m.t.Fatal(err)
 	}
-	for deadline := time.Now().Add(patience); ; <-time.After(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; <-time.After(pause) {
 		_, err := pods.Get(m.t.Context(), name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return
@@ -245,7 +246,7 @@ func TestLimits(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for deadline := time.Now().Add(patience); ; <-time.After(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; <-time.After(pause) {
 		_, err := m.client.CoreV1().Pods("default").Get(t.Context(), "beside", metav1.GetOptions{})
 		left, _ := filepath.Glob(groups + "/fairlead*/*-*") // the name of a Pod's has hyphens
 		if apierrors.IsNotFound(err) && len(left) == 0 {

@@ -130,7 +130,7 @@ func (m *machine) neighbours() {
 		t.Fatal(err)
 	}
 	at := net.JoinHostPort("127.0.0.1", strconv.Itoa(int(l.Port)))
-	for deadline := time.Now().Add(patience); ; <-time.After(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; <-time.After(pause) {
 		if _, err := request(at); err == nil {
 			break
 		} else if time.Now().After(deadline) {
@@ -179,10 +179,11 @@ func (m *machine) keepBusy() {
 	})
 }
 
-// hogsAtWork waits until the Pod has as many processes as it can get, and returns its group.
+// hogsAtWork waits until the Pod has as many processes as it can get, and returns its group. It
+// seldom looks: a look takes long, and hogs have the least share of the processor.
 func (m *machine) hogsAtWork(uid string) string {
 	m.t.Helper()
-	for deadline := time.Now().Add(patience); ; <-time.After(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; <-time.After(4 * pause) {
 		found, _ := filepath.Glob(groups + "/fairlead-unrequested/*" + uid + "/pod")
 		s, err := m.runner.Summary(m.t.Context())
 		if err != nil {

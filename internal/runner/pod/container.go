@@ -86,6 +86,7 @@ func (c *container) startFailed(pod *corev1.Pod, err error) {
 	c.Waiting = &corev1.ContainerStateWaiting{Reason: reason, Message: err.Error()}
 	if c.reported != err.Error() {
 		c.reported = err.Error()
+		c.w.log.Warn("cannot start the container", "container", c.Spec.Name, "err", err)
 		c.w.event(pod, corev1.EventTypeWarning, "Failed", fmt.Sprintf("container %s: %s: %v", c.Spec.Name, reason, err))
 	}
 }
@@ -140,6 +141,7 @@ func (c *container) start(ctx context.Context, pod *corev1.Pod) {
 	c.Started, c.Ready = false, false
 	c.ended = make(chan struct{})
 	if st.Exited && st.Error != "" {
+		c.w.log.Warn("cannot start the container", "container", c.Spec.Name, "attempt", attempt, "err", st.Error)
 		c.w.event(pod, corev1.EventTypeWarning, "Failed", fmt.Sprintf("container %s: %s", c.Spec.Name, st.Error))
 		close(c.ended)
 		c.scheduleRestart(pod)

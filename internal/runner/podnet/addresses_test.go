@@ -69,3 +69,23 @@ func TestAddressesRemembers(t *testing.T) {
 		t.Errorf("%v, %v; want 10.1.2.4, for .3 was in use until now", third, err)
 	}
 }
+
+// A node with room for 500 Pods has as many addresses of both families.
+func TestAddressesOf500Pods(t *testing.T) {
+	t.Parallel()
+	m := newAddresses()
+	m.setRanges([]netip.Prefix{netip.MustParsePrefix("10.244.2.0/23"), netip.MustParsePrefix("fd00:10:244::/64")})
+	given := map[netip.Addr]bool{}
+	for i := range 500 {
+		got, err := m.allocate()
+		if err != nil || len(got) != 2 {
+			t.Fatalf("Pod %d: %v, %v", i, got, err)
+		}
+		for _, a := range got {
+			given[a] = true
+		}
+	}
+	if len(given) != 1000 {
+		t.Errorf("%d addresses", len(given))
+	}
+}

@@ -62,16 +62,21 @@ func (v *overlay) write(p *plan) error {
 	return err
 }
 
-// encryption carries packets by WireGuard.
+// encryption carries packets by WireGuard to peers with a key.
 type encryption struct {
 	carried
 	kernel *link.WireGuard
-	// overlay removes that of an agent that did not encrypt.
+	// overlay carries packets to peers without a key, where these are reached. Else it removes that of an agent that did not encrypt.
 	overlay *link.Overlay
+	plain   bool   // nodes without a key are reached
+	paths   *paths // how
 }
 
-func newEncryption(o Options) *encryption {
-	return &encryption{carried: carried{cluster: o.ClusterCIDRs}, kernel: o.WireGuard, overlay: link.NewOverlay(o.Overlay)}
+func newEncryption(o Options, p *paths) *encryption {
+	return &encryption{
+		carried: carried{cluster: o.ClusterCIDRs}, kernel: o.WireGuard, overlay: link.NewOverlay(o.Overlay),
+		plain: o.Plain, paths: p,
+	}
 }
 
 func (e *encryption) forget() {
@@ -82,6 +87,9 @@ func (e *encryption) forget() {
 func (e *encryption) close() error { return errors.Join(e.overlay.Close(), e.kernel.Close()) }
 
 func (e *encryption) unreachable() (routes []link.Route) {
+	if e.plain && e.paths.mode == None {
+		return nil // the network itself leads to nodes without a key
+	}
 	for _, c := range e.cluster {
 		routes = append(routes, link.Route{Dst: c})
 	}
@@ -89,15 +97,36 @@ func (e *encryption) unreachable() (routes []link.Route) {
 }
 
 func (e *encryption) write(p *plan) error {
-	_, err := e.overlay.Set(nil, p.own.ips, p.gateways, e.pods(p))
-	routes, encryptErr := e.kernel.Set(p.peers, p.own.ips, p.gateways, e.pods(p))
-	e.mtu.Store(int64(e.kernel.MTU()))
+	withKey, without := e.split(p.peers)
+	plain, err := e.overlay.Set(without, p.own.ips, p.gateways, e.pods(p))
+	routes, encryptErr := e.kernel.Set(withKey, p.own.ips, p.gateways, e.pods(p))
+	mtu := e.kernel.MTU()
+	if other := e.overlay.MTU(); other != 0 && other < mtu {
+		mtu = other
+	}
+	e.mtu.Store(int64(mtu))
 	if encryptErr != nil {
 		err = errors.Join(err, fmt.Errorf("encrypt packets to other nodes' pods: %w", encryptErr))
-	}
-	if err == nil {
-		e.routes = append(routes, e.unreachable()...)
+	} else {
+		e.routes = slices.Concat(routes, plain, e.unreachable())
 	}
 	p.carried = e.routes
 	return err
+}
+
+// split divides the peers between WireGuard and the overlay. A peer with a key that is reached by the overlay without it is one of
+// the overlay as well, without Pods: until it knows this node's key, it sends by the overlay.
+func (e *encryption) split(peers []link.Peer) (withKey, without []link.Peer) {
+	for _, p := range peers {
+		switch {
+		case p.Key == (link.Key{}):
+			without = append(without, p)
+		case e.plain && e.paths.overlays(p.Addr):
+			without = append(without, link.Peer{Addr: p.Addr})
+			fallthrough
+		default:
+			withKey = append(withKey, p)
+		}
+	}
+	return withKey, without
 }

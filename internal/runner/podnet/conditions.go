@@ -9,6 +9,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fairlead/fairlead/internal/events"
 )
 
 // PodsRouted is the Node condition that is True while the node has a route to the Pods of each other node,
@@ -63,6 +65,8 @@ func (n *Network) Condition() corev1.NodeCondition {
 		c.Status, c.Reason, c.Message = corev1.ConditionFalse, reasonRouteRejected, strings.Join(texts, "; ")
 	case !n.synced || !n.applied:
 		c.Status, c.Reason, c.Message = corev1.ConditionFalse, "Starting", "waiting for the Nodes"
+	case n.o.Plain && len(n.routed.withoutKey()) > 0:
+		c.Message += ", without encryption where the node has no key of WireGuard: " + events.Abbreviate(n.routed.withoutKey())
 	}
 	return c
 }

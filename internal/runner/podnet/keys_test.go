@@ -2,6 +2,7 @@ package podnet
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -37,5 +38,36 @@ func TestKeysOfNodes(t *testing.T) {
 		if !strings.Contains(problems[name], want) {
 			t.Errorf("%s: %q, want %q", name, problems[name], want)
 		}
+	}
+
+	// While nodes begin to encrypt one after the other, those without a key are reached, and only the ones with a key by WireGuard.
+	ways.plain, ways.mode = true, VXLAN
+	_, peers, problems = l.routes(own, others, ways)
+	if problems["none"] != "" || problems["bare"] != "" || problems["copies"] == "" {
+		t.Errorf("problems %v", problems)
+	}
+	e := &encryption{plain: true, paths: ways, carried: carried{cluster: l.cluster}}
+	withKey, without := e.split(peers)
+	if len(withKey) != 1 || withKey[0].Key != good.key || len(withKey[0].Pods) != 1 {
+		t.Errorf("by WireGuard %v", withKey)
+	}
+	var addrs []netip.Addr
+	ranges := 0
+	for _, p := range without {
+		addrs, ranges = append(addrs, p.Addr), ranges+len(p.Pods)
+	}
+	if want := []netip.Addr{good.ips[0], others[3].ips[0], others[4].ips[0]}; !slices.Equal(addrs, want) || ranges != 2 {
+		t.Errorf("by VXLAN %v with %d ranges, want %v with 2", addrs, ranges, want)
+	}
+
+	// What has no route of its own is not sent in plain text, unless the network leads to Pods.
+	for mode, closed := range map[Mode]int{VXLAN: 1, Auto: 1, HostGateway: 1, None: 0} {
+		if ways.mode = mode; len(e.unreachable()) != closed {
+			t.Errorf("%s: unreachable are %v", mode, e.unreachable())
+		}
+	}
+	ways.mode = HostGateway
+	if _, without = e.split(peers[:1]); len(without) != 0 {
+		t.Errorf("without VXLAN it has peers %v", without)
 	}
 }

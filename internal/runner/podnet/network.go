@@ -32,6 +32,7 @@ type Network struct {
 	// been lost, or after which what failed may work.
 	tampered, linked loop.Signal
 	ready            chan struct{} // closed when applied is first set
+	routed           *routed
 
 	mu     sync.Mutex
 	own    nodeFacts
@@ -59,13 +60,14 @@ type Network struct {
 func New(o Options) *Network {
 	n := &Network{
 		o: o, addresses: newAddresses(), wake: loop.NewSignal(), tampered: loop.NewSignal(), linked: loop.NewSignal(),
-		ready: make(chan struct{}), others: map[string]nodeFacts{}, seen: sightings{},
+		ready: make(chan struct{}), routed: newRouted(), others: map[string]nodeFacts{}, seen: sightings{},
 	}
+	ways := newPaths(o)
 	n.carrier = newOverlay(o)
 	if o.WireGuard != nil {
-		n.carrier = newEncryption(o)
+		n.carrier = newEncryption(o, ways)
 	}
-	n.routes = newRoutes(o, n.carrier)
+	n.routes = &routes{paths: ways, carrier: n.carrier}
 	n.device = &device{name: o.Device, barrier: n.routes}
 	n.masquerade = newMasquerade(o, n.tampered)
 	n.Sources = newSources(o)
@@ -140,14 +142,12 @@ func (n *Network) HostIPs() []netip.Addr {
 
 // Run keeps the kernel in line with the Nodes until ctx ends.
 func (n *Network) Run(ctx context.Context) {
-	if n.o.WireGuard == nil {
-		if err := link.RemoveWireGuard(); err != nil { // of an agent that encrypted
-			n.o.Log.Warn("cannot remove the device of WireGuard", "err", err)
-		}
-	}
 	var checks sync.WaitGroup
 	defer checks.Wait()
 	checks.Go(func() { n.Sources.run(ctx) })
+	if n.o.WireGuard == nil {
+		checks.Go(func() { removeEncryption(ctx, n.routed, n.o.Log) })
+	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	defer n.watch()()
@@ -268,7 +268,11 @@ func (n *Network) apply(p *plan) error {
 		return err
 	}
 	n.routes.decide(p, ranges)
-	return errors.Join(err, n.carrier.write(p), n.routes.write(p))
+	err = errors.Join(err, n.carrier.write(p), n.routes.write(p))
+	if err == nil && n.routed.set(p) && n.o.Plain {
+		n.o.Changed()
+	}
+	return err
 }
 
 // setApplied reports that the node's own addresses are set, and records its ranges.

@@ -46,6 +46,8 @@ type Options struct {
 	Overlay                    link.OverlayOptions
 	// WireGuard encrypts all traffic to Pods of other nodes, in place of Mode; nil disables encryption. Run closes it.
 	WireGuard *link.WireGuard
+	// Plain has Pods of nodes without a key reached as Mode has it. Without it nothing is sent to them.
+	Plain bool
 	// Early lets Pods have addresses of the node's last ranges before its Node is known.
 	Early  bool
 	Events *events.Recorder

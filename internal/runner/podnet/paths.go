@@ -14,8 +14,13 @@ import (
 // is kept until forget.
 type paths struct {
 	mode       Mode
-	encrypt    bool // all by WireGuard, whatever mode is
+	encrypt    bool // by WireGuard, whatever mode is
+	plain      bool // nodes without a key are reached as mode has it
 	neighbours map[netip.Addr]bool
+}
+
+func newPaths(o Options) *paths {
+	return &paths{mode: o.Mode, encrypt: o.WireGuard != nil, plain: o.Plain, neighbours: map[netip.Addr]bool{}}
 }
 
 func (p *paths) forget() { p.neighbours = map[netip.Addr]bool{} }
@@ -34,15 +39,23 @@ func (p *paths) neighbour(node netip.Addr) (bool, error) {
 	return is, nil
 }
 
+// overlays reports whether packets to a node without a key go by the overlay.
+func (p *paths) overlays(node netip.Addr) bool {
+	if p.mode == Auto {
+		direct, err := p.neighbour(node)
+		return !direct && err == nil
+	}
+	return p.mode == VXLAN
+}
+
 // way is how the pods of a node are reached: by a route to it, or by an overlay.
 func (p *paths) way(own, other nodeFacts, pods netip.Prefix) (via, overlay netip.Addr, err error) {
 	i := slices.IndexFunc(other.ips, func(a netip.Addr) bool { return a.Is4() == pods.Addr().Is4() })
-	switch {
-	case p.encrypt:
-		if other.key == (link.Key{}) {
-			return via, overlay, fmt.Errorf("it has no public key of WireGuard, and nothing is sent to its pods: start its agent with --encrypt "+
-				"(annotation %s)", svc.PublicKeyAnnotation)
-		}
+	switch hasKey := other.key != (link.Key{}); {
+	case p.encrypt && hasKey:
+	case p.encrypt && !p.plain:
+		return via, overlay, fmt.Errorf("it has no public key of WireGuard, and nothing is sent to its pods: start its agent with --encrypt "+
+			"(annotation %s)", svc.PublicKeyAnnotation)
 	case p.mode == None || i < 0 && p.mode != VXLAN:
 		return via, overlay, nil
 	case p.mode == Auto:

@@ -52,12 +52,8 @@ func (d *device) write(p *plan) error {
 // routes are the routes to ranges of Pods. What it has found out of the machine's routes is kept until forget.
 type routes struct {
 	kernel  link.Routes
-	paths   paths
+	paths   *paths
 	carrier carrier
-}
-
-func newRoutes(o Options, c carrier) *routes {
-	return &routes{paths: paths{mode: o.Mode, encrypt: o.WireGuard != nil, neighbours: map[netip.Addr]bool{}}, carrier: c}
 }
 
 func (r *routes) forget() {
@@ -69,7 +65,7 @@ func (*routes) close() error { return nil }
 
 // decide sets how p leads to the Pods of each other node, or why it does not.
 func (r *routes) decide(p *plan, allowed ranges) {
-	p.direct, p.peers, p.problems = allowed.routes(p.own, p.others, &r.paths)
+	p.direct, p.peers, p.problems = allowed.routes(p.own, p.others, r.paths)
 }
 
 func (r *routes) write(p *plan) error {

@@ -38,8 +38,10 @@ type Options struct {
 	Cgroup string
 }
 
-// startTimeout bounds the time from exec to the open socket.
-const startTimeout = 20 * time.Second
+// startTimeout bounds how long a process that was started prepares itself: the shim until its socket is open, as far as its caller
+// waits, and a container until its program runs. A busy machine needs long for it, and a container whose Pod never restarts fails
+// for good then. It is the kubelet's runtimeRequestTimeout.
+const startTimeout = 2 * time.Minute
 
 // Start starts a shim and returns when it listens. The shim outlives the caller.
 func Start(ctx context.Context, o Options) (process.ID, error) {
@@ -156,7 +158,11 @@ func contextError(ctx context.Context, err error) error {
 
 // once is a request with one answer.
 func (cl Client) once(ctx context.Context, req request) (response, error) {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	limit := 30 * time.Second
+	if req.Op == opStart {
+		limit += startTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	_, r, end, err := cl.begin(ctx, req)
 	if err != nil {

@@ -93,10 +93,11 @@ func startConfined(cmd *exec.Cmd, w *Confinement, prepare func(pid int)) error {
 		return err
 	}
 	prepare(cmd.Process.Pid)
-	_ = specW.SetWriteDeadline(time.Now().Add(10 * time.Second))
+	deadline := time.Now().Add(startTimeout)
+	_ = specW.SetWriteDeadline(deadline)
 	err = json.NewEncoder(specW).Encode(spec)
 	_ = specW.Close()
-	_ = failedR.SetReadDeadline(time.Now().Add(10 * time.Second))
+	_ = failedR.SetReadDeadline(deadline)
 	why, readErr := io.ReadAll(io.LimitReader(failedR, 4096))
 	if err = errors.Join(err, readErr); err == nil && len(why) == 0 {
 		return nil // execve closed it

@@ -24,8 +24,9 @@ import (
 
 // container is one attempt of one container.
 type container struct {
-	spec Container
-	done chan struct{} // closed when state.Exited is published
+	spec    Container
+	started chan struct{} // closed when the process runs or could not be started
+	done    chan struct{} // closed when state.Exited is published
 
 	// Guarded by server.mu.
 	state State
@@ -44,9 +45,9 @@ func (s *server) start(spec Container) (State, error) {
 	old := s.containers[spec.Name]
 	closing := s.closing
 	if !closing && old != nil && !old.state.Exited {
-		defer s.mu.Unlock()
+		s.mu.Unlock()
 		if old.spec.ID == spec.ID {
-			return old.state, nil
+			return s.stateOnceStarted(old), nil // the runner asks again if the answer did not come in time
 		}
 		return State{}, fmt.Errorf("container %s runs already as attempt %d", spec.Name, old.spec.Attempt)
 	}
@@ -55,35 +56,39 @@ func (s *server) start(spec Container) (State, error) {
 		return State{}, errors.New("the pod is shutting down")
 	}
 	k := &container{
-		spec: spec, done: make(chan struct{}), sinks: map[*sink]bool{},
+		spec: spec, started: make(chan struct{}), done: make(chan struct{}), sinks: map[*sink]bool{},
 		state: State{Name: spec.Name, Attempt: spec.Attempt, ID: spec.ID, Boot: s.boot, Started: time.Now()},
 	}
 	s.containers[spec.Name] = k
 	s.mu.Unlock()
 
-	started := make(chan struct{})
 	go func() {
 		binds, err := spec.showPrograms()
 		if err == nil {
-			err = mount.Confine(spec.mountConfinement(), binds, func(ns *os.File) error { return s.run(k, ns, started) })
+			err = mount.Confine(spec.mountConfinement(), binds, func(ns *os.File) error { return s.run(k, ns) })
 		}
 		s.ended(k, err)
 		select {
-		case <-started:
+		case <-k.started:
 		default:
-			close(started)
+			close(k.started)
 		}
 	}()
-	<-started
+	return s.stateOnceStarted(k), nil
+}
+
+// stateOnceStarted waits until the process of k runs or could not be started.
+func (s *server) stateOnceStarted(k *container) State {
+	<-k.started
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return k.state, nil
+	return k.state
 }
 
 // run starts the process of k on the calling thread and stays on it until the
 // process has ended: the kernel sends the parent-death signal when the thread ends
 // (prctl(2)). The error is why the process could not be started.
-func (s *server) run(k *container, ns *os.File, started chan struct{}) error {
+func (s *server) run(k *container, ns *os.File) error {
 	inode, err := mount.Inode(ns)
 	if err != nil {
 		return err
@@ -133,7 +138,7 @@ func (s *server) run(k *container, ns *os.File, started chan struct{}) error {
 	if closing {
 		_ = id.Signal(syscall.SIGKILL) // shutdown came before there was a process
 	}
-	close(started)
+	close(k.started)
 
 	var copies sync.WaitGroup
 	copies.Go(func() { log.Copy(logfile.Stdout, p.out, k.tee(false)) })
@@ -226,27 +231,33 @@ func (s *server) launch(cmd *exec.Cmd, c Container, dir *os.File) (forget func()
 	if dir != nil {
 		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(dir.Fd())
 	}
+	forget = func() {
+		if cmd.Process != nil {
+			s.mu.Lock()
+			delete(s.known, cmd.Process.Pid)
+			s.mu.Unlock()
+		}
+	}
 	s.starting.RLock()
-	defer s.starting.RUnlock()
-	// Lower than its own not without root.
-	score := func(pid int) { _ = process.SetOOMScoreAdj(pid, c.OOMScoreAdj) }
+	started := sync.OnceFunc(s.starting.RUnlock) // before the process prepares itself, which may take long
+	defer started()
+	prepare := func(pid int) {
+		s.mu.Lock()
+		s.known[pid] = true
+		s.mu.Unlock()
+		started()
+		_ = process.SetOOMScoreAdj(pid, c.OOMScoreAdj) // lower than its own not without root
+	}
 	if c.Confinement != nil {
-		err = startConfined(cmd, c.Confinement, score)
+		err = startConfined(cmd, c.Confinement, prepare)
 	} else if err = cmd.Start(); err == nil {
-		score(cmd.Process.Pid)
+		prepare(cmd.Process.Pid)
 	}
 	if err != nil {
+		forget()
 		return nil, err
 	}
-	pid := cmd.Process.Pid
-	s.mu.Lock()
-	s.known[pid] = true
-	s.mu.Unlock()
-	return func() {
-		s.mu.Lock()
-		delete(s.known, pid)
-		s.mu.Unlock()
-	}, nil
+	return forget, nil
 }
 
 // signal sends sig only to the first process of a container, as runtimes do. A

@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -176,6 +178,21 @@ func TestCannotStart(t *testing.T) {
 		if !st.Exited || !strings.Contains(st.Error, c.want) {
 			t.Errorf("%s: %+v, want an error with %q", c.name, st, c.want)
 		}
+	}
+}
+
+// A start that is asked for again before the first answer came is the same start, and both answers name its process.
+func TestStartAskedForTwice(t *testing.T) {
+	p := newPod(t)
+	c := p.container("sleep 60")
+	var first, second shim.State
+	var errs [2]error
+	var both sync.WaitGroup
+	both.Go(func() { first, errs[0] = p.Start(t.Context(), c) })
+	both.Go(func() { second, errs[1] = p.Start(t.Context(), c) })
+	both.Wait()
+	if err := errors.Join(errs[:]...); err != nil || first.Process.Pid == 0 || first.Process != second.Process {
+		t.Fatalf("%v: the answers are %+v and %+v", err, first, second)
 	}
 }
 

@@ -58,6 +58,13 @@ func (s *Server) Records() (records string, updates int) {
 	return strings.Join(s.has, ", "), s.updates
 }
 
+// Lead gives a host an address.
+func (s *Server) Lead(host string, to netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hosts[host] = to
+}
+
 // Put sets the TXT records.
 func (s *Server) Put(records ...string) {
 	s.mu.Lock()

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -112,20 +113,30 @@ func (s *Server) Controllers(t testing.TB) *rest.Config {
 	return cfg
 }
 
+// Connect returns a client with the certificate that Kubeconfig has now.
+func (s *Server) Connect() (*rest.Config, *kubernetes.Clientset, error) {
+	cfg, err := clientcmd.BuildConfigFromFlags("", s.Kubeconfig)
+	if err != nil {
+		return nil, nil, err
+	}
+	cfg.QPS, cfg.Timeout, cfg.WarningHandler, cfg.Dial = -1, testbed.Patience/8, rest.NoWarnings{}, s.dial
+	client, err := kubernetes.NewForConfig(cfg)
+	return cfg, client, err
+}
+
 // Ready asks the server once whether it is ready.
 func (s *Server) Ready(ctx context.Context) error {
 	if s.Client == nil {
-		cfg, err := clientcmd.BuildConfigFromFlags("", s.Kubeconfig)
-		if err != nil {
+		var err error
+		if s.Config, s.Client, err = s.Connect(); err != nil {
 			return err
 		}
-		cfg.QPS, cfg.Timeout, cfg.WarningHandler, cfg.Dial = -1, 10*time.Second, rest.NoWarnings{}, s.dial
-		if s.Client, err = kubernetes.NewForConfig(cfg); err != nil {
-			return err
-		}
-		s.Config = cfg
 	}
-	return s.Client.RESTClient().Get().AbsPath("/readyz").Timeout(5 * time.Second).Do(ctx).Error()
+	err := s.Client.RESTClient().Get().AbsPath("/readyz").Timeout(5 * time.Second).Do(ctx).Error()
+	if apierrors.IsUnauthorized(err) {
+		s.Client = nil // its certificate may have ended before the server has written the next one
+	}
+	return err
 }
 
 // FreePort returns a port of 127.0.0.1 on which nothing listens. It is outside of

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 const (
@@ -67,6 +69,7 @@ func MainWith(m *testing.M, parameters []string, prepare ...func(dir string) err
 	case os.Getenv(testEnv) != "":
 		debug.SetGCPercent(gcPercent)
 		debug.SetMemoryLimit(gcLimit)
+		testbed.Patience *= 2
 		os.Exit(m.Run())
 	case os.Getpid() == 1 && os.Getenv(dirEnv) != "":
 		guest()
