@@ -103,7 +103,12 @@ func testManifestsAreTheChart(h *helm) {
 	for _, name := range []string{"drain.yaml", "hubble-relay.yaml"} {
 		all[name] = beside[name]
 	}
-	if len(all) != 7 {
+	apart := h.render("--set=lb.controller.enabled=true")
+	all["lb-controller.yaml"] = slices.Concat(apart["lb.yaml"], apart["lb-controller.yaml"])
+	if of := h.render("--set=lb.controller=null"); !slices.Equal(of["lb.yaml"], all["lb.yaml"]) { // as with --reuse-values of an older chart
+		h.Errorf("without the value lb.controller: %q", of["lb.yaml"])
+	}
+	if len(all) != 8 {
 		h.Fatalf("the chart has %d components", len(all))
 	}
 	for name, documents := range all {
@@ -148,6 +153,8 @@ func testValues(h *helm) {
 		"nodeLocalDNS.upstreams={}":           "at '/nodeLocalDNS/upstreams/0'",
 		"lb.args={lb-announce}":               "at '/lb/args/0'",
 		"lb.bgpSecrets={Rack1,a\\, b}":        "at '/lb/bgpSecrets/0'",
+		"lb.controller.replicas=0":            "at '/lb/controller/replicas'",
+		"lb.controller.enable=true":           "at '/lb/controller': additional properties 'enable' not allowed",
 		"image.pullPolicy=Sometimes":          "at '/image/pullPolicy'",
 		"image.digest=sha256:12":              "at '/image/digest'",
 		"image.repository=a b":                "at '/image/repository'",

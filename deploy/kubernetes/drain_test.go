@@ -49,6 +49,12 @@ type drains struct {
 func newDrains(t *testing.T) *drains {
 	t.Helper()
 	d := &drains{rig: newRig(t), proxies: map[string]*process.Process{}}
+	if v, err := d.client.Discovery().ServerVersion(); err != nil {
+		t.Fatal(err)
+	} else if minor, err := strconv.Atoi(v.Minor); err == nil && process.Kubernetes() && minor < 36 {
+		t.Skipf("Kubernetes 1.%d does not serve MutatingAdmissionPolicies of admissionregistration.k8s.io/v1, which the manifest needs; "+
+			"'make kubernetes-test' without MINOR runs this test", minor)
+	}
 	d.kubectl("apply", "-f", "controllers.yaml", "-f", "proxy.yaml")
 	d.steps = blocks(section(t, "kubernetes.md", "Rollouts without `preStop: sleep`"))
 	if len(d.steps) != 4 {
@@ -103,6 +109,12 @@ type server struct {
 // serve runs a Pod, and waits until both nodes send connections to it.
 func (d *drains) serve(node *testbed.Host, drain string) *server {
 	d.Helper()
+	return d.serveHook(node, drain, nil)
+}
+
+// serveHook is serve with hooks of the Pod's own, which the policy leaves as they are.
+func (d *drains) serveHook(node *testbed.Host, drain string, hook *corev1.Lifecycle) *server {
+	d.Helper()
 	d.made++
 	name := fmt.Sprintf("web-%d", d.made)
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": "web"}}}
@@ -111,7 +123,7 @@ func (d *drains) serve(node *testbed.Host, drain string) *server {
 	}
 	p.Spec = corev1.PodSpec{
 		NodeName: node.Name(), TerminationGracePeriodSeconds: new(int64(600)),
-		Containers: []corev1.Container{{Name: "web", Image: "web", Ports: []corev1.ContainerPort{{ContainerPort: 9376}}}},
+		Containers: []corev1.Container{{Name: "web", Image: "web", Ports: []corev1.ContainerPort{{ContainerPort: 9376}}, Lifecycle: hook}},
 	}
 	p, err := d.client.CoreV1().Pods("default").Create(d.Context(), p, metav1.CreateOptions{})
 	if err != nil {
@@ -244,6 +256,7 @@ func get(from *testbed.Host, to netip.AddrPort) error {
 type clients struct {
 	stop   context.CancelFunc
 	wg     sync.WaitGroup
+	began  time.Time
 	made   atomic.Int64
 	mu     sync.Mutex
 	failed []failure
@@ -255,16 +268,27 @@ type failure struct {
 	err   error
 }
 
-func (d *drains) clients(from ...*testbed.Host) *clients {
+// maxOpen bounds the connections of a machine that is slower than the rate; the others are left out.
+const maxOpen = 2000
+
+// clients begins to make a number of connections in a second.
+func (d *drains) clients(rate int, from ...*testbed.Host) *clients {
 	ctx, stop := context.WithCancel(context.Background())
-	c := &clients{stop: stop}
+	c := &clients{stop: stop, began: time.Now()}
+	open := make(chan struct{}, maxOpen)
 	for _, host := range from {
 		c.wg.Go(func() {
-			pace := time.NewTicker(10 * time.Millisecond)
+			pace := time.NewTicker(time.Duration(len(from)) * time.Second / time.Duration(rate))
 			defer pace.Stop()
-			for ctx.Err() == nil {
+			for ; ctx.Err() == nil; <-pace.C {
+				select {
+				case open <- struct{}{}:
+				default:
+					continue
+				}
 				begun := time.Now()
 				c.wg.Go(func() {
+					defer func() { <-open }()
 					c.made.Add(1)
 					if err := get(host, d.service); err != nil {
 						c.mu.Lock()
@@ -272,7 +296,6 @@ func (d *drains) clients(from ...*testbed.Host) *clients {
 						c.failed = append(c.failed, failure{begun, host.Name(), err})
 					}
 				})
-				<-pace.C
 			}
 		})
 	}
@@ -308,18 +331,32 @@ func TestDrain(t *testing.T) {
 	}
 	d.checkReach(olds[0])
 	d.checkFlows(olds[0])
-	c := d.clients(d.node, d.node2)
+	c := d.clients(size(t, "FAIRLEAD_TEST_RATE", 200), d.node, d.node2)
 	var ends []time.Time
-	replacements, err := strconv.Atoi(os.Getenv("FAIRLEAD_TEST_REPLACEMENTS")) // for figures
-	if err != nil {
-		replacements = 2
-	}
-	for rolling := olds[:2]; replacements > 0; replacements-- {
+	rolling := olds[:2]
+	replace := func(hook *corev1.Lifecycle) (waited time.Duration) {
 		old := rolling[0]
-		rolling = []*server{rolling[1], d.serve(old.host.Node(), "")}
+		rolling = []*server{rolling[1], d.serveHook(old.host.Node(), "", hook)}
 		d.programmed(len(olds) + 1)
+		begun := time.Now()
 		testbed.Receive(t, "the end of "+old.Name, d.remove(old))
 		ends = append(ends, time.Now())
+		return time.Since(begun)
+	}
+	var waited, slept time.Duration
+	replacements := size(t, "FAIRLEAD_TEST_REPLACEMENTS", 2)
+	for range replacements {
+		waited += replace(nil)
+	}
+	t.Logf("%d replacements, whose Pods took %s each to end", replacements, (waited / time.Duration(replacements)).Round(time.Millisecond))
+	if replacements > 2 { // for figures: the hook that teams add otherwise
+		sleep := &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: 5}}}
+		replace(sleep)
+		replace(sleep)
+		for range 2 {
+			slept += replace(nil)
+		}
+		t.Logf("2 replacements with preStop: sleep 5, whose Pods took %s each to end", (slept / 2).Round(time.Millisecond))
 	}
 	t.Logf("waits on node1:\n%s", process.Output(t, d.node.Command(t.Context(), "bash", "-c",
 		"curl -s http://127.0.0.1:10249/metrics | grep -E '^fairlead_prestop_(answers|wait_seconds_(sum|count))'")))
@@ -356,6 +393,7 @@ func TestDrain(t *testing.T) {
 	})
 	slow.Signal(syscall.SIGCONT)
 	c.stop()
+	stopped := time.Now()
 	c.wg.Wait()
 	late := 0
 	for _, f := range c.failed {
@@ -367,7 +405,8 @@ func TestDrain(t *testing.T) {
 			t.Errorf("a connection of %s at %s: %v", f.from, f.begun.Format(time.TimeOnly+".000"), f.err)
 		}
 	}
-	t.Logf("%d connections; %d failed without the hook, %d in flight at an end with it", c.made.Load(), len(c.since(control)), late)
+	t.Logf("%d connections, %.0f a second; %d failed without the hook, %d in flight at an end with it", c.made.Load(),
+		float64(c.made.Load())/stopped.Sub(c.began).Seconds(), len(c.since(control)), late)
 	d.checkRights()
 	for _, account := range []string{"fairlead-drain", "fairlead-hubble-relay", "fairlead-proxy"} {
 		d.checkUnused(account)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -109,18 +111,22 @@ spec:
   updateStrategy: {type: RollingUpdate}
 `
 
-// migration is a rig with kube-proxy, two endpoints of a Service, and clients.
+// migration is a rig with kube-proxy, two endpoints of a Service with addresses of both families, and clients.
 type migration struct {
 	*rig
 	pod, outside *testbed.Host
-	inside, port netip.AddrPort // the Service's address, and its node port
+	inside, port map[svc.Family]netip.AddrPort // the Service's address, and its node port
+	kept         map[string]*testbed.Host
+	sticky       map[svc.Family]netip.AddrPort // the address of a Service with the same endpoints and session affinity
 }
+
+var families = []svc.Family{svc.IPv4, svc.IPv6}
 
 func newMigration(t *testing.T) *migration {
 	t.Helper()
 	kubeProxy, coreDNS := peer(t, "kube-proxy"), peer(t, "coredns")
 	n := testbed.NewNetwork(t)
-	m := &migration{rig: &rig{T: t, node: n.Host("node1")}, outside: n.Outside("outside")}
+	m := &migration{kept: map[string]*testbed.Host{}, rig: &rig{T: t, node: n.Host("node1")}, outside: n.Outside("outside")}
 	m.connect()
 	fairlead := process.Program("fairlead")
 	m.api.RunWorkloads(t)
@@ -128,57 +134,110 @@ func newMigration(t *testing.T) *migration {
 		"registry.k8s.io/kube-proxy:v1.37.2": kubeProxy, "fairlead/fairlead:0.1.0": fairlead, corednsImage: coreDNS,
 		placeholderImage: "/usr/bin/sleep",
 	})
-	m.register(m.node)
+	m.register(m.node, m.node.Addr6())
 	m.serve()
 	return m
 }
 
-// serve makes the Service and its endpoints.
+// serve makes the Services and their endpoints.
 func (m *migration) serve() {
 	m.Helper()
-	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
-		AddressType: discoveryv1.AddressTypeIPv4,
-	}
-	port, tcp, here, ready := int32(8080), corev1.ProtocolTCP, "node1", true
-	slice.Ports = []discoveryv1.EndpointPort{{Port: &port, Protocol: &tcp, Name: new(string)}}
+	port := int32(8080)
+	var endpoints []*testbed.Host
 	for _, name := range []string{"a", "b"} {
 		pod := m.node.Pod(name)
 		pod.Serve(svc.TCP, uint16(port))
-		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
-			Addresses: []string{pod.Addr4().String()}, NodeName: &here, Conditions: discoveryv1.EndpointConditions{Ready: &ready},
-		})
+		endpoints = append(endpoints, pod)
 	}
 	m.pod = m.node.Pod("client")
-	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}}
-	s.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Port: 80}}}
-	s, err1 := m.client.CoreV1().Services("default").Create(m.Context(), s, metav1.CreateOptions{})
-	_, err2 := m.client.DiscoveryV1().EndpointSlices("default").Create(m.Context(), slice, metav1.CreateOptions{})
-	if err1 != nil || err2 != nil {
-		m.Fatal(err1, err2)
+	m.inside, m.port, m.sticky = map[svc.Family]netip.AddrPort{}, map[svc.Family]netip.AddrPort{}, map[svc.Family]netip.AddrPort{}
+	for name, spec := range map[string]corev1.ServiceSpec{
+		"web": {Type: corev1.ServiceTypeNodePort}, "sticky": {SessionAffinity: corev1.ServiceAffinityClientIP},
+	} {
+		spec.Ports, spec.IPFamilyPolicy = []corev1.ServicePort{{Port: 80}}, new(corev1.IPFamilyPolicyPreferDualStack)
+		s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
+		s, err := m.client.CoreV1().Services("default").Create(m.Context(), s, metav1.CreateOptions{})
+		if err != nil {
+			m.Fatal(err)
+		}
+		for _, ip := range s.Spec.ClusterIPs {
+			at := netip.AddrPortFrom(netip.MustParseAddr(ip), 80)
+			family := svc.FamilyOf(at.Addr())
+			if name == "sticky" {
+				m.sticky[family] = at
+			} else {
+				m.inside[family], m.port[family] = at, netip.AddrPortFrom(m.node.Addr(family), uint16(s.Spec.Ports[0].NodePort))
+			}
+			slice := &discoveryv1.EndpointSlice{
+				ObjectMeta:  metav1.ObjectMeta{GenerateName: name + "-", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+				AddressType: discoveryv1.AddressType(family.String()),
+				Ports:       []discoveryv1.EndpointPort{{Port: &port, Protocol: new(corev1.ProtocolTCP), Name: new("")}},
+			}
+			for _, pod := range endpoints {
+				slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
+					Addresses: []string{pod.Addr(family).String()}, NodeName: new("node1"),
+					Conditions: discoveryv1.EndpointConditions{Ready: new(true)},
+				})
+			}
+			if _, err := m.client.DiscoveryV1().EndpointSlices("default").Create(m.Context(), slice, metav1.CreateOptions{}); err != nil {
+				m.Fatal(err)
+			}
+		}
 	}
-	m.inside = netip.AddrPortFrom(netip.MustParseAddr(s.Spec.ClusterIP), 80)
-	m.port = netip.AddrPortFrom(m.node.Addr4(), uint16(s.Spec.Ports[0].NodePort))
+	if len(m.inside) != 2 || len(m.sticky) != 2 {
+		m.Fatalf("the Services have the addresses %v and %v", m.inside, m.sticky)
+	}
+}
+
+// endpoints returns who answers each of the clients of the Service with session affinity, which are new at the first call.
+func (m *migration) endpoints() map[string]string {
+	m.Helper()
+	out := map[string]string{}
+	for i := range 6 {
+		name := fmt.Sprintf("kept%d", i)
+		if m.kept[name] == nil {
+			m.kept[name] = m.node.Pod(name)
+		}
+		for _, family := range families {
+			testbed.Until(m.T, "an answer of the Service with session affinity", func() error {
+				ctx, cancel := context.WithTimeout(m.Context(), 2*time.Second)
+				defer cancel()
+				answer, err := m.kept[name].Ask(ctx, svc.TCP, m.sticky[family])
+				out[name+" "+family.String()] = answer.Name
+				return err
+			})
+		}
+	}
+	return out
 }
 
 // kubeProxy starts kube-proxy in a mode, and waits until the Service answers through it.
 func (m *migration) kubeProxy(mode string) {
 	m.Helper()
-	text := strings.NewReplacer("MODE", mode, "PODS", m.node.PodCIDR(svc.IPv4).String(), "SERVER", m.gateway.URL).Replace(kubeProxyObjects)
+	pods := m.node.PodCIDR(svc.IPv4).String() + "," + m.node.PodCIDR(svc.IPv6).String()
+	text := strings.NewReplacer("MODE", mode, "PODS", `"`+pods+`"`, "SERVER", m.gateway.URL).Replace(kubeProxyObjects)
 	m.apply(text)
 	m.kubectl("rollout", "status", "daemonset/kube-proxy", "-n", "kube-system", "--timeout=2m")
 	testbed.Until(m.T, "the rules of kube-proxy in mode "+mode, func() error {
-		chains := process.Output(m.T, m.node.Command(m.Context(), "iptables-save"))
-		if strings.Contains(chains, "KUBE-SEP-") != (mode == "iptables") {
-			return errors.New("it has rules of another mode")
-		}
 		ctx, cancel := context.WithTimeout(m.Context(), 2*time.Second)
 		defer cancel()
-		_, err1 := m.pod.Ask(ctx, svc.TCP, m.inside)
-		_, err2 := m.outside.Ask(ctx, svc.TCP, m.port)
-		return errors.Join(err1, err2)
+		for family, save := range saves {
+			chains := process.Output(m.T, m.node.Command(m.Context(), save))
+			if strings.Contains(chains, "KUBE-SEP-") != (mode == "iptables") {
+				return fmt.Errorf("it has rules of another mode for %s", family)
+			}
+			_, err1 := m.pod.Ask(ctx, svc.TCP, m.inside[family])
+			_, err2 := m.outside.Ask(ctx, svc.TCP, m.port[family])
+			if err := errors.Join(err1, err2); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
+
+// saves are the programs that print the rules of a family.
+var saves = map[svc.Family]string{svc.IPv4: "iptables-save", svc.IPv6: "ip6tables-save"}
 
 // migrate runs 'fairlead migrate'.
 func (m *migration) migrate(args ...string) (string, error) {
@@ -192,8 +251,8 @@ func (m *migration) phase() string {
 	return m.kubectl("get", "node", "node1", "-o", `jsonpath={.metadata.labels.fairlead\.dev/proxy}`)
 }
 
-// traffic opens connections all the time, from a Pod to the Service's address and from outside to its node port, and keeps one of
-// each open, until the test calls the function that it returns.
+// traffic opens connections all the time, from a Pod to the Service's address and from outside to its node port, over both families,
+// and keeps one of each open, until the test calls the function that it returns.
 func (m *migration) traffic() (end func()) {
 	m.Helper()
 	all := repeat(m.T)
@@ -203,7 +262,10 @@ func (m *migration) traffic() (end func()) {
 		from *testbed.Host
 		to   netip.AddrPort
 		seen netip.Addr // by the endpoint; a node port hides the client behind the node, on the Pods' bridge
-	}{{m.pod, m.inside, m.pod.Addr4()}, {m.outside, m.port, netip.Addr{}}} {
+	}{
+		{m.pod, m.inside[svc.IPv4], m.pod.Addr4()}, {m.outside, m.port[svc.IPv4], netip.Addr{}},
+		{m.pod, m.inside[svc.IPv6], m.pod.Addr6()}, {m.outside, m.port[svc.IPv6], netip.Addr{}},
+	} {
 		first, err := m.keep(way.from, way.to)
 		if err != nil {
 			m.Fatal(err)
@@ -290,9 +352,17 @@ func (m *migration) rules() string {
 	m.Helper()
 	var out []string
 	tables := process.Output(m.T, m.node.Command(m.Context(), "nft", "list", "tables"))
-	chains := process.Output(m.T, m.node.Command(m.Context(), "iptables-save"))
-	if strings.Contains(tables, "ip kube-proxy") || strings.Contains(chains, "KUBE-SERVICES") {
+	its := map[bool]int{}
+	for family, save := range saves {
+		chains := process.Output(m.T, m.node.Command(m.Context(), save))
+		word := map[svc.Family]string{svc.IPv4: "ip", svc.IPv6: "ip6"}[family]
+		its[strings.Contains(tables, "table "+word+" kube-proxy") || strings.Contains(chains, "KUBE-SERVICES")]++
+	}
+	switch {
+	case its[true] == len(saves):
 		out = append(out, "kube-proxy")
+	case its[true] > 0:
+		out = append(out, "kube-proxy for one family")
 	}
 	if strings.Contains(tables, "fairlead") {
 		out = append(out, "fairlead")
@@ -325,13 +395,14 @@ func (m *migration) template() string {
 }
 
 // A node goes from the real kube-proxy to fairlead proxy and back with the commands of docs/kubernetes.md, in both modes. No new
-// connection fails, clients keep their address, open connections go on, and each program's rules are gone with it.
+// connection of either family fails, clients keep their address, open connections go on, and each program's rules are gone with it.
 func TestMigrate(t *testing.T) {
 	m := newMigration(t)
 	commands := migrateCommands(t, "kube-proxy, node by node")
 	for _, mode := range []string{"nftables", "iptables"} {
 		m.kubeProxy(mode)
 		before := m.template()
+		kept := m.endpoints()
 		end := m.traffic()
 		for _, command := range commands {
 			if mode == "nftables" && command == "apply" {
@@ -347,6 +418,9 @@ func TestMigrate(t *testing.T) {
 				if m.phase() != "fairlead" || m.rules() != "fairlead" {
 					t.Errorf("applied: phase %q, rules of %s\n%s", m.phase(), m.rules(), out)
 				}
+				if now := m.endpoints(); !maps.Equal(now, kept) {
+					t.Errorf("applied: clients with session affinity are at %v, were at %v", now, kept)
+				}
 			case "verify", "status":
 				if !strings.Contains(out, "node1") || !strings.Contains(out, "fairlead") {
 					t.Errorf("%s: %s", command, out)
@@ -354,6 +428,9 @@ func TestMigrate(t *testing.T) {
 			case "rollback":
 				if m.phase() != "" || m.rules() != "kube-proxy" {
 					t.Errorf("rolled back: phase %q, rules of %s\n%s", m.phase(), m.rules(), out)
+				}
+				if now := m.endpoints(); !maps.Equal(now, kept) {
+					t.Errorf("rolled back: clients with session affinity are at %v, were at %v", now, kept)
 				}
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync/atomic"
+	"testing"
 	"time"
 
 	"github.com/miekg/dns"
@@ -124,43 +125,78 @@ func (m *migration) question(p svc.Protocol, server netip.AddrPort, within time.
 		return err
 	}
 	if len(answer.Answer) == 1 {
-		if a, ok := answer.Answer[0].(*dns.A); ok && a.A.String() == m.inside.Addr().String() {
+		if a, ok := answer.Answer[0].(*dns.A); ok && a.A.String() == m.inside[svc.IPv4].Addr().String() {
 			return nil
 		}
 	}
 	return fmt.Errorf("the answer is %v", answer)
 }
 
-// maxAgain bounds the questions that are asked again: a change of kube-proxy's rules forgets the one that is under way.
+// maxAgain bounds the questions that are asked again on the way to fairlead dns and back: a change of kube-proxy's rules forgets the
+// one that each client has under way.
 const maxAgain = 10
 
-// questions asks all the time, over UDP and TCP, until the test calls the function that it returns. As resolvers do, it asks a second
-// time where no answer comes. None may be lost.
-func (m *migration) questions(server netip.AddrPort) (end func()) {
-	all := repeat(m.T)
-	var asked, again, lost atomic.Int64
+// asking are clients that ask a server all the time.
+type asking struct {
+	*repeated
+	m                  *migration
+	asked, again, lost atomic.Int64
+}
+
+// questions asks all the time, over UDP and TCP, with a number of clients for each, until the test calls end. As resolvers do, it asks a
+// second time where no answer comes. None may be lost.
+func (m *migration) questions(server netip.AddrPort, clients int) *asking {
+	a := &asking{repeated: repeat(m.T), m: m}
 	for p, pace := range map[svc.Protocol]time.Duration{svc.UDP: 2 * time.Millisecond, svc.TCP: 10 * time.Millisecond} {
-		all.every(pace, func() {
-			asked.Add(1)
-			if err := m.question(p, server, 5*time.Second); err != nil { // the time of resolv.conf(5)
-				again.Add(1)
-				if err := m.question(p, server, testbed.Patience); err != nil && lost.Add(1) < 5 {
-					m.Errorf("a question over %s: %v", p, err)
+		for range clients {
+			a.every(pace, func() {
+				a.asked.Add(1)
+				if err := m.question(p, server, 5*time.Second); err != nil { // the time of resolv.conf(5)
+					a.again.Add(1)
+					if err := m.question(p, server, testbed.Patience); err != nil && a.lost.Add(1) < 5 {
+						m.Errorf("a question over %s: %v", p, err)
+					}
 				}
-			}
-		})
-	}
-	return func() {
-		m.Helper()
-		all.end()
-		if asked.Load() < 500 {
-			m.Errorf("only %d questions were asked", asked.Load())
+			})
 		}
-		if again.Load() > maxAgain {
-			m.Errorf("%d questions were asked a second time", again.Load())
-		}
-		m.Logf("of %d questions %d were asked again, %d were lost", asked.Load(), again.Load(), lost.Load())
 	}
+	return a
+}
+
+// end ends the questions, after the server was changed and changed back a number of times.
+func (a *asking) end(changes int) {
+	a.m.Helper()
+	a.repeated.end()
+	if a.asked.Load() < 500 {
+		a.m.Errorf("only %d questions were asked", a.asked.Load())
+	}
+	if a.again.Load() > int64(maxAgain*changes) {
+		a.m.Errorf("%d questions were asked a second time", a.again.Load())
+	}
+	a.m.Logf("of %d questions %d were asked again, %d were lost; %d changes and returns",
+		a.asked.Load(), a.again.Load(), a.lost.Load(), changes)
+}
+
+// The cluster goes from CoreDNS to fairlead dns and back until a number of questions was asked, for figures. None is lost.
+func TestMigrateQuestions(t *testing.T) {
+	questions := size(t, "FAIRLEAD_TEST_QUESTIONS", 0)
+	if questions == 0 {
+		t.Skip("FAIRLEAD_TEST_QUESTIONS is not set: a figure, by 'make migrate-test QUESTIONS=1000000'; TestMigrate asks some thousands")
+	}
+	m := newMigration(t)
+	m.kubeProxy("nftables")
+	began := time.Now()
+	asking, changes := m.questions(m.startCoreDNS(), 4), 0
+	for asking.asked.Load() < int64(questions) {
+		before := asking.asked.Load()
+		m.must("apply", "--component", "dns")
+		m.must("rollback", "--component", "dns")
+		if changes++; asking.asked.Load() == before {
+			t.Fatal("nobody asks any more")
+		}
+	}
+	t.Logf("%.0f questions a second", float64(asking.asked.Load())/time.Since(began).Seconds())
+	asking.end(changes)
 }
 
 // dns changes the cluster from the real CoreDNS to fairlead dns and back with the commands of docs/kubernetes.md, behind
@@ -177,7 +213,7 @@ func (m *migration) dns() (server netip.AddrPort) {
 	}
 	before := deployment()
 	m.dnsByHand()
-	end := m.questions(server)
+	asking := m.questions(server, 1)
 	for _, command := range migrateCommands(m.T, "CoreDNS") {
 		if strings.HasPrefix(command, "apply") {
 			m.interruptedDNS()
@@ -202,7 +238,7 @@ func (m *migration) dns() (server netip.AddrPort) {
 			}
 		}
 	}
-	end()
+	asking.end(1)
 	if after := deployment(); after != before {
 		m.Errorf("CoreDNS's Deployment is\n%s\nand was\n%s", after, before)
 	}

@@ -36,7 +36,7 @@ func (m *migration) nodeLocal(server netip.AddrPort) {
 	if len(steps) != 5 {
 		m.Fatalf("the section has the commands %q", steps)
 	}
-	end := m.questions(server)
+	asking := m.questions(server, 1)
 	m.shell(steps[:3]...)
 	if got := m.nodeLocalRuns(); got != "fairlead-node-local-dns" {
 		m.Errorf("after the change, %s runs", got)
@@ -48,7 +48,7 @@ func (m *migration) nodeLocal(server netip.AddrPort) {
 	if got := m.nodeLocalRuns(); got != "node-local-dns" {
 		m.Errorf("on the way back, %s runs", got)
 	}
-	end()
+	asking.end(1)
 }
 
 // nodeLocalRuns are the names of the DaemonSets that have a Pod.

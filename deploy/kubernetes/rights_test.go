@@ -74,23 +74,26 @@ func (r *requests) note(req *http.Request) {
 // qualified is a resource with its group.
 func qualified(group, resource string) string { return strings.Trim(resource+"."+group, ".") }
 
-// checkUnused waits until the requests of an account have needed each of its rights, but for the ones of unasked, which it must have: some
+// checkUnused is checkUnusedBut for the rights of unasked.
+func (r *rig) checkUnused(account string) { r.checkUnusedBut(account, unasked[account]) }
+
+// checkUnusedBut waits until the requests of an account have needed each of its rights, but for the ones of but, which it must have: some
 // requests come a moment after what a test does.
-func (r *rig) checkUnused(account string) {
+func (r *rig) checkUnusedBut(account string, but map[string][]string) {
 	r.Helper()
 	has := r.rights(account)
 	if len(has) == 0 {
 		r.Fatalf("%s has no rights", account)
 	}
-	testbed.Until(r.T, "the use of the rights of "+account, func() error { return r.unused(account, has) })
+	all := slices.Concat(slices.Collect(maps.Values(but))...)
+	testbed.Until(r.T, "the use of the rights of "+account, func() error { return r.unused(account, has, all) })
 }
 
-// unused returns which of the rights that an account has none of its requests has needed yet, and which rights of unasked it lacks.
-func (r *rig) unused(account string, has []right) error {
+// unused returns which of the rights that an account has none of its requests has needed yet, and which rights of but it lacks.
+func (r *rig) unused(account string, has []right, but []string) error {
 	r.requests.mu.Lock()
 	made := slices.Collect(maps.Keys(r.requests.made[account]))
 	r.requests.mu.Unlock()
-	but := slices.Concat(slices.Collect(maps.Values(unasked[account]))...)
 	may, wrong := map[string]bool{}, map[string]bool{}
 	for _, one := range has {
 		may[one.String()] = true
@@ -100,7 +103,7 @@ func (r *rig) unused(account string, has []right) error {
 	}
 	for _, one := range but {
 		if !may[one] {
-			wrong["no role gives it, but unasked has it: "+one] = true
+			wrong["no role gives it, but the test expects it: "+one] = true
 		}
 	}
 	if len(wrong) > 0 {

@@ -74,3 +74,56 @@ metadata: {name: fairlead-{{ . }}, namespace: kube-system}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: fairlead-{{ . }}}
 subjects: [{kind: ServiceAccount, name: fairlead-{{ . }}, namespace: kube-system}]
 {{- end }}
+
+{{- /* The rules of the controller of load balancers for Ingresses and Gateways. */}}
+{{- define "fairlead.lb.fronts" }}
+rules:
+- {apiGroups: [""], resources: [services], verbs: [create, patch, delete]}
+- {apiGroups: [networking.k8s.io], resources: [ingresses, ingressclasses], verbs: [list, watch]}
+- {apiGroups: [networking.k8s.io], resources: [ingressclasses], verbs: [create]}
+- {apiGroups: [networking.k8s.io], resources: [ingresses/status], verbs: [update]}
+- apiGroups: [gateway.networking.k8s.io]
+  resources:
+  - backendtlspolicies
+  - gatewayclasses
+  - gateways
+  - grpcroutes
+  - httproutes
+  - listenersets
+  - referencegrants
+  - tcproutes
+  - tlsroutes
+  - udproutes
+  verbs: [list, watch]
+- {apiGroups: [gateway.networking.k8s.io], resources: [gatewayclasses], verbs: [create]}
+- apiGroups: [gateway.networking.k8s.io]
+  resources:
+  - backendtlspolicies/status
+  - gatewayclasses/status
+  - gateways/status
+  - grpcroutes/status
+  - httproutes/status
+  - listenersets/status
+  - tcproutes/status
+  - tlsroutes/status
+  - udproutes/status
+  verbs: [update]
+# For clusters that check whose owner an object names.
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [gateways/finalizers, listenersets/finalizers, referencegrants/finalizers, backendtlspolicies/finalizers]
+  verbs: [update]
+- apiGroups: [apiextensions.k8s.io]
+  resources: [customresourcedefinitions]
+  verbs: [get, update]
+  resourceNames:
+  - backendtlspolicies.gateway.networking.k8s.io
+  - gatewayclasses.gateway.networking.k8s.io
+  - gateways.gateway.networking.k8s.io
+  - grpcroutes.gateway.networking.k8s.io
+  - httproutes.gateway.networking.k8s.io
+  - listenersets.gateway.networking.k8s.io
+  - referencegrants.gateway.networking.k8s.io
+  - tcproutes.gateway.networking.k8s.io
+  - tlsroutes.gateway.networking.k8s.io
+  - udproutes.gateway.networking.k8s.io
+{{- end }}
