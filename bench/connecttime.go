@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"os"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // connectSizes are the numbers of Services that connect-time is measured at.
@@ -31,7 +33,11 @@ type connectWay struct {
 	// inside is set where clients are in the control group of connect-time.
 	inside bool
 
-	// One value for each round.
+	// to is the Service, or the endpoint, of UDP.
+	to netip.AddrPort
+
+	// One value for each round. A question is a new socket of UDP with its answer: one that is connected, and one that is not.
+	questions, free            []float64 // a second
 	opens, openHalf, openP     []float64 // a second; p50 and p99 in microseconds
 	stream, requests, requestP []float64 // Gbit/s; a second; p99 in milliseconds
 	changes                    []float64 // milliseconds
@@ -83,6 +89,11 @@ func (b *bench) connectTimeAt(ctx context.Context, services int) (figures []figu
 		return nil, err
 	}
 	defer server.Close()
+	echo, err := serveDatagrams(backends, endpoint)
+	if err != nil {
+		return nil, err
+	}
+	defer echo.Close()
 	group, err := newControlGroup()
 	if err != nil {
 		return nil, err
@@ -90,7 +101,7 @@ func (b *bench) connectTimeAt(ctx context.Context, services int) (figures []figu
 	defer func() { err = errors.Join(err, group.remove()) }()
 	size := planeSize{services: services, endpoints: 1, changes: b.few(100, 5), limit: b.limit()}
 	err = b.inWorld(ctx, size, func(w *world) (err error) {
-		r := &connectRig{world: w, group: group, direct: &connectWay{name: "direct", load: load{w.plain, endpoint}}}
+		r := &connectRig{world: w, group: group, direct: &connectWay{name: "direct", load: load{w.plain, endpoint}, to: endpoint}}
 		figures, err = b.connectTimeIn(ctx, r, endpoint)
 		return err
 	})
@@ -100,6 +111,10 @@ func (b *bench) connectTimeAt(ctx context.Context, services int) (figures []figu
 // connectTimeIn starts the proxies, and measures.
 func (b *bench) connectTimeIn(ctx context.Context, r *connectRig, endpoint netip.AddrPort) (figures []figure, err error) {
 	vip, err := makeLoadService(ctx, r.api, endpoint)
+	if err != nil {
+		return nil, err
+	}
+	datagrams, err := makeDatagramService(ctx, r.api, endpoint)
 	if err != nil {
 		return nil, err
 	}
@@ -121,10 +136,13 @@ func (b *bench) connectTimeIn(ctx context.Context, r *connectRig, endpoint netip
 			return nil, fmt.Errorf("%s: %w", s.name, err)
 		}
 		defer func() { err = errors.Join(err, stop()) }()
-		w.name, w.inside = s.name, s.way == &r.on
+		w.name, w.inside, w.to = s.name, s.way == &r.on, datagrams
+		if err := w.waitDatagrams(ctx); err != nil {
+			return nil, fmt.Errorf("%s: %w", s.name, err)
+		}
 		*s.way = w
 	}
-	r.tracked = &connectWay{name: "direct, tracked", load: load{r.on.load.from, endpoint}}
+	r.tracked = &connectWay{name: "direct, tracked", load: load{r.on.load.from, endpoint}, to: endpoint}
 	if err := r.rounds(ctx, b.few(9, 1), time.Duration(b.few(700, 200))*time.Millisecond); err != nil {
 		return nil, err
 	}
@@ -137,8 +155,9 @@ func (b *bench) connectTimeIn(ctx context.Context, r *connectRig, endpoint netip
 		return nil, err
 	}
 	for _, w := range r.ways() {
-		b.say("%d Services, %s: %.0f connections/s (p50 %.1f µs, p99 %.1f µs), %.1f Gbit/s, %.0f requests/s (p99 %.2f ms)", r.size.services,
-			w.name, median(w.opens), median(w.openHalf), median(w.openP), median(w.stream), median(w.requests), median(w.requestP))
+		b.say("%d Services, %s: %.0f connections/s (p50 %.1f µs, p99 %.1f µs), %.0f and %.0f questions/s by UDP, connected and not, "+
+			"%.1f Gbit/s, %.0f requests/s (p99 %.2f ms)", r.size.services, w.name, median(w.opens), median(w.openHalf), median(w.openP),
+			median(w.questions), median(w.free), median(w.stream), median(w.requests), median(w.requestP))
 	}
 	return r.figures(), nil
 }
@@ -177,6 +196,16 @@ func (b *bench) connectThrough(ctx context.Context, w *world, p proxy, vip netip
 		return err
 	})
 	return way, stop, err
+}
+
+// waitDatagrams waits until the Service of UDP answers.
+func (w *connectWay) waitDatagrams(ctx context.Context) error {
+	return waitFor(ctx, time.Minute, 50*time.Millisecond, w.proc, func() error {
+		return w.load.from.on(func() error {
+			to := &unix.SockaddrInet4{Port: int(w.to.Port()), Addr: w.to.Addr().As4()}
+			return load{w.load.from, w.to}.question(to, make([]byte, messageSize), true)
+		})
+	})
 }
 
 // rounds measures each way n times, d for each kind of load, in another order
@@ -218,6 +247,16 @@ func (w *connectWay) round(ctx context.Context, d time.Duration) error {
 	w.opens = append(w.opens, opened.perSecond)
 	w.openHalf = append(w.openHalf, 1e3*percentile(opened.latency, 0.5))
 	w.openP = append(w.openP, 1e3*percentile(opened.latency, 0.99))
+	for _, q := range []struct {
+		connected bool
+		into      *[]float64
+	}{{true, &w.questions}, {false, &w.free}} {
+		asked, err := load{w.load.from, w.to}.datagrams(ctx, openClients, d, q.connected)
+		if err != nil {
+			return err
+		}
+		*q.into = append(*q.into, asked.perSecond)
+	}
 	bits, err := w.load.stream(ctx, streamConns, d)
 	if err != nil {
 		return err
@@ -289,6 +328,8 @@ func (r *connectRig) figures() []figure {
 			least.least = 0.97
 		}
 		add("new connections", perSecond, median(r.on.opens), median(w.opens), w, least)
+		add("questions from new connected sockets of UDP", perSecond, median(r.on.questions), median(w.questions), w, least)
+		add("questions from new unconnected sockets of UDP", perSecond, median(r.on.free), median(w.free), w, least)
 		add("a connection, p50", microseconds, median(r.on.openHalf), median(w.openHalf), w, expectation{})
 		add("a connection, p99", microseconds, median(r.on.openP), median(w.openP), w, expectation{})
 		add(fmt.Sprintf("throughput of %d kept connections", streamConns), gigabits, median(r.on.stream), median(w.stream), w, same)

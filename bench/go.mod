@@ -3,6 +3,7 @@ module github.com/fairlead/fairlead/bench
 go 1.26.0
 
 require (
+	github.com/cilium/ebpf v0.22.0
 	github.com/miekg/dns v1.1.73
 	go.etcd.io/etcd/client/v3 v3.7.3
 	golang.org/x/net v0.61.0

@@ -164,6 +164,7 @@ func (w *webRig) idleFigures(protocol string) (out []figure, err error) {
 	n := min(w.bench.few(all, 50), int(limit.Max)/8-100)
 	sizes := map[string]float64{}
 	for _, c := range w.carriers {
+		time.Sleep(time.Duration(w.bench.few(70, 0)) * time.Second) // what the load before has left, it has given back, once a minute at most
 		before, err := c.proc.groupMemory()
 		if err != nil {
 			return nil, err

@@ -311,7 +311,7 @@ func userspaceFigures(direct, mine *carrying, peers []*carrying) []figure {
 	for _, p := range peers {
 		throughput := 1.3
 		if p.name == haproxySplicing {
-			throughput = 1 // both splice: what is left is the kernel's
+			throughput = 1 // both splice: the rest is the kernel's
 		}
 		want := func(e expectation) expectation {
 			if p.name == "io.Copy" {

@@ -144,6 +144,11 @@ func (l load) clients(n int, client func(i int) error) error {
 
 // stream receives over n connections for d and returns bits a second.
 func (l load) stream(ctx context.Context, n int, d time.Duration) (float64, error) {
+	return l.streamBy(ctx, n, d, func(fd int, _ []byte) (int, error) { return discard(fd) })
+}
+
+// streamBy is stream with the system call that receives, into a buffer of its client.
+func (l load) streamBy(ctx context.Context, n int, d time.Duration, receive func(fd int, b []byte) (int, error)) (float64, error) {
 	var total atomic.Int64
 	start := time.Now()
 	err := l.clients(n, func(int) error {
@@ -152,8 +157,9 @@ func (l load) stream(ctx context.Context, n int, d time.Duration) (float64, erro
 			return err
 		}
 		defer unix.Close(fd)
+		b := make([]byte, chunkSize)
 		for time.Since(start) < d && ctx.Err() == nil {
-			n, err := discard(fd)
+			n, err := receive(fd, b)
 			if total.Add(int64(n)); err != nil {
 				return err
 			}
