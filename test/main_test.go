@@ -17,7 +17,7 @@ func TestMain(m *testing.M) { process.Main(m.Run, "fairlead", "backend", "kubect
 
 // TestDemo runs what make demo runs, which checks every result itself.
 func TestDemo(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	bin := filepath.Dir(process.Program("fairlead"))
 	cmd := exec.CommandContext(ctx, "go", "run", "./demo", "--bin", bin, "--manifest", "../examples/my-service.yaml")

@@ -11,17 +11,26 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/heapprofiler"
 	cdplog "github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
 )
+
+// The size of the window, in pixels.
+const width, height = 1400, 900
+
+// keys are the names of keys without a character.
+var keys = map[string]string{"Tab": kb.Tab, "Enter": kb.Enter, "Escape": kb.Escape, "ArrowDown": kb.ArrowDown, "ArrowUp": kb.ArrowUp}
 
 // timeout bounds one request.
 const timeout = 2 * time.Minute
@@ -33,17 +42,23 @@ type request struct {
 	// Wait is a JavaScript expression to wait for until it is true; Eval is one whose value is the answer.
 	Wait string `json:"wait,omitempty"`
 	Eval string `json:"eval,omitempty"`
-	// Into is a selector of a field that gets Text, as typed by a user; Click one to click at; Key a key to press.
+	// Into is a selector of a field that gets Text, as typed by a user; Click one to click at; Key a key to press: Tab, Enter, Escape,
+	// ArrowDown or ArrowUp, or text to type where the focus is.
 	Into  string `json:"into,omitempty"`
 	Text  string `json:"text,omitempty"`
 	Click string `json:"click,omitempty"`
 	Key   string `json:"key,omitempty"`
-	// Theme is light or dark.
-	Theme string `json:"theme,omitempty"`
+	// Theme is light or dark, with reduced motion; Motion is reduce or no-preference, with the theme of the system.
+	Theme  string `json:"theme,omitempty"`
+	Motion string `json:"motion,omitempty"`
+	// Zoom is a factor, 1 for the whole window: the page then has so many times fewer pixels of CSS in each direction.
+	Zoom string `json:"zoom,omitempty"`
 	// Picture is a file to write the page to, as PNG.
 	Picture string `json:"picture,omitempty"`
 	// Script is a file with JavaScript to run in the page.
 	Script string `json:"script,omitempty"`
+	// Heap asks for the bytes that JavaScript uses after its garbage was collected.
+	Heap bool `json:"heap,omitempty"`
 	// Seen asks what happened since the start.
 	Seen bool `json:"seen,omitempty"`
 }
@@ -122,7 +137,7 @@ func run() error {
 		chromedp.ExecPath("/usr/bin/chromium"), chromedp.NoSandbox, chromedp.DisableGPU, chromedp.NoFirstRun, chromedp.UserDataDir(dir),
 		chromedp.Flag("disable-background-networking", true), chromedp.Flag("disable-component-update", true),
 		chromedp.Flag("disable-dev-shm-usage", true), chromedp.Flag("ignore-certificate-errors", true),
-		chromedp.WindowSize(1400, 900), chromedp.CombinedOutput(os.Stderr),
+		chromedp.WindowSize(width, height), chromedp.CombinedOutput(os.Stderr),
 		chromedp.Env("HOME="+dir, "XDG_CONFIG_HOME="+dir, "XDG_CACHE_HOME="+dir))
 	ctx, cancel := chromedp.NewExecAllocator(context.Background(), options...)
 	defer cancel()
@@ -180,7 +195,24 @@ func (s *seen) do(ctx context.Context, r *request) (json.RawMessage, error) {
 	case r.Click != "":
 		return nil, chromedp.Do(ctx, chromedp.Click(chromedp.CSS(r.Click)))
 	case r.Key != "":
-		return nil, chromedp.Do(ctx, chromedp.KeyEvent(r.Key))
+		key, named := keys[r.Key]
+		if !named {
+			key = r.Key
+		}
+		return nil, chromedp.Do(ctx, chromedp.KeyEvent(key))
+	case r.Motion != "":
+		_, err := chromedp.Call(ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{
+			{Name: "prefers-reduced-motion", Value: r.Motion},
+		}})
+		return nil, err
+	case r.Zoom != "":
+		factor, err := strconv.ParseFloat(r.Zoom, 64)
+		if err != nil {
+			return nil, err
+		}
+		_, err = chromedp.Call(ctx, emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{
+			Width: int64(width / factor), Height: int64(height / factor), DeviceScaleFactor: factor})
+		return nil, err
 	case r.Theme != "":
 		_, err := chromedp.Call(ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{
 			{Name: "prefers-color-scheme", Value: r.Theme}, {Name: "prefers-reduced-motion", Value: "reduce"},
@@ -192,6 +224,15 @@ func (s *seen) do(ctx context.Context, r *request) (json.RawMessage, error) {
 			return nil, err
 		}
 		return nil, os.WriteFile(r.Picture, png, 0o644)
+	case r.Heap:
+		if _, err := chromedp.Call(ctx, heapprofiler.CollectGarbage, cdp.Empty{}); err != nil {
+			return nil, err
+		}
+		used, err := chromedp.Call(ctx, runtime.GetHeapUsage, cdp.Empty{})
+		if err != nil {
+			return nil, err
+		}
+		return json.Marshal(int64(used.UsedSize))
 	case r.Seen:
 		s.mu.Lock()
 		defer s.mu.Unlock()

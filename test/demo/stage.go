@@ -46,10 +46,10 @@ func line(what, format string, args ...any) {
 	fmt.Printf("%-44s %s\n", what, fmt.Sprintf(format, args...))
 }
 
-// output runs a command within a minute and returns what it wrote; its errors
+// output runs a command within two minutes and returns what it wrote; its errors
 // carry its own words.
 func (s *stage) output(name string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(s.ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(s.ctx, 2*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = s.env()

@@ -39,8 +39,8 @@ func newBalancers(t *testing.T) *balancers {
 	t.Helper()
 	b := &balancers{T: t, net: testbed.NewNetwork(t), names: map[arp.MAC]string{}}
 	host := b.net.Outside("server")
-	b.server = process.NewServer(host, program, filepath.Join(t.TempDir(), "server"), "--bind-address", "127.0.0.1,"+host.Addr4().String(),
-		"--lb-pool", "plain=192.168.77.100-192.168.77.110", "--lb-pool", "tagged=10.7.7.100-10.7.7.110")
+	b.server = newServer(host, filepath.Join(t.TempDir(), "server"), "--bind-address", "127.0.0.1,"+host.Addr4().String(),
+		"--controllers", "none", "--lb-pool", "plain=192.168.77.100-192.168.77.110", "--lb-pool", "tagged=10.7.7.100-10.7.7.110")
 	b.server.Start(t)
 	b.server.AwaitReady(t)
 	b.kubeconfig = b.server.KubeconfigAt(t, host.Addr4())
@@ -139,6 +139,7 @@ func (b *balancers) owner(pool string, a netip.Addr, of ...string) (name string)
 // In mode ipvs every node has the addresses of load balancers on a device. One node answers for each, and the
 // kernels of the others do not: at an Ethernet interface and a bond, and at VLANs of both.
 func TestAddressesOfLoadBalancers(t *testing.T) {
+	needsSpeed(t)
 	b := newBalancers(t)
 	b.start("n1", "eth0", 1)
 	bonded := b.net.Outside("n2")

@@ -44,8 +44,9 @@ func stepClock(t *testing.T, by time.Duration) {
 // more than a year, in which all certificates end: the server's start renews its own, and the machine
 // joins again.
 func TestClockSteps(t *testing.T) {
+	needsSpeed(t)
 	c := &clocked{cluster: newCluster(t)}
-	c.server = process.NewServer(c.node, program, c.path("server"), "--bind-address", "127.0.0.1,"+c.node.Addr4().String())
+	c.server = newServer(c.node, c.path("server"), "--bind-address", "127.0.0.1,"+c.node.Addr4().String())
 	backend := c.network.Outside("backend")
 	backend.Serve(svc.TCP, 9376)
 	c.endpoint = backend.Addr4()

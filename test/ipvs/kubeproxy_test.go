@@ -208,6 +208,7 @@ func (c *cluster) undrains() {
 // A node changes from the real kube-proxy in mode ipvs to fairlead proxy and back, in the order of 'fairlead migrate'. No new connection
 // fails, clients keep their address, and open connections go on until they end.
 func TestFromKubeProxy(t *testing.T) {
+	needsSpeed(t)
 	if _, err := os.Stat(uml.Shared + "/kube-proxy"); err != nil {
 		t.Skip("it needs the program bench/bin/kube-proxy, which 'make test' and 'make kube-proxy' build")
 	}

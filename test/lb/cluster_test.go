@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -32,9 +33,11 @@ type cluster struct {
 
 // clusterOptions are what a cluster has beyond the defaults.
 type clusterOptions struct {
-	server, agent []string          // further flags
-	modes         map[string]string // of agents by name; nft if there is none
-	tools         string            // a directory with programs for Pods
+	server, agent []string // further flags
+	// before returns still more flags of the server, whose host there is by then.
+	before func(*testbed.Host) []string
+	modes  map[string]string // of agents by name; nft if there is none
+	tools  string            // a directory with programs for Pods
 }
 
 // newCluster starts a server and an agent for each name.
@@ -44,6 +47,9 @@ func newCluster(t *testing.T, o clusterOptions, names ...string) *cluster {
 	dir := t.TempDir()
 	host := c.net.Outside("server")
 	c.host, c.dir = host, dir
+	if o.before != nil {
+		o.server = append(slices.Clone(o.server), o.before(host)...)
+	}
 	c.server = process.NewServer(host, process.Program("fairlead"), filepath.Join(dir, "server"),
 		append([]string{"--bind-address", "127.0.0.1," + host.Addr4().String(), "--lb-pool", pools}, o.server...)...)
 	c.server.Start(t)

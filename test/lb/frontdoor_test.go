@@ -12,8 +12,10 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -35,6 +37,7 @@ import (
 	"github.com/fairlead/fairlead/internal/gateway/api"
 	gatewaycontroller "github.com/fairlead/fairlead/internal/gateway/controller"
 	"github.com/fairlead/fairlead/internal/gateway/names"
+	"github.com/fairlead/fairlead/internal/lb/acme"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
@@ -46,9 +49,12 @@ type frontDoor struct {
 	api     *api.Client
 	browser *testbed.Host
 	ca      string // a file
+	// ctl returns a command of kubectl, nil if the test itself reaches the API.
+	ctl func(ctx context.Context, args ...string) *exec.Cmd
 }
 
-func newFrontDoor(t *testing.T, nodes int) *frontDoor {
+// newFrontDoor returns one. orders, if there is one, makes what orders certificates.
+func newFrontDoor(t *testing.T, nodes int, orders ...func(*frontDoor, *slog.Logger, *events.Recorder) *acme.Manager) *frontDoor {
 	t.Helper()
 	b := newBed(t, nodes)
 	f := &frontDoor{bed: b, browser: b.net.Outside("browser"), ca: filepath.Join(t.TempDir(), "ca.pem")}
@@ -61,10 +67,15 @@ func newFrontDoor(t *testing.T, nodes int) *frontDoor {
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
+	recorder := events.NewRecorder(b.client, corev1.EventSource{Component: svc.LoadBalancer}, log)
+	o := gatewaycontroller.Options{Config: local, Log: log, Events: recorder, Gateway: true}
+	for _, make := range orders {
+		o.Orders = make(f, log, recorder)
+		running.Go(func() { o.Orders.Run(ctx) })
+	}
 	running.Go(func() {
-		recorder := events.NewRecorder(b.client, corev1.EventSource{Component: svc.LoadBalancer}, log)
 		defer recorder.Start()()
-		if err := gatewaycontroller.Run(ctx, gatewaycontroller.Options{Config: local, Log: log, Events: recorder, Gateway: true}); err != nil {
+		if err := gatewaycontroller.Run(ctx, o); err != nil {
 			t.Error(err)
 		}
 	})
@@ -215,6 +226,7 @@ func TestFrontDoor(t *testing.T) {
 	f.apply(manifests)
 	vip := f.programmed("shop")
 	f.answers(vip, commands)
+	f.maintenance(vip, commands)
 	f.attack(vip)
 	f.statuses()
 	f.streams()
@@ -244,6 +256,7 @@ func TestFrontDoor(t *testing.T) {
 	}})
 
 	f.authorization(shared, vip)
+	f.errorPages(shared)
 
 	f.must(f.api.Routes("default").Delete(t.Context(), "shop", metav1.DeleteOptions{}))
 	f.answers(vip, [][2]string{{
@@ -307,6 +320,90 @@ func (f *frontDoor) authorization(vip, gateway string) {
 	f.must(f.client.CoreV1().Secrets("default").Delete(f.Context(), "staff", metav1.DeleteOptions{}))
 	f.answers(vip, [][2]string{{code("staff.example.com"), "503"}})
 	f.ingressEvents("staff", "IngressNotServed", "does not exist")
+}
+
+// maintenance checks what docs/gateway.md has of it, and that the commands of the route print the same afterwards.
+func (f *frontDoor) maintenance(vip string, commands [][2]string) {
+	f.Helper()
+	text, err := os.ReadFile("../../docs/gateway.md")
+	f.must(err)
+	page := regexp.MustCompile(`annotate httproute shop fairlead\.dev/maintenance='(.*)'`).FindSubmatch(text)
+	if page == nil {
+		f.Fatal("docs/gateway.md annotates no route")
+	}
+	for _, value := range []string{string(page[1]), "no", ""} {
+		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{svc.MaintenanceAnnotation: value}}})
+		f.must(err)
+		_, err = f.dynamic.Resource(schema.GroupVersionResource{
+			Group: gwv1.GroupName, Version: "v1", Resource: "httproutes",
+		}).Namespace("default").Patch(f.Context(), "shop",
+			types.MergePatchType, patch, metav1.PatchOptions{})
+		f.must(err)
+		down := value == string(page[1])
+		if down {
+			f.answers(vip, [][2]string{{"-s --resolve shop.example.com:80:192.0.2.100 -w ,%{http_code},%header{retry-after},%{content_type} " +
+				"http://shop.example.com/cart/7", value + ",503,60,text/html; charset=utf-8"}})
+		}
+		testbed.Until(f, "the condition of the route", func() error {
+			r, err := f.api.Routes("default").Get(f.Context(), "shop", metav1.GetOptions{})
+			if err != nil || len(r.Status.Parents) != 1 {
+				return fmt.Errorf("%v, status %+v", err, r.Status)
+			}
+			c := meta.FindStatusCondition(r.Status.Parents[0].Conditions, names.ConditionMaintenance)
+			if (c != nil) != (value != "") || c != nil && (c.Status == metav1.ConditionTrue) != down {
+				return fmt.Errorf("%q: condition %+v", value, c)
+			}
+			return nil
+		})
+		if !down {
+			f.answers(vip, commands)
+		}
+	}
+}
+
+// errorPages checks what Ingresses have of error pages. A default backend of another namespace gives none: the answer of the Pod stays.
+func (f *frontDoor) errorPages(vip string) {
+	f.Helper()
+	serve := func(name string, answer func(q *http.Request) (status int, body string)) {
+		f.apply("apiVersion: v1\nkind: Service\nmetadata: {name: " + name + "}\nspec: {ports: [{name: http, port: 80}]}")
+		host := f.net.Host(name)
+		at := netip.AddrPortFrom(host.Addr4(), 8083)
+		var l net.Listener
+		host.Do(func() { l = host.ListenTCP(at) })
+		testbed.Serve(f, l, func(c net.Conn) {
+			q, err := http.ReadRequest(bufio.NewReader(c))
+			if err != nil {
+				return
+			}
+			status, body := answer(q)
+			_, _ = fmt.Fprintf(c, "HTTP/1.1 %d -\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", status, len(body), body)
+		})
+		f.slice(name, "http", corev1.ProtocolTCP, at)
+	}
+	serve("orders", func(q *http.Request) (int, string) {
+		if strings.HasPrefix(q.URL.Path, "/orders/") {
+			return http.StatusOK, "orders: GET " + q.RequestURI + " HTTP/1.1\n"
+		}
+		return http.StatusNotFound, "no such order"
+	})
+	serve("error-pages", func(q *http.Request) (int, string) {
+		status, _ := strconv.Atoi(q.Header.Get("X-Code"))
+		return status, "We have nothing at " + q.Header.Get("X-Original-URI") + ".\n"
+	})
+	manifests, commands := f.document("ingress.md", "frontdoor_test.go, error pages")
+	f.apply(manifests)
+	f.answers(vip, commands)
+	const missing = "-s --resolve errors.bar.com:80:192.0.2.100 -w %{http_code} http://errors.bar.com/missing"
+	f.reannotate("shop", `{"nginx.ingress.kubernetes.io/default-backend": "kube-system/error-pages"}`)
+	f.answers(vip, [][2]string{{missing, "no such order404"}})
+	f.ingressEvents("shop", "IngressAnnotationIgnored", "is no name of a Service")
+	f.reannotate("shop", `{"fairlead.dev/maintenance": "Back at ten."}`)
+	f.answers(vip, [][2]string{{missing, "Back at ten.503"}})
+	f.reannotate("shop", `{"fairlead.dev/maintenance": "no"}`)
+	f.answers(vip, [][2]string{{missing, "no such order404"}})
+	f.ingressEvents("shop", "IngressAnnotationIgnored", "it counts as false, and requests are served")
+	f.reannotate("shop", `{"fairlead.dev/maintenance": null}`)
+	f.answers(vip, [][2]string{{missing, "no such order404"}})
 }
 
 // compressed checks that an Ingress that asks for it has answers compressed for clients that accept it.

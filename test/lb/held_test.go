@@ -91,7 +91,8 @@ func (h *held) moved() bool { return len(h.claimedByOthers(h.vip, h.owner, h.sin
 
 // outlast fails the test if one was lost in a restart that began at a time, unless the address moved: it may if the restart took
 // longer than the others keep it, or if processes wait longer than a promise lasts, as on a busy machine. Then others are opened.
-func (h *held) outlast(begin time.Time) {
+// It returns whether the address moved.
+func (h *held) outlast(begin time.Time) (moved bool) {
 	h.cluster.Helper()
 	took, lost := time.Since(begin), h.lost()
 	if h.moved() {
@@ -99,10 +100,11 @@ func (h *held) outlast(begin time.Time) {
 			h.vip, h.owner.name, took.Round(time.Millisecond), lost, heldConns)
 		h.since, h.owner = time.Now(), h.cluster.owner(h.vip, h.nodes...)
 		h.open(heldConns)
-		return
+		return true
 	}
 	h.cluster.Logf("%d of %d kept connections were lost in a restart", lost, heldConns)
 	if lost > 0 {
 		h.cluster.Errorf("%d of %d kept connections were lost, and the address has not moved", lost, heldConns)
 	}
+	return false
 }

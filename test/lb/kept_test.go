@@ -14,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/dns"
-	"github.com/fairlead/fairlead/internal/lb/speaker"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
@@ -41,30 +40,37 @@ func TestKeptConnections(t *testing.T) {
 		c.ask(c.wire.Host(), vip)
 	}
 
-	// A node is stopped as soon as the one before is up, twice each. The owner of the address has the default of --dns-lameduck
-	// the second time: the others keep the address from the end of its speaker.
+	// A node is stopped as soon as the one before is up, twice each.
 	t.Run("upgrade", func(t *testing.T) {
 		byARP, byBGP := c.hold(nat), c.keep(b.client, nat, heldConns)
-		first := byARP.owner
 		for range 2 {
 			for _, n := range c.nodes {
-				begin, slow := time.Now(), n.lameduck
-				n.Stop()
-				ended := time.Now()
-				if took := ended.Sub(begin); slow && took < dns.DefaultLameduck {
-					t.Errorf("%s ended after %s, in spite of --dns-lameduck", n.name, took)
-				}
-				byBGP.loses(t, 0, "while "+n.name+" restarts")
-				n.lameduck = n == first && !slow
-				n.start()
-				if up := time.Since(ended); slow && up < speaker.AwayTime/2 && byARP.moved() {
-					t.Errorf("%s was up again %s after its end, and %s has moved", n.name, up, nat)
-				}
-				byARP.outlast(begin)
-				b.established(n)
-				byBGP.loses(t, 0, "after the restart of "+n.name)
+				b.restart(t, n, byARP, byBGP)
 			}
 		}
+	})
+
+	// With --dns-lameduck, the others keep the address from the end of the speaker, not from SIGTERM. On a busy machine processes
+	// wait longer than a promise lasts, and the address moves: then the next owner restarts.
+	t.Run("upgrade with --dns-lameduck", func(t *testing.T) {
+		byARP, byBGP := c.hold(nat), c.keep(b.client, nat, heldConns)
+		for range 5 {
+			n := byARP.owner
+			n.lameduck = true
+			_, moved := b.restart(t, n, byARP, byBGP)
+			n.lameduck = false
+			if moved {
+				continue
+			}
+			took, moved := b.restart(t, n, byARP, byBGP)
+			if took < dns.DefaultLameduck {
+				t.Errorf("%s ended after %s, in spite of --dns-lameduck", n.name, took)
+			}
+			if !moved {
+				return
+			}
+		}
+		t.Errorf("%s moved each time that its owner restarted", nat)
 	})
 
 	// The router keeps the routes, and the node's kernel forwards on.
@@ -116,6 +122,21 @@ func (h *conns) loses(t *testing.T, want int, when string) {
 	} else {
 		t.Logf("%s: %d of %d kept connections are lost", when, lost, len(h.all))
 	}
+}
+
+// restart restarts a node, whose router must not lose a connection. It returns how long the process took to end, and whether
+// the address that is announced by ARP has moved.
+func (b *behind) restart(t *testing.T, n *node, byARP *held, byBGP *conns) (took time.Duration, moved bool) {
+	t.Helper()
+	begin := time.Now()
+	n.Stop()
+	took = time.Since(begin)
+	byBGP.loses(t, 0, "while "+n.name+" restarts")
+	n.start()
+	moved = byARP.outlast(begin)
+	b.established(n)
+	byBGP.loses(t, 0, "after the restart of "+n.name)
+	return took, moved
 }
 
 // behind is a client whose packets for addresses go to a router, to which the nodes of a cluster announce them.

@@ -38,7 +38,7 @@ func rollingRestart(t *testing.T, nodes int) {
 	vip := selectorless(t, c.server, backend.Addr4())
 	c.voters(map[int]int{2: 3, 5: 5}[nodes])
 	c.ask(c.wire.Host(), vip)
-	outlast := func(time.Time) {} // a voter of two that was just restarted does not keep the address of the other one yet
+	outlast := func(time.Time) bool { return false } // a voter of two that was just restarted does not keep the address of the other one yet
 	if nodes > 2 {
 		outlast = c.hold(vip).outlast
 	}

@@ -21,6 +21,17 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
+// A speaker that still waits for the API server ends at SIGTERM without an error.
+func TestEndsWhileItStarts(t *testing.T) {
+	inParallel(t)
+	b := newBed(t, 1)
+	n := b.nodes[0]
+	n.Stop()
+	n.cut(b.api)
+	n.start()
+	n.Stop()
+}
+
 // What a node may not answer for moves to another one, by itself and soon; and the
 // address does not move when nothing is wrong with its node.
 func TestTakeOver(t *testing.T) {
@@ -101,7 +112,8 @@ func TestTakeOver(t *testing.T) {
 	if err := os.WriteFile(owner.args.Unhealthy, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	took("an unhealthy proxy", begin, releaseWithin)
+	const confirmed = 3 * time.Second // of unhealthy answers
+	took("an unhealthy proxy", begin, confirmed+releaseWithin)
 	keeps(func() { b.must(os.Remove(owner.args.Unhealthy)) })
 
 	// The API server is not needed to keep an address, nor to survive a death: without it the address is where it was after

@@ -293,16 +293,7 @@ func TestEncryptOffAndOn(t *testing.T) {
 		if _, err := os.Stat(e.path(w.dir + "/agent/wireguard.key")); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("the private key of %s is left: %v", node, err)
 		}
-		var left string
-		for _, args := range [][]string{{"ip", "link"}, {"ip", "route", "show", "table", "all"}, {"ip", "-6", "route", "show", "table", "all"},
-			{"nft", "list", "ruleset"}} {
-			left += process.Output(t, w.host.Command(t.Context(), args[0], args[1:]...)) + "\n"
-		}
-		for _, what := range []string{link.WireGuardDevice, "fairlead-wireguard", "unreachable 10.244.0.0/16", "unreachable fd00:10:244::/56"} {
-			if strings.Contains(left, what) {
-				t.Errorf("%s: %q is left in\n%s", node, what, left)
-			}
-		}
+		e.leavesNothing(w)
 	}
 
 	e.behind.device()
@@ -325,6 +316,82 @@ func TestEncryptOffAndOn(t *testing.T) {
 	e.answers()
 	if err := wire.Check(true, 20); err != nil {
 		t.Error(err)
+	}
+}
+
+// leavesNothing waits until a node that does not encrypt has nothing of that in its kernel.
+func (e *encrypted) leavesNothing(w wireguard) {
+	e.t.Helper()
+	testbed.Until(e.t, "the end of what encrypts", func() error {
+		var left string
+		for _, args := range [][]string{{"ip", "link"}, {"ip", "route", "show", "table", "all"}, {"ip", "-6", "route", "show", "table", "all"},
+			{"nft", "list", "ruleset"}} {
+			left += process.Output(e.t, w.host.Command(e.t.Context(), args[0], args[1:]...)) + "\n"
+		}
+		for _, what := range []string{link.WireGuardDevice, "fairlead-wireguard", "unreachable 10.244.0.0/16", "unreachable fd00:10:244::/56"} {
+			if strings.Contains(left, what) {
+				return fmt.Errorf("%q is left in\n%s", what, left)
+			}
+		}
+		return nil
+	})
+}
+
+// With --encrypt=preferred on the way, encryption is switched off and on again one node after the other, and every request between
+// their Pods is answered.
+func TestEncryptNodeByNode(t *testing.T) {
+	t.Parallel()
+	e := newEncrypted(t, svc.IPv4)
+	e.open("with encryption", e.there)
+	const loop = `i=0; while [ $i -lt 3000 ]; do i=$((i+1))
+curl -sS -o /dev/null --max-time 5 http://%s || echo "request $i failed: $?"; [ $((i %% 20)) != 0 ] || echo "asked $i times"
+sleep 0.05; done`
+	process.Output(t, e.fairlead(e.server, "run", "-d", "--name", "asking", "-l", "app=asking", "--node", "node", "--",
+		"/bin/sh", "-c", fmt.Sprintf(loop, at(e.there[0]))))
+	asked := func() string { return e.kubectl("logs", "-l", "app=asking", "--tail=-1") }
+	testbed.Until(t, "the first requests", func() error {
+		if out := asked(); !strings.Contains(out, "asked") {
+			return errors.New(out)
+		}
+		return nil
+	})
+	restart := func(w wireguard, flags ...string) {
+		t.Helper()
+		node := w.host.Name()
+		if e.key(node) == "<no value>" {
+			e.leavesNothing(w)
+			w.device()
+		}
+		w.running.Stop()
+		w.agent(flags...)
+		testbed.Until(t, "a node that has followed", func() error {
+			if has := e.key(node) != "<no value>"; has != (len(flags) > 0) {
+				return fmt.Errorf("node %s has a key: %v", node, has)
+			}
+			return nil
+		})
+		e.podsRouted(node, "")
+	}
+	for _, flags := range [][]string{{"--encrypt=preferred"}, {}, {"--encrypt=preferred"}, {"--encrypt"}} {
+		restart(e.near, flags...)
+		if len(flags) == 0 { // the other one says to whom it does not encrypt
+			e.podsRouted("far", "without encryption where the node has no key of WireGuard: node")
+		}
+		restart(e.behind, flags...)
+		testbed.Until(t, fmt.Sprint("the wire with ", flags), func() error {
+			wire := e.wire()
+			if err := e.ask(at(e.there[0]), 0, 5); err != nil {
+				return err
+			}
+			if err := wire.Check(true, 1); (err == nil) != (len(flags) > 0) {
+				return fmt.Errorf("what is encrypted: %w", err)
+			}
+			return nil
+		})
+	}
+	out := asked()
+	if t.Log(out[strings.LastIndex(out, "asked"):]); strings.Contains(out, "failed") {
+		t.Errorf("requests while encryption is switched off and on again:\n%s", out)
 	}
 }
 

@@ -4,12 +4,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"regexp"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/cli/client/explaincmd"
@@ -25,10 +27,10 @@ import (
 // programmed yet it explains a moment later.
 func (c *cluster) stories() {
 	c.t.Helper()
-	defer c.before(mustRead(c.t, "../../examples/debugging.yaml"))()
+	c.before(mustRead(c.t, "../../examples/debugging.yaml"))
 	page := mustRead(c.t, "../../docs/debugging.md")
 	blocks := regexp.MustCompile("(?ms)^<!-- run by test/node/explain_test.go -->\n```console\n(.*?)^```").FindAllStringSubmatch(page, -1)
-	if len(blocks) != 21 {
+	if len(blocks) != 23 {
 		c.t.Fatalf("docs/debugging.md has %d blocks to run", len(blocks))
 	}
 	for _, b := range blocks {
@@ -40,19 +42,17 @@ func (c *cluster) stories() {
 			}
 			lines = lines[1:]
 		}
+		// The time of the page is now: the agent has not run for long.
+		lines[0] = strings.ReplaceAll(lines[0], "12:03", time.Now().UTC().Format(time.RFC3339))
 		args, ok := strings.CutPrefix(lines[0], "$ fairlead ")
 		if !ok || len(lines) < 2 {
 			c.t.Fatalf("a block that is no command with its output: %q", b[1])
 		}
-		var want []string
-		for _, l := range lines[1:] {
-			pattern := strings.ReplaceAll(regexp.QuoteMeta(l), `\.\.\.`, `.*`)
-			if strings.HasPrefix(args, "top ") {
-				pattern = tableRow(pattern)
-			}
-			want = append(want, `(?m:^\s*`+pattern+`)`)
+		shape := shapeOf(lines[1:], strings.HasPrefix(args, "top "))
+		end := func() {}
+		if args == "explain removed" {
+			end = c.removes()
 		}
-		shape := regexp.MustCompile("(?s)" + strings.Join(want, ".*?"))
 		testbed.Until(c.t, "the story of fairlead "+args, func() error {
 			out := process.Output(c.t, c.fairlead(c.server, strings.Fields(args)...))
 			if !shape.MatchString(out) {
@@ -60,12 +60,26 @@ func (c *cluster) stories() {
 			}
 			return nil
 		})
+		end()
 	}
 }
 
-// before applies the examples, and does what happened before the stories: the status has an address, a client was kept at an endpoint
-// before there were others, and another program removes a Service from the kernel until the function that it returns is called.
-func (c *cluster) before(examples string) (end func()) {
+// shapeOf matches an output that has lines of a page in their order; "..." stands for anything. Lines of a table may have wider columns.
+func shapeOf(lines []string, table bool) *regexp.Regexp {
+	var want []string
+	for _, l := range lines {
+		pattern := strings.ReplaceAll(regexp.QuoteMeta(l), `\.\.\.`, `.*`)
+		if table {
+			pattern = tableRow(pattern)
+		}
+		want = append(want, `(?m:^\s*`+pattern+`)`)
+	}
+	return regexp.MustCompile("(?s)" + strings.Join(want, ".*?"))
+}
+
+// before applies the examples, and does what happened before the stories: the status has an address, and a client was kept at an
+// endpoint before there were others.
+func (c *cluster) before(examples string) {
 	c.t.Helper()
 	first, later, ok := strings.Cut(examples, "# Later ")
 	if !ok {
@@ -85,9 +99,37 @@ func (c *cluster) before(examples string) (end func()) {
 		c.t.Errorf("an endpoint that does not answer: exit code %d: %s", code, stderr)
 	}
 	c.apply("# " + later)
-	remove := "while :; do nft delete element ip fairlead vips '{ 10.96.77.80 . tcp . 80 }' 2>/dev/null; sleep 0.02; done"
-	other := process.Start(c.t, c.node.Command(c.t.Context(), "sh", "-c", remove))
-	return other.Kill
+}
+
+// removes has another program remove the Service removed from the kernel until the function that it returns is called.
+func (c *cluster) removes() (end func()) {
+	c.t.Helper()
+	// One nft that reads commands: a start for each takes longer than the agent's repair.
+	nft := c.node.Command(c.t.Context(), "sh", "-c", "exec nft --interactive >/dev/null 2>&1")
+	commands, err := nft.StdinPipe()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	other := process.Start(c.t, nft)
+	stop := make(chan struct{})
+	var writing sync.WaitGroup
+	writing.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(20 * time.Millisecond):
+				if _, err := io.WriteString(commands, "delete element ip fairlead vips { 10.96.77.80 . tcp . 80 }\n"); err != nil {
+					return // it has ended
+				}
+			}
+		}
+	})
+	return func() {
+		close(stop)
+		other.Kill()
+		writing.Wait()
+	}
 }
 
 // noAnswer is the exit code of curl when the time is over.

@@ -156,14 +156,14 @@ func fillDisk(t *testing.T, c *cluster) (file string) {
 	for err == nil {
 		_, err = f.Write(zero)
 	}
-	client, err := c.client()
-	if err != nil {
-		t.Fatal(err)
-	}
 	testbed.Until(t, "a write to be rejected", func() error {
+		client, err := c.client()
+		if err != nil {
+			return err
+		}
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
-		_, err := client.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{
+		_, err = client.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{GenerateName: "full-"}}, metav1.CreateOptions{})
 		if !strings.Contains(fmt.Sprint(err), "the disk of") {
 			return fmt.Errorf("a write on a full disk: %w", err)

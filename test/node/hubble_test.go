@@ -164,6 +164,16 @@ func (c *cluster) tracesRequests(shop string) {
 			}
 		}
 	}
+	story := regexp.MustCompile("(?ms)^<!-- run by test/node/hubble_test.go -->\n```console\n\\$ fairlead trace ([^\n]*)\n(.*?)^```").
+		FindStringSubmatch(mustRead(c.t, "../../docs/debugging.md"))
+	if story == nil {
+		c.t.Fatal("docs/debugging.md has no trace of a request to run")
+	}
+	const address = "203.0.113.7:80" // of the page
+	told := trace(strings.Fields(strings.ReplaceAll(story[1], address, shop))...)
+	if lines := strings.Split(strings.TrimSpace(strings.ReplaceAll(story[2], address, shop)), "\n"); !shapeOf(lines, false).MatchString(told) {
+		c.t.Errorf("fairlead trace %s printed\n%s\nwant\n%s", story[1], told, story[2])
+	}
 	if text := trace("http://other/", "-X", "POST", "-H", "X-A: b", "--address", c.frontend("my-service")); !strings.Contains(text,
 		"none of 1 load balancers has seen it") {
 		c.t.Errorf("a request that no load balancer carries: %s", text)

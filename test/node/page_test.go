@@ -71,8 +71,8 @@ func (b *browser) do(fields ...string) json.RawMessage {
 	request := map[string]any{}
 	for i := 0; i < len(fields); i += 2 {
 		request[fields[i]] = fields[i+1]
-		if fields[i] == "seen" {
-			request["seen"] = true
+		if fields[i] == "seen" || fields[i] == "heap" {
+			request[fields[i]] = true
 		}
 	}
 	text, err := json.Marshal(request)
@@ -199,6 +199,8 @@ func (c *cluster) page() {
 	b.do("wait", "!document.querySelector('.detail').innerText.includes('has changed since')")
 	b.accessible("explain")
 	c.causes(b)
+	c.questions(b)
+	c.lists(b)
 	c.asks(b)
 
 	b.do("eval", "location.hash = '#/map'")
@@ -223,11 +225,17 @@ func (c *cluster) page() {
 	b.shows(".map", "default/late")
 	b.do("eval", "location.hash = '#/changes'")
 	b.accessible("changes")
+	c.loses(b)
 	c.manyServices(b)
 	c.measures(b)
 	c.manyPages(token)
 	c.seen(b)
+	c.zoomed(b)
+	c.still(b)
+	c.keyboard(b, token)
 
+	c.paints(b, at+"/")
+	c.forgets(b, token)
 	b.do("open", at)
 	b.login("not-a-token")
 	b.shows("[role=alert]", "does not accept this token")
@@ -276,22 +284,6 @@ func (c *cluster) loopbackOf(b *browser, token string) {
 		}
 		b.do("open", "about:blank")
 		serving.Stop()
-	}
-}
-
-// causes opens the explanations of Services that nodes must be asked about; the map then has what they say.
-func (c *cluster) causes(b *browser) {
-	c.t.Helper()
-	for name, want := range map[string][]string{
-		"number": {"refused, WrongTargetPort", "nothing listens on endpoint", "spec.ports"},
-		"local":  {"timeout, PolicyLocal", "spec.internalTrafficPolicy"},
-		"far":    {"timeout, NoRouteOrDropped", "203.0.113.77:80 does not answer"},
-		"half":   {"sometimes, NoRouteOrDropped", "203.0.113.78:9376 does not answer"},
-	} {
-		b.do("into", "#search", "text", "default/"+name)
-		b.do("eval", "location.hash = '#/map/default/"+name+"'")
-		b.shows(".detail[aria-label='Service default/"+name+"'] .verdict", want...)
-		b.shows(".row.selected.bad, .row.selected.warn", "default/"+name, want[0])
 	}
 }
 
@@ -438,6 +430,8 @@ func (c *cluster) tenant(b *browser) {
 		return string(out), err
 	}
 	for _, path := range []string{
+		"/fairlead/balancers", "/fairlead/balancers?namespace=default",
+		"/fairlead/objects?kind=services", "/fairlead/objects?kind=endpointslices&namespace=default",
 		"/fairlead/services", "/fairlead/services?namespace=default", "/fairlead/services?service=default/typo", "/fairlead/status",
 		"/fairlead/status?namespace=default", "/fairlead/explain?question=default/typo", "/fairlead/certificates",
 	} {
@@ -447,6 +441,10 @@ func (c *cluster) tenant(b *browser) {
 	}
 	if out, err := raw("/fairlead/history?service=default/typo"); strings.Contains(out, `"before"`) {
 		c.t.Errorf("a tenant gets the history of another namespace: %v\n%s", err, out)
+	}
+	if out, err := raw("/fairlead/balancers?namespace=shop"); err != nil || !strings.Contains(out, `"problems"`) ||
+		strings.Contains(out, "default") {
+		c.t.Errorf("a tenant's load balancers: %v\n%s", err, out)
 	}
 	if out, err := raw("/fairlead/services?namespace=shop"); err != nil || !strings.Contains(out, "shop/cart") {
 		c.t.Errorf("a tenant does not get its own Services: %v\n%s", err, out)

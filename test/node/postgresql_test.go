@@ -104,6 +104,11 @@ func testPostgreSQL(t *testing.T, c *cluster) {
 	address := func(name string) string {
 		return netip.MustParseAddr(c.kubectl("get", "service", name, "-o", "jsonpath={.spec.clusterIP}")).String()
 	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(c.kubectl("get", "events,pods,endpointslices", "-o", "wide"))
+		}
+	})
 	writes, reads := address("postgresql-primary"), address("postgresql-read")
 	at := func(service, sql, want string) {
 		t.Helper()

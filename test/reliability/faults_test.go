@@ -85,6 +85,25 @@ func (r *rig) faultsOfNodes(l *load, rnd *rand.Rand) []fault {
 			n.agent.Stop()
 			return func() { r.startAgent(n) }, nil
 		}},
+		{name: "an agent gets no processor", harmless: true, begin: func() (func(), []*node) { return starved(anyNode().agent), nil }},
+		{name: "all agents are restarted, one after the other", harmless: true, alone: true, begin: func() (func(), []*node) {
+			for _, n := range r.nodes {
+				n.agent.Stop()
+				r.startAgent(n)
+				n.agent.Says("is up")
+			}
+			return func() {}, nil
+		}},
+		{name: "a node's link flaps", begin: func() (func(), []*node) {
+			n := anyNode()
+			for range 3 {
+				n.host.Carrier(false)
+				testbed.Until(r.t, "0.3 s without a link", elapsed(time.Now(), 300*time.Millisecond))
+				n.host.Carrier(true)
+				testbed.Until(r.t, "0.7 s with it", elapsed(time.Now(), 700*time.Millisecond))
+			}
+			return func() {}, nil
+		}},
 		{name: "a node loses power", begin: func() (func(), []*node) {
 			n := anyNode()
 			again := l.without(n)
@@ -107,6 +126,13 @@ func (r *rig) faultsOfNodes(l *load, rnd *rand.Rand) []fault {
 		}},
 		r.brokenPath(anyNode),
 	}
+}
+
+// starved stops a process without its knowledge until mend is called.
+func starved(p *process.Process) (mend func()) {
+	pid := p.Pid()
+	_ = syscall.Kill(pid, syscall.SIGSTOP)
+	return func() { _ = syscall.Kill(pid, syscall.SIGCONT) } // it may have been killed by another fault
 }
 
 // brokenPath is the loss of all packets from one node to another one. Each puts the other's endpoints last, and reports it.
@@ -170,6 +196,17 @@ func (r *rig) faultsOfServers(rnd *rand.Rand) []fault {
 			s := anyServer()
 			s.Process.Stop()
 			return func() { s.Start(r.t) }, nil
+		}},
+		{name: "the server that leads etcd gets no processor", harmless: true, begin: func() (func(), []*node) {
+			return starved(r.leader().Process), nil
+		}},
+		{name: "all servers are restarted, one after the other", harmless: true, alone: true, begin: func() (func(), []*node) {
+			for _, s := range r.servers {
+				s.Process.Stop()
+				s.Start(r.t)
+				s.AwaitReady(r.t)
+			}
+			return func() {}, nil
 		}},
 		{name: "the server that leads etcd is cut off from the others", harmless: true, begin: func() (func(), []*node) {
 			s := r.leader()

@@ -235,6 +235,25 @@ func slowMember(t *testing.T, all []*member) {
 		i := leaderOf(t, all)
 		return all[i], slices.Delete(slices.Clone(all), i, i+1)
 	}
+	// yields writes until a slow leader has given the leadership away, and then writes at the usual pace.
+	yields := func(what string, leader *member, others []*member) {
+		t.Helper()
+		begin := time.Now()
+		testbed.Until(t, "another leader than "+leader.name, func() error {
+			name := fmt.Sprint(what, "-", time.Since(begin).Milliseconds())
+			if err := others[0].write(t, name); err != nil {
+				return err
+			}
+			if now, _ := split(); now == leader {
+				return errors.New("it leads")
+			}
+			return nil
+		})
+		t.Logf("%s: another one leads after %s", what, time.Since(begin).Round(10*time.Millisecond))
+		if took := timed(what+"-no-longer", others); took > writes*time.Second/2 {
+			t.Errorf("with a slow server that leads no more, %d writes through the others take %s", writes, took)
+		}
+	}
 	leader, others := split()
 	timed("no-disk-is-slow", others)
 
@@ -246,23 +265,25 @@ func slowMember(t *testing.T, all []*member) {
 
 	leader, others = split()
 	end = process.SlowDisk(t, leader.Process, time.Second/5)
-	timed("the-leader-is-a-little-slow", others)
+	yields("the-leader-is-a-little-slow", leader, others)
 	end()
 
+	// The second server that is slow does not give the leadership back to the first.
+	first := leader
+	leader, others = split()
+	end = process.SlowDisk(t, leader.Process, time.Second/2)
+	yields("the-next-is-a-little-slow", leader, others)
+	for line := range strings.Lines(leader.Log()) {
+		if strings.Contains(line, "another server leads now") && strings.Contains(line, first.name) {
+			t.Errorf("the leadership was given to one that was too slow a moment ago: %s", line)
+		}
+	}
+	end()
+
+	// From the election timeout on the others elect one.
 	leader, others = split()
 	end = process.SlowDisk(t, leader.Process, 2*time.Second)
-	begin := time.Now()
-	timed("the-leader-is-slow", others)
-	testbed.Until(t, "another leader than "+leader.name, func() error {
-		if now, _ := split(); now == leader {
-			return errors.New("it leads")
-		}
-		return nil
-	})
-	t.Logf("another one leads after %s", time.Since(begin).Round(10*time.Millisecond))
-	if took := timed("the-leader-was-slow", others); took > writes*time.Second/2 {
-		t.Errorf("with a slow server that leads no more, %d writes through the others take %s", writes, took)
-	}
+	yields("the-leader-is-slow", leader, others)
 	end()
 }
 

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/testbed"
@@ -122,6 +123,11 @@ func startWriters(t *testing.T, prefix string, all []*member) *writers {
 					w.acknowledged[name] = true
 					w.longest = max(w.longest, time.Since(begin))
 				case ctx.Err() == nil:
+					if apierrors.IsUnauthorized(err) { // its certificate ends soon, and the kubeconfig has the next one
+						if _, client, err := all[i%len(all)].Connect(); err == nil {
+							maps = client.CoreV1().ConfigMaps("default")
+						}
+					}
 					if w.failures++; w.failures <= 10 {
 						w.failed = append(w.failed, fmt.Sprintf("%s through %s: %v", name, all[i%len(all)].name, err))
 					}

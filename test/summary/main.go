@@ -1,10 +1,11 @@
-// Command summary reads the output of go test -json and prints what a person
-// wants of it: a line for each package, the whole output of what failed, the
-// reason of each skip, and closing totals. It exits with 1 when a test failed.
+// Command summary reads the output of go test -json, from files side by side or from standard input, and prints what
+// a person wants of it: a line for each package, the whole output of what failed, the
+// reason of each skip, the slow tests, and closing totals. It exits with 1 when a test failed.
 package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -14,6 +15,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 type event struct {
@@ -26,27 +29,69 @@ type report struct {
 	output                  map[string][]string
 	passed, failed, skipped int
 	broken                  []string
+	tests                   []timed // that are not part of another one
+	packages                []timed
 	skips                   []string
 }
+
+// timed is a test or package with the seconds it took. Those of a parallel test begin when go test lets it go on.
+type timed struct {
+	name    string
+	seconds float64
+}
+
+// The summary names at most mostSlow tests of at least slow seconds, and as many packages. They decide how long the suite takes.
+const mostSlow, slow = 25, 10
 
 func main() {
 	start := time.Now()
 	r := &report{out: os.Stdout, output: map[string][]string{}}
-	in := bufio.NewScanner(os.Stdin)
-	in.Buffer(nil, 16<<20)
-	for in.Scan() {
+	lines := make(chan string)
+	var reading errgroup.Group
+	for _, name := range inputs() {
+		reading.Go(func() error { return read(name, lines) })
+	}
+	failed := make(chan error, 1)
+	go func() {
+		failed <- reading.Wait()
+		close(lines)
+	}()
+	for line := range lines {
 		var e event
-		if json.Unmarshal(in.Bytes(), &e) != nil {
-			fmt.Println(in.Text())
+		if json.Unmarshal([]byte(line), &e) != nil {
+			fmt.Println(line)
 			continue
 		}
 		r.add(e)
 	}
-	if err := in.Err(); err != nil {
+	if err := <-failed; err != nil {
 		fmt.Fprintln(os.Stderr, "summary: reading the test output:", err)
 		os.Exit(1)
 	}
 	os.Exit(r.close(time.Since(start)))
+}
+
+// inputs are the files of the command line.
+func inputs() []string {
+	if len(os.Args) > 1 {
+		return os.Args[1:]
+	}
+	return []string{os.Stdin.Name()}
+}
+
+// read sends each line of a file.
+func read(name string, lines chan<- string) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	in := bufio.NewScanner(f)
+	in.Buffer(nil, 16<<20)
+	for in.Scan() {
+		lines <- in.Text()
+	}
+	return in.Err()
 }
 
 func (r *report) add(e event) {
@@ -66,6 +111,9 @@ func (r *report) add(e event) {
 		r.closePackage(e, key)
 		return
 	}
+	if !strings.Contains(e.Test, "/") && e.Elapsed >= slow {
+		r.tests = append(r.tests, timed{key, e.Elapsed})
+	}
 	switch e.Action {
 	case "pass":
 		r.passed++
@@ -84,6 +132,9 @@ func (r *report) closePackage(e event, key string) {
 	if e.Action == "fail" {
 		r.fail(key)
 		r.unfinished(e.Package)
+	}
+	if e.Elapsed >= slow {
+		r.packages = append(r.packages, timed{key, e.Elapsed})
 	}
 	delete(r.output, key)
 }
@@ -111,7 +162,13 @@ func (r *report) close(took time.Duration) int {
 	for _, s := range r.skips {
 		fmt.Fprintln(r.out, "skipped:", s)
 	}
-	for _, b := range r.broken {
+	for _, all := range [][]timed{r.packages, r.tests} {
+		slices.SortFunc(all, func(a, b timed) int { return cmp.Compare(b.seconds, a.seconds) })
+		for _, t := range all[:min(mostSlow, len(all))] {
+			fmt.Fprintf(r.out, "slow: %.0fs %s\n", t.seconds, strings.TrimSpace(strings.TrimPrefix(t.name, "github.com/fairlead/")))
+		}
+	}
+	for _, b := range r.broken { // near the end, which is all that a reader of a long log sees
 		fmt.Fprintln(r.out, "failed:", b)
 	}
 	fmt.Fprintf(r.out, "in %s\n%d passed, %d failed, %d skipped\n", took.Round(time.Second), r.passed, r.failed, r.skipped)

@@ -2,7 +2,11 @@ package main
 
 import (
 	"bytes"
+	"os"
+	"path/filepath"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -29,6 +33,53 @@ func TestFailureIsNamedWithItsReason(t *testing.T) {
 	}
 	if strings.Count(out.String(), "TestY") != 0 {
 		t.Error("it names what passed")
+	}
+}
+
+// Slow packages and tests are named, the slowest first, without the parts of tests.
+func TestSlowTestsAreNamed(t *testing.T) {
+	var out bytes.Buffer
+	r := &report{out: &out, output: map[string][]string{}}
+	for name, seconds := range map[string]float64{"TestA": 11, "TestA/part": 10.5, "TestB": 9, "TestC": 12} {
+		r.add(event{Action: "pass", Package: "p", Test: name, Elapsed: seconds})
+	}
+	r.add(event{Action: "pass", Package: "p", Elapsed: 13})
+	out.Reset()
+	if r.close(time.Second); !strings.HasPrefix(out.String(), "slow: 13s p\nslow: 12s p TestC\nslow: 11s p TestA\nin 1s\n") {
+		t.Errorf("the end is\n%s", out.String())
+	}
+}
+
+// Lines of two files that are written side by side are all read.
+func TestReadsSideBySide(t *testing.T) {
+	dir, lines := t.TempDir(), make(chan string)
+	var reading sync.WaitGroup
+	for _, name := range []string{"a", "b"} {
+		pipe := filepath.Join(dir, name)
+		if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		reading.Go(func() {
+			if err := read(pipe, lines); err != nil {
+				t.Error(err)
+			}
+		})
+		reading.Go(func() {
+			if err := os.WriteFile(pipe, []byte(strings.Repeat(name+"\n", 10_000)), 0); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	go func() {
+		reading.Wait()
+		close(lines)
+	}()
+	got := map[string]int{}
+	for line := range lines {
+		got[line]++
+	}
+	if len(got) != 2 || got["a"] != 10_000 || got["b"] != 10_000 {
+		t.Errorf("read %v, want 10,000 of each", got)
 	}
 }
 
