@@ -11,21 +11,23 @@ LINT        := $(TOOL) golangci-lint
 MUTATE      ?= alloc epslice placement table workloads zone
 UNIT        := . ./internal/svc/... ./internal/alloc/... ./internal/epslice/... ./internal/placement/... ./internal/workloads/... ./internal/table/... ./internal/zone/... ./internal/env/...
 
-# CLUSTERS start many processes: two packages with two tests each keep 2 processors busy, and more miss their deadlines. HEAVY
-# are the longest of the others, the longest first; half of their time they wait. Less garbage collection is a tenth of all
-# processor time. The cache of results does not know the programs that tests start. go vet has run by then with all of its
+# CLUSTERS start many processes: two packages keep 2 processors busy, and more miss their deadlines. GUESTS run in User Mode
+# Linux, one after the other, for a guest takes a whole processor. HEAVY are the longest of the others, the longest first; half
+# of their time they wait. Less garbage collection is a tenth of all processor time. The cache of results does not know the programs that tests start. go vet has run by then with all of its
 # analyzers; go test would ask it for some of them again. A hundred programs are linked, without what only a debugger reads.
 MODULE      := github.com/fairlead/fairlead
 CLUSTERS    := $(addprefix $(MODULE)/,test/node test/servers test test/reliability test/packages)
+GUESTS      := $(addprefix $(MODULE)/,test/ipvs internal/dataplane/ipvs internal/runner/guest test/ipv4 internal/testbed/uml \
+  internal/kernel/ipvs internal/kernel/ipset internal/kernel/cgroup)
 HEAVY       := $(addprefix $(MODULE)/,test/lb internal/apiserver internal/dataplane/iptables internal/controller \
-  internal/dataplane/ipvs deploy/kubernetes test/ipvs internal/runner internal/proxy internal/lb/proxied/web internal/dataplane/nft \
+  deploy/kubernetes internal/runner internal/proxy internal/lb/proxied/web internal/dataplane/nft \
   internal/dataplane/connecttime internal/lb/controller internal/registry/service internal/cli)
 COMPILE     = list -export -deps >/dev/null
 FETCH_CONFORMANCE = go -C test/conformance $(COMPILE) sigs.k8s.io/gateway-api/conformance/echo-basic ./client && \
   go -C test/conformance $(COMPILE) -test . && go -C bench/peers/coredns $(COMPILE) .
 GOTEST      := go test -count=1 -json -vet=off -ldflags='-s -w' -timeout 40m
 
-.PHONY: help build bpf demo test test-unit bench conformance check mutate fmt generate clean setup fetch kubectl wireguard-go test-apiserver release image soak kube-proxy migrate-test kubernetes-test
+.PHONY: help build bpf demo test test-unit bench conformance check mutate fmt generate clean setup fetch kubectl wireguard-go test-apiserver release image soak kube-proxy guest-test migrate-test kubernetes-test
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -38,10 +40,12 @@ demo: setup build kubectl ## start two nodes and a client in namespaces, apply e
 
 test: setup build kubectl wireguard-go test-apiserver kube-proxy fetch ## the whole suite, with set-up
 	go vet ./...
+	go build -o bin/ ./test/summary
 	export FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin GOGC=300; \
-	{ $(GOTEST) -p 2 -parallel 2 $(CLUSTERS) || :; \
-	  $(GOTEST) -p 3 -parallel 4 $(HEAVY) $$(comm -23 <(go list ./... | sort) <(printf '%s\n' $(CLUSTERS) $(HEAVY) | sort)) || :; } \
-	  | go run ./test/summary
+	others=$$(comm -23 <(go list ./... | sort) <(printf '%s\n' $(CLUSTERS) $(GUESTS) $(HEAVY) | sort)); \
+	clusters=$$(mktemp -u); \
+	bin/summary <({ $(GOTEST) -p 2 -parallel 1 $(CLUSTERS) || :; touch $$clusters; $(GOTEST) -p 2 -parallel 3 $(HEAVY) $$others || :; }) \
+	  <(until [ -e $$clusters ]; do sleep 1; done; rm $$clusters; $(GOTEST) -p 1 $(GUESTS) || :)
 
 soak: setup build ## ten minutes of kills and partitions of three servers and five nodes
 	FAIRLEAD_BIN=$(CURDIR)/bin go test ./test/reliability -v -run TestFaults -count=1 -timeout 30m -args -soak 10m -seed $$RANDOM
@@ -52,18 +56,25 @@ test-unit: ## the pure rooms: no root, no set-up, under a minute
 kube-proxy: ## make bench/bin/kube-proxy and bench/bin/coredns, the real ones, from their published modules
 	$(MAKE) -C bench bin/kube-proxy bin/coredns
 
-migrate-test: setup build kubectl test-apiserver kube-proxy ## the way from the real kube-proxy, CoreDNS and MetalLB to fairlead and back, and drains
+guest-test: setup build kube-proxy ## what runs in User Mode Linux, also the clusters that 'make test' skips where a guest is slow
+	FAIRLEAD_SLOW_GUESTS=1 FAIRLEAD_BIN=$(CURDIR)/bin go test -v -p 1 -count=1 -vet=off -timeout 60m $(GUESTS)
+
+migrate-test: setup build kubectl test-apiserver kube-proxy ## the way from the real kube-proxy, CoreDNS and MetalLB to fairlead and back, and drains; for figures: QUESTIONS=1000000, REPLACEMENTS=200, RATE=2000
 	$(MAKE) -C bench bin/kube-prestop
-	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test ./deploy/kubernetes -v -run '(TestMigrate|TestMigrateBGP|TestDrain)$$' -count=1 -timeout 30m
+	$(if $(QUESTIONS),FAIRLEAD_TEST_QUESTIONS=$(QUESTIONS)) $(if $(RATE),FAIRLEAD_TEST_RATE=$(RATE)) \
+	$(if $(REPLACEMENTS),FAIRLEAD_TEST_REPLACEMENTS=$(REPLACEMENTS)) \
+	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test ./deploy/kubernetes -v -count=1 -timeout 120m \
+	  -run '(TestMigrate|TestMigrateBGP|TestMigrateQuestions|TestDrain)$$'
 
 # The packages whose tests only need an API, or run the manifests, the chart and migrations.
-kubernetes-test: setup build kubectl test-apiserver kube-proxy ## tests of what runs on a real Kubernetes, on the real kube-apiserver, controllers and scheduler
+kubernetes-test: setup build kubectl test-apiserver kube-proxy ## tests of what runs on a real Kubernetes, on the real kube-apiserver, controllers and scheduler; MINOR=1.35 and 1.36 choose older ones
 	go -C test/helm $(COMPILE) helm.sh/helm/v3/cmd/helm
 	go -C test/hubble $(COMPILE) github.com/cilium/cilium/hubble
 	go -C test/metallb $(COMPILE) go.universe.tf/metallb/speaker go.universe.tf/metallb/controller
 	$(FETCH_CONFORMANCE)
-	$(MAKE) -C bench $(addprefix bin/,etcd kube-apiserver kube-controller-manager kube-scheduler kube-prestop)
-	FAIRLEAD_KUBERNETES=$(CURDIR)/bench/bin FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin \
+	$(MAKE) -C bench bin/kube-prestop $(if $(MINOR),bin/$(MINOR)/kubernetes,\
+	  $(addprefix bin/,etcd kube-apiserver kube-controller-manager kube-scheduler))
+	FAIRLEAD_KUBERNETES=$(CURDIR)/bench/bin$(if $(MINOR),/$(MINOR)) FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin \
 	go test -p 1 -v -count=1 -timeout 60m ./deploy/... ./internal/election ./internal/lb/v1
 
 conformance: setup build ## the conformance tests of the Gateway API, as 'make test' runs them, with reports, and the experimental channel
