@@ -12,9 +12,11 @@ MUTATE      ?= alloc epslice placement table workloads zone
 UNIT        := . ./internal/svc/... ./internal/alloc/... ./internal/epslice/... ./internal/placement/... ./internal/workloads/... ./internal/table/... ./internal/zone/... ./internal/env/...
 
 # CLUSTERS start many processes: two packages keep 2 processors busy, and more miss their deadlines. GUESTS run in User Mode
-# Linux, one after the other, for a guest takes a whole processor. HEAVY are the longest of the others, the longest first; half
-# of their time they wait. Less garbage collection is a tenth of all processor time. The cache of results does not know the programs that tests start. go vet has run by then with all of its
-# analyzers; go test would ask it for some of them again. A hundred programs are linked, without what only a debugger reads.
+# Linux, one after the other, for a guest takes a whole processor. HEAVY are the longest of the others, the longest first; they
+# run two tests at once, for three beside a guest miss deadlines. Compilers and linkers, two fifths of the work, give way to
+# running tests. Less garbage collection is a tenth of all processor time. The cache of results does not know the programs that
+# tests start. go vet has run by then with all of its analyzers; go test would ask it for some of them again. A hundred
+# programs are linked, without what only a debugger reads.
 MODULE      := github.com/fairlead/fairlead
 CLUSTERS    := $(addprefix $(MODULE)/,test/node test/servers test test/reliability test/packages)
 GUESTS      := $(addprefix $(MODULE)/,test/ipvs internal/dataplane/ipvs internal/runner/guest test/ipv4 internal/testbed/uml \
@@ -25,7 +27,7 @@ HEAVY       := $(addprefix $(MODULE)/,test/lb internal/apiserver internal/datapl
 COMPILE     = list -export -deps >/dev/null
 FETCH_CONFORMANCE = go -C test/conformance $(COMPILE) sigs.k8s.io/gateway-api/conformance/echo-basic ./client && \
   go -C test/conformance $(COMPILE) -test . && go -C bench/peers/coredns $(COMPILE) .
-GOTEST      := go test -count=1 -json -vet=off -ldflags='-s -w' -timeout 40m
+GOTEST      := go test -toolexec 'nice -n 19' -count=1 -json -vet=off -ldflags='-s -w' -timeout 40m
 
 .PHONY: help build bpf demo test test-unit bench conformance check mutate fmt generate clean setup fetch kubectl wireguard-go test-apiserver release image soak kube-proxy guest-test migrate-test kubernetes-test
 help: ## list the verbs
@@ -44,7 +46,7 @@ test: setup build kubectl wireguard-go test-apiserver kube-proxy fetch ## the wh
 	export FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin GOGC=300; \
 	others=$$(comm -23 <(go list ./... | sort) <(printf '%s\n' $(CLUSTERS) $(GUESTS) $(HEAVY) | sort)); \
 	clusters=$$(mktemp -u); \
-	bin/summary <({ $(GOTEST) -p 2 -parallel 1 $(CLUSTERS) || :; touch $$clusters; $(GOTEST) -p 2 -parallel 3 $(HEAVY) $$others || :; }) \
+	bin/summary <({ $(GOTEST) -p 2 -parallel 1 $(CLUSTERS) || :; touch $$clusters; $(GOTEST) -p 2 -parallel 2 $(HEAVY) $$others || :; }) \
 	  <(until [ -e $$clusters ]; do sleep 1; done; rm $$clusters; $(GOTEST) -p 1 $(GUESTS) || :)
 
 soak: setup build ## ten minutes of kills and partitions of three servers and five nodes

@@ -84,7 +84,10 @@ func TestHistoryDoesNotFillTheStore(t *testing.T) {
 	}
 	const updates = 5 * store.MinQuota >> 20
 	for i := range updates {
-		if _, err := user.CoreV1().ConfigMaps("default").Update(t.Context(), large("cm", i), metav1.UpdateOptions{}); err != nil {
+		if err := persist(t, func() error {
+			_, err := user.CoreV1().ConfigMaps("default").Update(t.Context(), large("cm", i), metav1.UpdateOptions{})
+			return err
+		}); err != nil {
 			t.Fatalf("update %d: %v (%+v)", i, err, storeStatus(t, system))
 		}
 	}
@@ -97,20 +100,47 @@ func TestHistoryDoesNotFillTheStore(t *testing.T) {
 	}
 }
 
-// remove deletes a ConfigMap, and again while etcd says that a write took too long: the disk may be busy for longer than etcd
-// waits.
-func remove(t *testing.T, maps typedcorev1.ConfigMapInterface, name string) error {
+// persist writes again while the server asks for that: it makes room, or etcd had no time, which a busy machine may take for
+// longer than clients retry by themselves.
+func persist(t *testing.T, write func() error) error {
 	t.Helper()
-	for begin, tries := time.Now(), 0; ; tries++ {
-		err := maps.Delete(t.Context(), name, metav1.DeleteOptions{})
-		switch {
-		case tries > 0 && apierrors.IsNotFound(err):
-			return nil // the one that took too long
-		case err == nil || !strings.Contains(err.Error(), "request timed out") || time.Since(begin) > waitTimeout:
+	for begin := time.Now(); ; {
+		err := write()
+		again := apierrors.IsTooManyRequests(err) || err != nil && strings.Contains(err.Error(), "request timed out")
+		if !again || time.Since(begin) > waitTimeout {
 			return err
 		}
-		t.Logf("%s: %v; retrying", name, err)
+		t.Logf("%v; retrying", err)
 	}
+}
+
+// create creates a ConfigMap. It may be there by a creation that took too long.
+func create(t *testing.T, maps typedcorev1.ConfigMapInterface, cm *corev1.ConfigMap) error {
+	t.Helper()
+	tries := 0
+	err := persist(t, func() error {
+		tries++
+		_, err := maps.Create(t.Context(), cm, metav1.CreateOptions{})
+		return err
+	})
+	if tries > 1 && apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
+
+// remove deletes a ConfigMap. It may be gone by a deletion that took too long.
+func remove(t *testing.T, maps typedcorev1.ConfigMapInterface, name string) error {
+	t.Helper()
+	tries := 0
+	err := persist(t, func() error {
+		tries++
+		return maps.Delete(t.Context(), name, metav1.DeleteOptions{})
+	})
+	if tries > 1 && apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
 }
 
 // A tenant who fills the store with objects is stopped with a clear message, the
@@ -123,7 +153,7 @@ func TestFullStoreHeals(t *testing.T) {
 	made := 0
 	var err error
 	for ; made < 2*store.MinQuota>>20 && err == nil; made++ {
-		_, err = maps.Create(t.Context(), large(fmt.Sprintf("cm-%d", made), made), metav1.CreateOptions{})
+		err = create(t, maps, large(fmt.Sprintf("cm-%d", made), made))
 	}
 	var status *apierrors.StatusError
 	if !errors.As(err, &status) || status.Status().Code != 507 || !strings.Contains(err.Error(), "delete objects") {
@@ -176,7 +206,7 @@ func TestNearlyFullStoreHeals(t *testing.T) {
 		for range step {
 			cm := large(fmt.Sprintf("cm-%d", made), made)
 			cm.Data["a"] = cm.Data["a"][:size]
-			if _, err := user.CoreV1().ConfigMaps("default").Create(t.Context(), cm, metav1.CreateOptions{}); err != nil {
+			if err := create(t, user.CoreV1().ConfigMaps("default"), cm); err != nil {
 				t.Fatalf("create %d: %v (%+v)", made, err, storeStatus(t, system))
 			}
 			made++
@@ -194,8 +224,9 @@ func TestNearlyFullStoreHeals(t *testing.T) {
 	if s := storeStatus(t, system); s.Full || s.SizeBytes > s.QuotaBytes || !strings.Contains(s.Message, "nearly full") {
 		t.Fatalf("the nearly full store: %+v", s)
 	}
-	err := system.CoreV1().ConfigMaps("default").DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{})
-	if err != nil {
+	if err := persist(t, func() error {
+		return system.CoreV1().ConfigMaps("default").DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{})
+	}); err != nil {
 		t.Fatal(err)
 	}
 	awaitQuietStore(t, system)
