@@ -39,8 +39,9 @@ func newBalancers(t *testing.T) *balancers {
 	t.Helper()
 	b := &balancers{T: t, net: testbed.NewNetwork(t), names: map[arp.MAC]string{}}
 	host := b.net.Outside("server")
+	// The one of load balancers runs beside any other controller.
 	b.server = newServer(host, filepath.Join(t.TempDir(), "server"), "--bind-address", "127.0.0.1,"+host.Addr4().String(),
-		"--controllers", "none", "--lb-pool", "plain=192.168.77.100-192.168.77.110", "--lb-pool", "tagged=10.7.7.100-10.7.7.110")
+		"--controllers", "programmed", "--lb-pool", "plain=192.168.77.100-192.168.77.110", "--lb-pool", "tagged=10.7.7.100-10.7.7.110")
 	b.server.Start(t)
 	b.server.AwaitReady(t)
 	b.kubeconfig = b.server.KubeconfigAt(t, host.Addr4())
