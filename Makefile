@@ -147,6 +147,6 @@ clean: ## remove what was built
 
 bpf: ## compile the BPF programs: clang-14 and llvm-14 of Debian 12; a test compares
 	cd internal/kernel/connect && GOPACKAGE=connect $(TOOL) bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel \
-	  -cflags '-O2 -g -Wall -Werror -mcpu=v3' -type front_key -type front -type slot_key -type endpoint -type own_key \
+	  -cflags '-O2 -g -Wall -Werror -mcpu=v3' -type front_key -type front -type slot_key -type block -type endpoint -type own_key \
 	  -type member_key -type client -type connected \
 	  $(BPFFLAGS) program bpf/connect.c

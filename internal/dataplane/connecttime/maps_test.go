@@ -139,14 +139,17 @@ func (m *kernelMaps) PutSlots(list uint32, endpoints []netip.AddrPort) error {
 	return nil
 }
 
-func (m *kernelMaps) DelSlot(list, n uint32) error {
-	if err := m.used(list); err != nil {
-		return err
+func (m *kernelMaps) DelSlots(list uint32, endpoints []netip.AddrPort) error {
+	for i := range endpoints {
+		if err := m.used(list); err != nil {
+			return err
+		}
+		if m.unable != nil {
+			return m.unable
+		}
+		delete(m.slots, slot{list, uint32(i)})
 	}
-	if m.unable == nil {
-		delete(m.slots, slot{list, n})
-	}
-	return m.unable
+	return nil
 }
 
 func (m *kernelMaps) Own(f func(list uint32, a netip.Addr)) error {

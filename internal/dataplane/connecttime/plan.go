@@ -21,14 +21,14 @@ type front struct {
 // list has endpoints by slot, and the ones that are Pods of this node, sorted.
 type list struct {
 	id        uint32 // 0: not installed
-	endpoints []netip.AddrPort
+	endpoints packed
 	own       []netip.Addr
 	// members are all endpoints that may keep a socket that sends datagrams to them, sorted; of UDP.
-	members []netip.AddrPort
+	members packed
 }
 
 func (l *list) same(o *list) bool {
-	return slices.Equal(l.endpoints, o.endpoints) && slices.Equal(l.own, o.own) && slices.Equal(l.members, o.members)
+	return l.endpoints == o.endpoints && slices.Equal(l.own, o.own) && l.members == o.members
 }
 
 // same reports whether two fronts differ in nothing but the numbers of their lists.
@@ -51,13 +51,13 @@ func planned(set *dataplane.Settings, p *table.ServicePort, f *table.Frontend) *
 	if out.split {
 		out.lists[1] = listOf(f.LocalClients)
 	}
-	if len(out.lists[0].endpoints)+len(out.lists[1].endpoints) == 0 {
+	if out.lists[0].endpoints == "" && out.lists[1].endpoints == "" {
 		return nil
 	}
 	if p.Protocol == svc.UDP {
-		members := membersOf(p.Serving, f.Endpoints, f.LocalClients)
+		members := pack(membersOf(p.Serving, f.Endpoints, f.LocalClients))
 		for i := range out.lists {
-			if len(out.lists[i].endpoints) > 0 {
+			if out.lists[i].endpoints != "" {
 				out.lists[i].members = members
 			}
 		}
@@ -89,14 +89,15 @@ func masquerade(set *dataplane.Settings, f *table.Frontend) connect.Masquerade {
 }
 
 func listOf(endpoints []table.Endpoint) (l list) {
+	at := make([]netip.AddrPort, 0, len(endpoints))
 	for _, e := range dataplane.Unique(endpoints) {
-		l.endpoints = append(l.endpoints, e.Addr)
+		at = append(at, e.Addr)
 		if e.Local {
 			l.own = append(l.own, e.Addr.Addr())
 		}
 	}
 	slices.SortFunc(l.own, netip.Addr.Compare)
-	l.own = slices.Compact(l.own)
+	l.own, l.endpoints = slices.Compact(l.own), pack(at)
 	return l
 }
 

@@ -174,12 +174,12 @@ func without(had, want *front) (out []netip.AddrPort) {
 	}
 	kept := map[netip.AddrPort]bool{}
 	for i := 0; want != nil && i < len(want.lists); i++ {
-		for _, at := range want.lists[i].endpoints {
+		for _, at := range want.lists[i].endpoints.list() {
 			kept[at] = true
 		}
 	}
 	for i := range had.lists {
-		for _, at := range had.lists[i].endpoints {
+		for _, at := range had.lists[i].endpoints.list() {
 			if !kept[at] {
 				out = append(out, at)
 			}

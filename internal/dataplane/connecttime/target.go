@@ -23,7 +23,7 @@ type kernel interface {
 	DelFront(f connect.Front) error
 	Slots(f func(list, slot uint32, at netip.AddrPort)) error
 	PutSlots(list uint32, endpoints []netip.AddrPort) error
-	DelSlot(list, slot uint32) error
+	DelSlots(list uint32, endpoints []netip.AddrPort) error
 	Own(f func(list uint32, a netip.Addr)) error
 	PutOwn(list uint32, a netip.Addr) error
 	DelOwn(list uint32, a netip.Addr) error
@@ -183,8 +183,8 @@ func (t *target) read() error {
 				in.lists[i] = *l
 			}
 			in.lists[i].id = r.List[i]
-			if int(r.Count[i]) != len(in.lists[i].endpoints) {
-				in.lists[i].endpoints = append(slices.Clone(in.lists[i].endpoints), netip.AddrPort{}) // as no list is
+			if int(r.Count[i]) != in.lists[i].endpoints.len() {
+				in.lists[i].endpoints += pack(make([]netip.AddrPort, 1)) // no wanted list has an invalid endpoint
 			}
 		}
 		if family == t.family {
@@ -218,22 +218,27 @@ func (t *target) readLists() (map[uint32]*list, error) {
 		}
 		return l
 	}
-	err := t.kernel.Slots(func(id, slot uint32, at netip.AddrPort) {
-		l := of(id)
-		if missing := int(slot) + 1 - len(l.endpoints); missing > 0 {
-			l.endpoints = append(l.endpoints, make([]netip.AddrPort, missing)...)
-		}
-		l.endpoints[slot] = at
-	})
-	if err != nil {
-		return nil, err
-	}
-	err = errors.Join(
+	slots, members := map[uint32][]netip.AddrPort{}, map[uint32][]netip.AddrPort{}
+	err := errors.Join(
+		t.kernel.Slots(func(id, slot uint32, at netip.AddrPort) {
+			l := slots[id]
+			if missing := int(slot) + 1 - len(l); missing > 0 {
+				l = append(l, make([]netip.AddrPort, missing)...)
+				slots[id] = l
+			}
+			l[slot] = at
+		}),
 		t.kernel.Own(func(id uint32, a netip.Addr) { of(id).own = append(of(id).own, a) }),
-		t.kernel.Members(func(id uint32, at netip.AddrPort) { of(id).members = append(of(id).members, at) }))
+		t.kernel.Members(func(id uint32, at netip.AddrPort) { members[id] = append(members[id], at) }))
+	for id, l := range slots {
+		of(id).endpoints = pack(l)
+	}
+	for id, l := range members {
+		slices.SortFunc(l, netip.AddrPort.Compare)
+		of(id).members = pack(l)
+	}
 	for _, l := range lists {
 		slices.SortFunc(l.own, netip.Addr.Compare)
-		slices.SortFunc(l.members, netip.AddrPort.Compare)
 	}
 	return lists, err
 }
@@ -402,7 +407,7 @@ func (t *target) install(k dataplane.FrontKey, has, want *front) (full, err erro
 	for i := range want.lists {
 		l := &want.lists[i]
 		switch {
-		case len(l.endpoints) == 0:
+		case l.endpoints == "":
 			continue
 		case has != nil && has.lists[i].id != 0 && has.lists[i].same(l):
 			l.id = has.lists[i].id
@@ -414,7 +419,7 @@ func (t *target) install(k dataplane.FrontKey, has, want *front) (full, err erro
 		if err != nil {
 			break
 		}
-		r.List[i], r.Count[i] = l.id, uint32(len(l.endpoints))
+		r.List[i], r.Count[i] = l.id, uint32(l.endpoints.len())
 	}
 	if err == nil {
 		err = t.kernel.PutFront(keyOf(k, t.family), r)
@@ -438,10 +443,10 @@ func (t *target) putList(l *list) error {
 			return err
 		}
 	}
-	if err := t.kernel.PutMembers(l.id, l.members); err != nil {
+	if err := t.kernel.PutMembers(l.id, l.members.list()); err != nil {
 		return err
 	}
-	return t.kernel.PutSlots(l.id, l.endpoints)
+	return t.kernel.PutSlots(l.id, l.endpoints.list())
 }
 
 // remove takes a list that no frontend leads to from the kernel.
@@ -450,17 +455,15 @@ func (t *target) remove(l *list) error {
 		return nil
 	}
 	t.last = nil
-	for slot := range l.endpoints {
-		if err := t.kernel.DelSlot(l.id, uint32(slot)); err != nil {
-			return err
-		}
+	if err := t.kernel.DelSlots(l.id, l.endpoints.list()); err != nil {
+		return err
 	}
 	for _, a := range l.own {
 		if err := t.kernel.DelOwn(l.id, a); err != nil {
 			return err
 		}
 	}
-	for _, at := range l.members {
+	for _, at := range l.members.list() {
 		if err := t.kernel.DelMember(l.id, at); err != nil {
 			return err
 		}
@@ -522,6 +525,6 @@ func (f *front) line(k dataplane.FrontKey, family svc.Family) string {
 	return text + "\n"
 }
 
-func sorted(list []netip.AddrPort) []netip.AddrPort {
-	return slices.SortedFunc(slices.Values(list), netip.AddrPort.Compare)
+func sorted(p packed) []netip.AddrPort {
+	return slices.SortedFunc(slices.Values(p.list()), netip.AddrPort.Compare)
 }

@@ -412,12 +412,13 @@ func TestManyThatServeAreForgotten(t *testing.T) {
 		stop := m.sweeper.start()
 		defer stop()
 		had, want := &front{}, &front{}
+		var all []netip.AddrPort
 		for i := range maxLeft {
-			at := netip.AddrPortFrom(flows.AP("10.244.0.1:0").Addr(), uint16(i+1))
-			had.lists[0].endpoints = append(had.lists[0].endpoints, at)
+			all = append(all, netip.AddrPortFrom(flows.AP("10.244.0.1:0").Addr(), uint16(i+1)))
 		}
+		had.lists[0].endpoints = pack(all)
 		k := keyOf(dataplane.FrontKey{Addr: web4.Addr(), Port: web4.Port(), Proto: svc.TCP}, svc.IPv4)
-		m.sweeper.leave(k, had, want, func() []netip.AddrPort { return had.lists[0].endpoints })
+		m.sweeper.leave(k, had, want, func() []netip.AddrPort { return all })
 		if !m.sweeper.full() {
 			t.Fatalf("only %d endpoints are noted", m.sweeper.leftSize)
 		}
@@ -527,7 +528,7 @@ func TestPlanned(t *testing.T) {
 		if (got != nil) != c.want {
 			t.Errorf("%s: translated %v, want %v", name, got != nil, c.want)
 		}
-		if got != nil && c.front.Hops != nil && (len(got.lists[0].endpoints) > 0 || len(got.lists[1].endpoints) == 0) {
+		if got != nil && c.front.Hops != nil && (got.lists[0].endpoints != "" || got.lists[1].endpoints == "") {
 			t.Errorf("%s: %+v, want that clients elsewhere are nft's", name, got)
 		}
 	}
@@ -641,7 +642,7 @@ func TestClassifiedByBothFamilies(t *testing.T) {
 func TestLeaversAreForgotten(t *testing.T) {
 	s := newSweeper(nil, nil, nil)
 	at := []netip.AddrPort{flows.AP("10.244.0.1:80"), flows.AP("10.244.0.2:80"), flows.AP("10.244.0.3:80"), flows.AP("10.244.0.4:80")}
-	had, want := &front{lists: [2]list{{endpoints: at}, {endpoints: at[:1]}}}, &front{lists: [2]list{{endpoints: at[3:]}}}
+	had, want := &front{lists: [2]list{{endpoints: pack(at)}, {endpoints: pack(at[:1])}}}, &front{lists: [2]list{{endpoints: pack(at[3:])}}}
 	s.leave(keyOf(dataplane.FrontKey{Addr: web4.Addr(), Port: web4.Port(), Proto: svc.TCP}, svc.IPv4), had, want,
 		func() []netip.AddrPort { return at[2:] })
 	for _, c := range []struct {

@@ -162,17 +162,27 @@ func (p *Programs) Choose(a *Attempt) (to netip.AddrPort, err error) {
 		}
 		count := front.Count[list]
 		for i, first := uint32(0), rand.Uint32(); i < count; i++ {
-			var e programEndpoint
-			err := p.maps.Slots.Lookup(&programSlotKey{List: front.List[list], Slot: (first%count + i) % count}, &e)
-			if err == nil && e.addrPort().Addr() != a.From.Addr() {
-				return e.addrPort(), nil
+			at, err := p.maps.slot(front.List[list], (first%count+i)%count, a.Front.Addr().Is6())
+			if err != nil {
+				return to, err
 			}
-			if gone(err) != nil {
-				return to, problem("read an endpoint", err)
+			if at.Port() != 0 && at.Addr() != a.From.Addr() {
+				return at, nil
 			}
 		}
 	}
 	return to, nil
+}
+
+// slot returns the endpoint at a slot of a list, the zero value if the list is gone: slot_of of connect.c.
+func (m *programMaps) slot(list, slot uint32, six bool) (netip.AddrPort, error) {
+	var b programBlock
+	in := inBlock(six)
+	err := m.Slots.Lookup(&programSlotKey{List: list, Block: slot / in}, &b)
+	if err != nil {
+		return netip.AddrPort{}, problem("read an endpoint", gone(err))
+	}
+	return b.at(slot % in), nil
 }
 
 // route returns what a connection with an address of TCP finds, nil for nothing: find of connect.c.

@@ -18,6 +18,13 @@ type programAddress struct {
 	Word [4]uint32
 }
 
+type programBlock struct {
+	_    structs.HostLayout
+	Word [16]uint32
+	Port [16]uint16
+	Six  uint32
+}
+
 type programClient struct {
 	_      structs.HostLayout
 	State  uint8
@@ -89,9 +96,9 @@ type programSends struct {
 }
 
 type programSlotKey struct {
-	_    structs.HostLayout
-	List uint32
-	Slot uint32
+	_     structs.HostLayout
+	List  uint32
+	Block uint32
 }
 
 // Names of all BPF objects in the ELF.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -67,28 +68,92 @@ func (p *Programs) DelFront(f Front) error {
 	return problem("remove a frontend", gone(p.maps.Fronts.Delete(&k)))
 }
 
-// Slots calls f with every slot that is installed.
+// Slots calls f with every slot that is installed, in no order, and with the zero AddrPort for a block of slots that are all empty.
 func (p *Programs) Slots(f func(list, slot uint32, at netip.AddrPort)) error {
-	return problem("read endpoints", each(p.maps.Slots, func(k *programSlotKey, v *programEndpoint) { f(k.List, k.Slot, v.addrPort()) }))
+	return problem("read endpoints", each(p.maps.Slots, func(k *programSlotKey, v *programBlock) {
+		in := inBlock(v.Six != 0)
+		if v.Port == [inBlock4]uint16{} {
+			f(k.List, k.Block*in, netip.AddrPort{})
+		}
+		for i := range in {
+			if v.Port[i] != 0 {
+				f(k.List, k.Block*in+i, v.at(i))
+			}
+		}
+	}))
 }
 
-// PutSlots installs the endpoints of a list that no frontend leads to yet.
+// PutSlots installs the endpoints of a list, of one family, that no frontend leads to yet.
 func (p *Programs) PutSlots(list uint32, endpoints []netip.AddrPort) error {
 	if len(endpoints) == 0 {
 		return nil
 	}
-	keys, values := make([]programSlotKey, len(endpoints)), make([]programEndpoint, len(endpoints))
+	keys := blocksOf(list, endpoints)
+	values, in := make([]programBlock, len(keys)), int(inBlock(isIPv6(endpoints)))
 	for i, at := range endpoints {
-		keys[i] = programSlotKey{List: list, Slot: uint32(i)}
-		values[i] = endpointOf(at)
+		values[i/in].put(i%in, at)
 	}
 	_, err := p.maps.Slots.BatchUpdate(keys, values, nil)
 	return problem("write endpoints", err)
 }
 
-// DelSlot removes one slot of a list that no frontend leads to any more.
-func (p *Programs) DelSlot(list, slot uint32) error {
-	return problem("remove an endpoint", gone(p.maps.Slots.Delete(&programSlotKey{List: list, Slot: slot})))
+// DelSlots removes the endpoints of a list that no frontend leads to any more.
+func (p *Programs) DelSlots(list uint32, endpoints []netip.AddrPort) error {
+	keys := blocksOf(list, endpoints)
+	for i := range keys {
+		if err := gone(p.maps.Slots.Delete(&keys[i])); err != nil {
+			return problem("remove endpoints", err)
+		}
+	}
+	return nil
+}
+
+// inBlock4 and inBlock6 are IN_BLOCK4 and IN_BLOCK6 of bpf/connect.c.
+const inBlock4, inBlock6 = 16, 4
+
+func inBlock(six bool) uint32 {
+	if six {
+		return inBlock6
+	}
+	return inBlock4
+}
+
+// isIPv6 reports the family of a list, which may have holes.
+func isIPv6(endpoints []netip.AddrPort) bool {
+	return slices.ContainsFunc(endpoints, func(at netip.AddrPort) bool { return at.Addr().Is6() })
+}
+
+// blocksOf returns the keys of a list's blocks.
+func blocksOf(list uint32, endpoints []netip.AddrPort) []programSlotKey {
+	in := int(inBlock(isIPv6(endpoints)))
+	keys := make([]programSlotKey, (len(endpoints)+in-1)/in)
+	for i := range keys {
+		keys[i] = programSlotKey{List: list, Block: uint32(i)}
+	}
+	return keys
+}
+
+// put fills the slot i.
+func (b *programBlock) put(i int, at netip.AddrPort) {
+	e := endpointOf(at)
+	b.Port[i] = e.Port
+	if at.Addr().Is6() {
+		b.Six = 1
+		copy(b.Word[4*i:], e.Addr.Word[:])
+		return
+	}
+	b.Word[i] = e.Addr.Word[3]
+}
+
+// at returns what is in the slot i. Port 0 means that the slot is empty.
+func (b *programBlock) at(i uint32) netip.AddrPort {
+	e := programEndpoint{Addr: as16(netip.IPv4Unspecified()), Port: b.Port[i]}
+	if b.Six != 0 {
+		e.Addr.Word = [4]uint32(b.Word[4*i:])
+	} else {
+		e.Addr.Word[3] = b.Word[i]
+	}
+	return e.addrPort()
 }
 
 // Own calls f with every endpoint whose own connections are left to the packet filter.

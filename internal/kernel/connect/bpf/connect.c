@@ -30,15 +30,27 @@ struct front {
 
 enum { MASQUERADE_NONE, MASQUERADE_ALWAYS, MASQUERADE_OUTSIDE };
 
-struct slot_key {
-	__u32 list;
-	__u32 slot;
-};
-
 struct endpoint {
 	struct address addr;
 	__u16 port;
 	__u16 unused;
+};
+
+/* How many slots of a family a block has: powers of two. */
+enum { IN_BLOCK4 = 16, IN_BLOCK6 = 4 };
+
+struct slot_key {
+	__u32 list;
+	__u32 block;
+};
+
+/* Some slots of a list: each entry of a map takes 56 bytes besides its key and value. Of IPv4 an address is one word, of
+ * IPv6 it is four. A port of 0 means that the slot is empty. With key and what an entry takes it just fits into 192 bytes,
+ * which is how the kernel allocates it (Linux 6.1). */
+struct block {
+	__u32 word[16];
+	__u16 port[IN_BLOCK4];
+	__u32 six;
 };
 
 /* An endpoint's own address, in a list. */
@@ -121,9 +133,9 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1 << 20);
+	__uint(max_entries, 1 << 18);
 	__type(key, struct slot_key);
-	__type(value, struct endpoint);
+	__type(value, struct block);
 } slots SEC(".maps");
 
 struct {
@@ -257,6 +269,27 @@ INLINE int list_for(struct bpf_sock_addr *ctx, const struct front *f, const stru
 	return LEFT;
 }
 
+/* slot_of finds the endpoint at a slot of a list, if the list is there. */
+INLINE int slot_of(__u32 list, __u32 slot, int six, struct endpoint *to)
+{
+	struct slot_key k = {.list = list, .block = slot / (six ? IN_BLOCK6 : IN_BLOCK4)};
+	struct block *b = bpf_map_lookup_elem(&slots, &k);
+	if (!b)
+		return 0;
+	*to = (struct endpoint){};
+	if (six) {
+		slot &= IN_BLOCK6 - 1;
+		for (int i = 0; i < 4; i++)
+			to->addr.word[i] = b->word[4 * slot + i];
+	} else {
+		slot &= IN_BLOCK4 - 1;
+		to->addr.word[2] = swap32(0xffff);
+		to->addr.word[3] = b->word[slot];
+	}
+	to->port = b->port[slot];
+	return to->port != 0;
+}
+
 /* choose finds the endpoint for a new connection, and returns the number of the list that has it, which is above 0. */
 INLINE __s64 choose(struct bpf_sock_addr *ctx, const struct front_key *k, struct endpoint *to)
 {
@@ -269,20 +302,16 @@ INLINE __s64 choose(struct bpf_sock_addr *ctx, const struct front_key *k, struct
 		int list = list_for(ctx, f, &k->addr, &me.addr);
 		if (list < 0)
 			return list;
-		struct slot_key s = {.list = list ? f->list[1] : f->list[0]};
+		me.list = list ? f->list[1] : f->list[0];
 		__u32 count = list ? f->count[1] : f->count[0];
 		if (!count)
 			return LEFT;
 		/* An endpoint that may be sent to itself is masqueraded then. */
-		me.list = s.list;
 		if ((me.addr.word[0] || me.addr.word[2]) && bpf_map_lookup_elem(&own, &me))
 			return LEFT;
-		s.slot = ((__u64)bpf_get_prandom_u32() * count) >> 32;
-		struct endpoint *e = bpf_map_lookup_elem(&slots, &s);
-		if (e) {
-			*to = *e;
-			return s.list;
-		}
+		__u32 slot = ((__u64)bpf_get_prandom_u32() * count) >> 32;
+		if (slot_of(me.list, slot, !is4(&k->addr), to))
+			return me.list;
 	}
 	return LEFT;
 }
