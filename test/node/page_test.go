@@ -309,6 +309,45 @@ const backsOff = `import('/ui/api.js').then(async ({ follow }) => {
 	return watches;
 })`
 
+// readsLong lists 5,000 objects where the server cuts them down, where it does not know how, and where it fails: what is read, who
+// wrote the first one, the version that is watched from, and how many requests of the list that took.
+const readsLong = `import('/ui/api.js').then(async ({ follow }) => {
+	const real = window.fetch;
+	const out = [];
+	try {
+		for (const code of [200, 404, 500]) {
+			let lists = 0;
+			let version = '';
+			let read = [];
+			const end = new AbortController();
+			setTimeout(() => end.abort(), 10e3);
+			window.fetch = async (path, options) => {
+				const url = new URL(path, location);
+				if (url.search === '?kind=long&namespace=shop') {
+					return new Response('{"items":[{"metadata":{"writes":[[2,0]]}}],"writes":[{"who":"me"}],"resourceVersion":"7"}', { status: code });
+				}
+				if (url.pathname !== '/long') return real(path, options);
+				if (url.searchParams.get('watch')) {
+					version = url.searchParams.get('resourceVersion');
+					end.abort();
+					return new Response('');
+				}
+				lists++;
+				const from = Number(url.searchParams.get('continue'));
+				const to = Math.min(5000, from + Number(url.searchParams.get('limit')));
+				return new Response(JSON.stringify({ items: Array(to - from).fill({ metadata: { written: [] } }),
+					metadata: { resourceVersion: '1', continue: to < 5000 ? String(to) : '' } }));
+			};
+			await follow('/long', { reset: (items) => { read = items; }, one() {}, state() {}, read: (o) => o, short: ['long', 'shop'] },
+				end.signal);
+			out.push([read.length, ...read[0].metadata.written.map((w) => w.at + w.who), version, lists].join(' '));
+		}
+	} finally {
+		window.fetch = real;
+	}
+	return out;
+})`
+
 // keepsRows changes Services, slices, findings and the report at random, and compares the rows and numbers that the page has kept with
 // those that it makes of all Services.
 const keepsRows = `import('/ui/model.js').then((m) => {
@@ -371,6 +410,9 @@ func (c *cluster) manyServices(b *browser) {
 	if err := json.Unmarshal(b.do("eval", backsOff), &watches); err != nil || len(watches) != 2 || slices.Min(watches) < 1 ||
 		slices.Max(watches) > 4 {
 		c.t.Errorf("watches that end at once are begun %v times in a second: %v", watches, err)
+	}
+	if got, want := string(b.do("eval", readsLong)), `["1 2000me 7 1","5000 1 4","5000 1 4"]`; got != want {
+		c.t.Errorf("long lists are read as %s, want %s", got, want)
 	}
 	if wrong := string(b.do("eval", keepsRows)); wrong != `""` {
 		c.t.Errorf("after changes of single Services the page has other rows than those that it makes of all: %s", wrong)
