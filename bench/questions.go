@@ -73,7 +73,8 @@ func (b *bench) runQuestions(ctx context.Context) (figures []figure, err error) 
 	return figures, err
 }
 
-// question runs a command of fairlead on a host some times, whose answer has to say something, and returns the milliseconds that each took, and its CPU.
+// question runs a command of fairlead on a host some times, whose answer has to say something, and returns the milliseconds that each
+// took, and its CPU.
 func (b *bench) question(ctx context.Context, h *host, w *world, says string, args ...string) (took, cpu []float64, err error) {
 	for range askings {
 		var out bytes.Buffer
