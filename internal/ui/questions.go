@@ -37,6 +37,13 @@ const (
 	maxText = 1024
 )
 
+// seen is the parameter with the newest version of an object that a page has seen. Pages that have seen the same share an answer, and
+// none gets one that is older than what it shows.
+const seen = "seen"
+
+// judgementKept is for how long a report counts for pages that have seen the same: nodes may say something else by then.
+const judgementKept = 5 * time.Second
+
 // As returns a client configuration that has the rights of the user who made a request.
 type As = func(*http.Request) (*rest.Config, error)
 
@@ -45,7 +52,8 @@ type question struct {
 	params []string
 	// proto is set if all that it reads are typed objects, which are cheaper in Protobuf.
 	proto bool
-	// keep is for how long an answer counts for a user who asks the same again, in this or another page; 0 asks each time.
+	// keep is for how long an answer counts for a user who asks the same again, in this or another page; 0 asks each time. With seen
+	// among params it does so only for pages that say what they have seen.
 	keep   time.Duration
 	answer func(context.Context, *asking.Nodes, url.Values) (any, error)
 }
@@ -54,8 +62,8 @@ func questions() map[string]question {
 	return map[string]question{
 		svc.ExplainPath:     {[]string{"question", "from", "node", "protocol", "namespace", "probe"}, true, 0, explain},
 		svc.HistoryPath:     {[]string{"service", "node", "since"}, true, 0, history},
-		svc.StatusPath:      {[]string{"namespace", "service", "services"}, true, 0, statusOf},
-		svc.ServicesPath:    {[]string{"namespace", "service"}, true, 0, services},
+		svc.StatusPath:      {[]string{"namespace", "service", "services", seen}, true, judgementKept, statusOf},
+		svc.ServicesPath:    {[]string{"namespace", "service", seen}, true, judgementKept, services},
 		svc.ConnectionsPath: {[]string{"namespace"}, true, connectionsKept, connections},
 		svc.BalancersPath:   {[]string{"namespace"}, true, balancersKept, balancers},
 		svc.ObjectsPath:     {[]string{"kind", "namespace"}, true, objectsKept, objects},
@@ -110,7 +118,7 @@ func ask(w http.ResponseWriter, r *http.Request, as As, users *turns, answers *k
 	if err != nil {
 		return nil, err
 	}
-	if q.keep > 0 {
+	if q.keep > 0 && (params.Has(seen) || !slices.Contains(q.params, seen)) {
 		return answers.get(r.Context(), keyOf(r.URL.Path, &cfg.Impersonate, params), q.keep, func(ctx context.Context) (any, error) {
 			return q.inTurn(ctx, users, cfg, params)
 		})

@@ -1,9 +1,11 @@
 package ui
 
 import (
+	"encoding/json"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"path"
 	"regexp"
 	"strings"
 	"testing"
@@ -136,8 +138,8 @@ func TestQuestionsRefuse(t *testing.T) {
 		svc.ServicesPath + "?" + many:                              "at most 100",
 		svc.ServicesPath + "?%zz":                                  "cannot read the parameters",
 	} {
-		path, _, _ := strings.Cut(target, "?")
-		w := get(handlers[path], http.MethodGet, target)
+		at, _, _ := strings.Cut(target, "?")
+		w := get(handlers[at], http.MethodGet, target)
 		if w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), want) {
 			t.Errorf("%.80s: %d %s, want %q", target, w.Code, w.Body, want)
 		}
@@ -148,6 +150,35 @@ func TestQuestionsRefuse(t *testing.T) {
 	for _, site := range []string{"cross-site", "same-site"} {
 		if w := get(handlers[svc.StatusPath], http.MethodGet, svc.StatusPath, "Sec-Fetch-Site", site); w.Code != http.StatusForbidden {
 			t.Errorf("%s: %d %s", site, w.Code, w.Body)
+		}
+	}
+}
+
+// Pages that have seen the same share a judgement; one that has seen more, and who does not say what, asks anew.
+func TestPagesShareJudgements(t *testing.T) {
+	lists := map[string]string{"services": "ServiceList", "nodes": "NodeList", "pods": "PodList"}
+	asked := 0
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked++
+		kind, version := lists[path.Base(r.URL.Path)], "v1"
+		if path.Base(r.URL.Path) == "endpointslices" {
+			kind, version = "EndpointSliceList", "discovery.k8s.io/v1"
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(map[string]any{"kind": kind, "apiVersion": version})
+	}))
+	defer api.Close()
+	h := Questions(func(*http.Request) (*rest.Config, error) { return &rest.Config{Host: api.URL}, nil })[svc.ServicesPath]
+	for _, c := range []struct {
+		params string
+		asks   bool
+	}{{"?seen=7", true}, {"?seen=7", false}, {"?seen=8", true}, {"?seen=8", false}, {"", true}, {"", true}} {
+		before := asked
+		if w := get(h, http.MethodGet, svc.ServicesPath+c.params); w.Code != http.StatusOK {
+			t.Fatalf("%q: %d %s", c.params, w.Code, w.Body)
+		}
+		if (asked > before) != c.asks {
+			t.Errorf("%q: %d requests, want some: %v", c.params, asked-before, c.asks)
 		}
 	}
 }

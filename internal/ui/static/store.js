@@ -6,6 +6,13 @@ import { state, changed, isService, setServices, setService, setSlices, setSlice
 const maxChanges = 1000;
 export const hour = 3600e3;
 
+let seen = 0; // the newest version of an object, where versions are numbers; pages that have seen the same share answers
+
+function saw(o) {
+  const version = Number(o.metadata.resourceVersion);
+  if (version > seen) seen = version;
+}
+
 const keyOf = (o) => o.metadata.namespace + '/' + o.metadata.name;
 
 // writes are who wrote which fields of an object, and when, within the last hour.
@@ -33,6 +40,7 @@ function fieldNames(fields) {
 }
 
 function serviceOf(o) {
+  saw(o);
   const s = o.spec;
   return {
     key: keyOf(o), version: o.metadata.resourceVersion, generation: o.metadata.generation || 0, kind: 'Service', namespace: o.metadata.namespace, name: o.metadata.name, type: s.type, created: o.metadata.creationTimestamp,
@@ -50,6 +58,7 @@ function serviceOf(o) {
 const sameSpec = (a, b) => (a.generation && b.generation ? a.generation === b.generation : a.text === b.text);
 
 function sliceOf(o) {
+  saw(o);
   return {
     id: keyOf(o), name: o.metadata.name, version: o.metadata.resourceVersion,
     service: o.metadata.namespace + '/' + ((o.metadata.labels || {})['kubernetes.io/service-name'] || ''),
@@ -160,7 +169,8 @@ async function turn() {
   const begin = performance.now();
   let rest = minPause;
   try {
-    const { value } = await ask('/fairlead/services', whole ? place() : names.map((n) => ['service', n]));
+    const { value } = await ask('/fairlead/services',
+      [...(whole ? place() : names.map((n) => ['service', n])), ['seen', seen]]);
     if (whole) lastAll = Date.now();
     setFindings(value, whole ? null : names);
     state.trouble.delete('judgement');
@@ -183,7 +193,7 @@ let mayCertificates = true;
 
 async function readReport() {
   try {
-    setReport((await ask('/fairlead/status', [...place(), ['services', 'false']])).value);
+    setReport((await ask('/fairlead/status', [...place(), ['services', 'false'], ['seen', seen]])).value);
     state.trouble.delete('report');
     wantReport = false;
   } catch (e) {
@@ -365,6 +375,7 @@ export function begin(namespace, whenEnded) {
 }
 
 function nodeOf(o) {
+  saw(o);
   const ready = (o.status.conditions || []).find((c) => c.type === 'Ready');
   return { name: o.metadata.name, ready: !!ready && ready.status === 'True', why: ready ? ready.message || ready.reason || '' : '',
     addresses: (o.status.addresses || []).filter((a) => a.type === 'InternalIP').map((a) => a.address) };
