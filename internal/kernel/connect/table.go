@@ -220,8 +220,9 @@ func (p *Programs) DelNode(a netip.Addr) error {
 	return problem("remove an address of the node", gone(p.maps.Nodes.Delete(&k)))
 }
 
-// batch is how many entries one system call reads.
-const batch = 4096
+// firstBatch is how many entries the first system call reads, and batch how many the later ones do at most: most reads are of maps that
+// have few entries.
+const firstBatch, batch = 256, 4096
 
 // batched is what each needs of an ebpf.Map.
 type batched interface {
@@ -231,7 +232,7 @@ type batched interface {
 
 // each calls f for each entry of a map.
 func each[K, V any](m batched, f func(*K, *V)) error {
-	size := min(batch, int(m.MaxEntries()))
+	size := min(firstBatch, int(m.MaxEntries()))
 	keys, values := make([]K, size), make([]V, size)
 	var cursor ebpf.MapBatchCursor
 	for {
@@ -246,6 +247,8 @@ func each[K, V any](m batched, f func(*K, *V)) error {
 			keys, values = make([]K, 2*len(keys)), make([]V, 2*len(values))
 		case err != nil:
 			return err
+		case len(keys) < batch:
+			keys, values = make([]K, 2*len(keys)), make([]V, 2*len(values))
 		}
 	}
 }
