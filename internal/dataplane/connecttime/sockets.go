@@ -19,6 +19,9 @@ const (
 	// lookAgain is when sockets are looked at once more: one that connected while its endpoint left may have been noted after the first
 	// look.
 	lookAgain = time.Second
+	// leastRest is the least time between two looks: at many changes in a second, each look would find what the one before has found. It is
+	// shorter than the time after which the kernel repeats a SYN.
+	leastRest = 500 * time.Millisecond
 	// retry is when sockets are looked at again after an error.
 	retry = 5 * time.Second
 	// maxLeft bounds the endpoints of TCP that are noted to have left. Sweeps forget them, and at the bound there is one now and one after
@@ -241,7 +244,7 @@ func (s *sweeper) start() (stop func()) {
 	return func() { cancel(); wg.Wait() }
 }
 
-// run works until ctx ends. Between two looks it rests for as long as the last one took.
+// run works until ctx ends. Between two looks it rests for leastRest, or for as long as the last one took.
 func (s *sweeper) run(ctx context.Context) {
 	timer := time.NewTimer(retry)
 	timer.Stop()
@@ -257,7 +260,7 @@ func (s *sweeper) run(ctx context.Context) {
 		}
 		begin := time.Now()
 		next, err := s.sweep()
-		rest := time.Since(begin)
+		rest := max(leastRest, time.Since(begin))
 		if err != nil && !failed {
 			failed = true
 			s.log.Warn("cannot end all sockets that are connected with endpoints which are gone, or lead them on; trying again", "err", err)

@@ -404,6 +404,33 @@ func TestEndedAttemptsAreCounted(t *testing.T) {
 	}
 }
 
+// The first change has sockets looked at immediately, and many changes do so twice in a second.
+func TestLooksAtManyChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMaps()
+		m.reconciler()
+		stop := m.sweeper.start()
+		defer stop()
+		change := func() {
+			m.sweeper.mu.Lock()
+			defer m.sweeper.mu.Unlock()
+			m.sweeper.look()
+		}
+		change()
+		synctest.Wait()
+		if m.swept != 1 {
+			t.Errorf("%d looks at one change, want 1 at once", m.swept)
+		}
+		for range 200 { // 2 s
+			change()
+			time.Sleep(10 * time.Millisecond)
+		}
+		if m.swept < 4 || m.swept > 6 {
+			t.Errorf("%d looks in 2 s, want 4 to 6", m.swept)
+		}
+	})
+}
+
 // Endpoints that serve nevertheless are forgotten, also where nothing else has sockets looked at: others would have no room.
 func TestManyThatServeAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
