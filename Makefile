@@ -12,8 +12,8 @@ MUTATE      ?= alloc epslice placement table workloads zone
 UNIT        := . ./internal/svc/... ./internal/alloc/... ./internal/epslice/... ./internal/placement/... ./internal/workloads/... ./internal/table/... ./internal/zone/... ./internal/env/...
 
 # CLUSTERS start many processes: two packages keep 2 processors busy, and more miss their deadlines. GUESTS run in User Mode
-# Linux, one after the other, for a guest takes a whole processor. HEAVY are the longest of the others, the longest first; they
-# run two tests at once, for three beside a guest miss deadlines. Compilers and linkers, two fifths of the work, give way to
+# Linux, one after the other, for a guest takes a whole processor. HEAVY are the longest of the others, the longest first; a
+# package runs two tests at once, for three beside a guest miss deadlines. Compilers and linkers, two fifths of the work, give way to
 # running tests. Less garbage collection is a tenth of all processor time. The cache of results does not know the programs that
 # tests start. go vet has run by then with all of its analyzers; go test would ask it for some of them again. A hundred
 # programs are linked, without what only a debugger reads.

@@ -45,7 +45,10 @@ func (b *bench) runPages(ctx context.Context) (figures []figure, err error) {
 	if b.small {
 		lasts = 2 * time.Second
 	}
-	err = b.inWorld(ctx, size, func(w *world) error {
+	err = b.inWorld(ctx, size, func(w *world) (err error) {
+		if err := w.settle(time.Minute); err != nil {
+			return err
+		}
 		idle, err := w.costs(ctx, lasts)
 		if err != nil {
 			return err
@@ -58,16 +61,20 @@ func (b *bench) runPages(ctx context.Context) (figures []figure, err error) {
 			err = errors.Join(err, open.Wait())
 		}()
 		for range b.few(openPages, 3) {
-			open.Go(func() error { return w.page(pages, lasts, &asked) })
+			open.Go(func() error { return w.page(pages, &asked) })
 		}
 		select {
-		case <-time.After(lasts / 2): // all have their lists
+		case <-time.After(lasts): // all have their lists, and each question was asked
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 		before := asked.Load()
 		busy, err := w.costs(ctx, lasts)
-		b.say("%d questions were answered in %s", asked.Load()-before, lasts)
+		n := asked.Load() - before
+		b.say("%d questions were answered in %s", n, lasts)
+		if n == 0 && !b.small {
+			err = errors.Join(err, errors.New("no question was answered"))
+		}
 		figures = []figure{unpaired(fmt.Sprintf("CPU of the server in a second for %d pages at %s", b.few(openPages, 3), size), milliseconds,
 			max(0, busy-idle), expectation{below: mostPages})}
 		return err
@@ -91,8 +98,8 @@ func (w *world) costs(ctx context.Context, lasts time.Duration) (float64, error)
 	return milliseconds.in(after-before) / time.Since(begin).Seconds(), err
 }
 
-// page is an open page until ctx ends: its watches, and its questions, which begin at a random moment of within.
-func (w *world) page(ctx context.Context, within time.Duration, asked *atomic.Int64) error {
+// page is an open page until ctx ends: its watches, and its questions, which begin at a random moment.
+func (w *world) page(ctx context.Context, asked *atomic.Int64) error {
 	client, err := rest.HTTPClientFor(rest.CopyConfig(w.config))
 	if err != nil {
 		return err
@@ -106,7 +113,7 @@ func (w *world) page(ctx context.Context, within time.Duration, asked *atomic.In
 	}
 	for _, q := range pageQuestions {
 		g.Go(func() error {
-			wait := time.Duration(rand.Int64N(int64(min(q.every, within/2))))
+			wait := time.Duration(rand.Int64N(int64(q.every)))
 			for {
 				select {
 				case <-time.After(wait):

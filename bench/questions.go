@@ -28,7 +28,7 @@ spec: {type: NodePort}
 // runQuestions measures what an operator's questions cost beside 10,000 Services: the whole command, from its start to its answer.
 func (b *bench) runQuestions(ctx context.Context) (figures []figure, err error) {
 	size := planeSize{services: b.few(10_000, 60), endpoints: b.few(5, 2), limit: b.limit()}
-	err = b.inWorld(ctx, size, func(w *world) error {
+	err = b.inWorld(ctx, size, func(w *world) (err error) {
 		h, err := b.net.host(ctx, fmt.Sprintf("node%d", b.net.count))
 		if err != nil {
 			return err

@@ -25,6 +25,8 @@ const (
 type kept struct {
 	mu sync.Mutex
 	of map[string]*keptAnswer
+	// spill has a question answered without keeping the answer where there is no place for it. Else it is refused.
+	spill bool
 }
 
 // keptAnswer is read when done is closed.
@@ -53,6 +55,9 @@ func (k *kept) get(ctx context.Context, key string, keep time.Duration, ask func
 	if a == nil {
 		if len(k.of) >= maxKept && !k.forgetOldest() {
 			k.mu.Unlock()
+			if k.spill {
+				return ask(ctx)
+			}
 			return nil, errors.NewTooManyRequests(fmt.Sprintf("%d such questions are being answered: ask again", maxKept), 1)
 		}
 		a = &keptAnswer{done: make(chan struct{}), keep: keep}

@@ -71,6 +71,10 @@ func TestKept(t *testing.T) {
 		if _, err := ask("later"); !apierrors.IsTooManyRequests(err) {
 			t.Errorf("with %d questions that are being answered: %v", len(k.of), err)
 		}
+		k.spill = true
+		if v, err := ask("later"); v != asked || err != nil || len(k.of) != maxKept {
+			t.Errorf("without a place, and without a refusal: %v, %v, %d are kept", v, err, len(k.of))
+		}
 	})
 }
 

@@ -37,8 +37,8 @@ const (
 	maxText = 1024
 )
 
-// seen is the parameter with the newest version of an object that a page has seen. Pages that have seen the same share an answer, and
-// none gets one that is older than what it shows.
+// seen is the parameter with the newest version of an object that a page has seen. Pages that have seen the same share an answer. A page
+// leaves it out when it has read a list again, which does not show what was deleted.
 const seen = "seen"
 
 // judgementKept is for how long a report counts for pages that have seen the same: nodes may say something else by then.
@@ -74,10 +74,15 @@ func questions() map[string]question {
 // 'status'; svc.ServicesPath has the Services that do not answer.
 func Questions(as As) map[string]http.Handler {
 	users, answers := &turns{of: map[string]int{}}, &kept{of: map[string]*keptAnswer{}}
+	judgements := &kept{of: map[string]*keptAnswer{}, spill: true} // of their own: each change makes other ones
 	out := map[string]http.Handler{}
 	for path, q := range questions() {
 		out[path] = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			answer, err := ask(w, r, as, users, answers, &q)
+			from := answers
+			if q.judges() {
+				from = judgements
+			}
+			answer, err := ask(w, r, as, users, from, &q)
 			w.Header().Set("Cache-Control", "no-store")
 			w.Header().Set("X-Content-Type-Options", "nosniff")
 			if apierrors.IsTooManyRequests(err) {
@@ -118,13 +123,16 @@ func ask(w http.ResponseWriter, r *http.Request, as As, users *turns, answers *k
 	if err != nil {
 		return nil, err
 	}
-	if q.keep > 0 && (params.Has(seen) || !slices.Contains(q.params, seen)) {
+	if q.keep > 0 && (params.Has(seen) || !q.judges()) {
 		return answers.get(r.Context(), keyOf(r.URL.Path, &cfg.Impersonate, params), q.keep, func(ctx context.Context) (any, error) {
 			return q.inTurn(ctx, users, cfg, params)
 		})
 	}
 	return q.inTurn(r.Context(), users, cfg, params)
 }
+
+// judges reports whether pages share an answer only if they have seen the same.
+func (q *question) judges() bool { return slices.Contains(q.params, seen) }
 
 // inTurn answers unless as many questions of the user are being answered.
 func (q *question) inTurn(ctx context.Context, users *turns, cfg *rest.Config, params url.Values) (any, error) {
@@ -159,6 +167,9 @@ func readParams(r *http.Request, known []string) (url.Values, error) {
 		for _, v := range values {
 			if len(v) > maxText {
 				return nil, apierrors.NewBadRequest(fmt.Sprintf("parameter %s is longer than %d bytes", name, maxText))
+			}
+			if _, err := strconv.ParseUint(v, 10, 64); err != nil && name == seen {
+				return nil, apierrors.NewBadRequest(fmt.Sprintf("seen is %q; want the resourceVersion of an object, a number", base.PlainLine(v)))
 			}
 		}
 	}

@@ -136,6 +136,7 @@ func TestQuestionsRefuse(t *testing.T) {
 		svc.StatusPath + "?services=few":                           "services is",
 		svc.ServicesPath + "?service=web":                          "want NAMESPACE/NAME",
 		svc.ServicesPath + "?" + many:                              "at most 100",
+		svc.ServicesPath + "?seen=a1":                              "want the resourceVersion of an object, a number",
 		svc.ServicesPath + "?%zz":                                  "cannot read the parameters",
 	} {
 		at, _, _ := strings.Cut(target, "?")
@@ -168,13 +169,18 @@ func TestPagesShareJudgements(t *testing.T) {
 		_ = json.NewEncoder(w).Encode(map[string]any{"kind": kind, "apiVersion": version})
 	}))
 	defer api.Close()
-	h := Questions(func(*http.Request) (*rest.Config, error) { return &rest.Config{Host: api.URL}, nil })[svc.ServicesPath]
+	h := Questions(func(r *http.Request) (*rest.Config, error) {
+		return &rest.Config{Host: api.URL, Impersonate: rest.ImpersonationConfig{UserName: r.Header.Get("User")}}, nil
+	})[svc.ServicesPath]
 	for _, c := range []struct {
-		params string
-		asks   bool
-	}{{"?seen=7", true}, {"?seen=7", false}, {"?seen=8", true}, {"?seen=8", false}, {"", true}, {"", true}} {
+		user, params string
+		asks         bool
+	}{
+		{"ann", "?seen=7", true}, {"ann", "?seen=7", false}, {"bob", "?seen=7", true}, {"ann", "?seen=8", true}, {"ann", "?seen=8", false},
+		{"ann", "", true}, {"ann", "", true},
+	} {
 		before := asked
-		if w := get(h, http.MethodGet, svc.ServicesPath+c.params); w.Code != http.StatusOK {
+		if w := get(h, http.MethodGet, svc.ServicesPath+c.params, "User", c.user); w.Code != http.StatusOK {
 			t.Fatalf("%q: %d %s", c.params, w.Code, w.Body)
 		}
 		if (asked > before) != c.asks {

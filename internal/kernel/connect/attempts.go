@@ -182,6 +182,9 @@ func (m *programMaps) slot(list, slot uint32, six bool) (netip.AddrPort, error) 
 	if err != nil {
 		return netip.AddrPort{}, problem("read an endpoint", gone(err))
 	}
+	if (b.Six != 0) != six { // another program's
+		return netip.AddrPort{}, nil
+	}
 	return b.at(slot % in), nil
 }
 

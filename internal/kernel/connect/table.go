@@ -118,9 +118,10 @@ func inBlock(six bool) uint32 {
 	return inBlock4
 }
 
-// isIPv6 reports the family of a list, which may have holes.
+// isIPv6 reports the family of a list, which may have holes. One with nothing else may be of either: the smaller blocks of IPv6 have
+// the numbers of all blocks of IPv4 among theirs.
 func isIPv6(endpoints []netip.AddrPort) bool {
-	return slices.ContainsFunc(endpoints, func(at netip.AddrPort) bool { return at.Addr().Is6() })
+	return !slices.ContainsFunc(endpoints, func(at netip.AddrPort) bool { return at.Addr().Is4() })
 }
 
 // blocksOf returns the keys of a list's blocks.
@@ -220,7 +221,7 @@ func (p *Programs) DelNode(a netip.Addr) error {
 	return problem("remove an address of the node", gone(p.maps.Nodes.Delete(&k)))
 }
 
-// firstBatch is how many entries the first system call reads, and batch how many the later ones do at most: most reads are of maps that
+// firstBatch is how many entries the first system call reads, and batch how many the later ones do: most reads are of maps that
 // have few entries.
 const firstBatch, batch = 256, 4096
 

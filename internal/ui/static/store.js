@@ -6,11 +6,30 @@ import { state, changed, isService, setServices, setService, setSlices, setSlice
 const maxChanges = 1000;
 export const hour = 3600e3;
 
-let seen = 0; // the newest version of an object, where versions are numbers; pages that have seen the same share answers
+// seen is the newest version of an object of each kind. Pages that have seen the same share the server's judgement. A list does not
+// show what was deleted: of unshared the next answer must be a new one.
+const seen = { services: 0, slices: 0, nodes: 0 };
+const unshared = new Set();
+let shares = true; // an older server does not know the parameter
 
-function saw(o) {
-  const version = Number(o.metadata.resourceVersion);
-  if (version > seen) seen = version;
+function relisted(kind, versions) {
+  seen[kind] = versions.reduce((a, v) => Math.max(a, Number(v)), 0);
+  unshared.add('/fairlead/services').add('/fairlead/status');
+}
+
+// judged asks for a judgement. Versions that are not numbers cannot be compared.
+async function judged(path, params, whole) {
+  const newest = Math.max(...Object.values(seen));
+  const anew = whole && unshared.delete(path);
+  try {
+    if (anew || !shares || !(newest > 0)) return await ask(path, params);
+    return await ask(path, [...params, ['seen', newest]]);
+  } catch (e) {
+    if (anew) unshared.add(path);
+    if (e.code !== 400 || !shares) throw e;
+    shares = false;
+    return ask(path, params);
+  }
 }
 
 const keyOf = (o) => o.metadata.namespace + '/' + o.metadata.name;
@@ -40,7 +59,6 @@ function fieldNames(fields) {
 }
 
 function serviceOf(o) {
-  saw(o);
   const s = o.spec;
   return {
     key: keyOf(o), version: o.metadata.resourceVersion, generation: o.metadata.generation || 0, kind: 'Service', namespace: o.metadata.namespace, name: o.metadata.name, type: s.type, created: o.metadata.creationTimestamp,
@@ -58,7 +76,6 @@ function serviceOf(o) {
 const sameSpec = (a, b) => (a.generation && b.generation ? a.generation === b.generation : a.text === b.text);
 
 function sliceOf(o) {
-  saw(o);
   return {
     id: keyOf(o), name: o.metadata.name, version: o.metadata.resourceVersion,
     service: o.metadata.namespace + '/' + ((o.metadata.labels || {})['kubernetes.io/service-name'] || ''),
@@ -169,8 +186,7 @@ async function turn() {
   const begin = performance.now();
   let rest = minPause;
   try {
-    const { value } = await ask('/fairlead/services',
-      [...(whole ? place() : names.map((n) => ['service', n])), ['seen', seen]]);
+    const { value } = await judged('/fairlead/services', whole ? place() : names.map((n) => ['service', n]), whole);
     if (whole) lastAll = Date.now();
     setFindings(value, whole ? null : names);
     state.trouble.delete('judgement');
@@ -193,7 +209,7 @@ let mayCertificates = true;
 
 async function readReport() {
   try {
-    setReport((await ask('/fairlead/status', [...place(), ['services', 'false'], ['seen', seen]])).value);
+    setReport((await judged('/fairlead/status', [...place(), ['services', 'false']], true)).value);
     state.trouble.delete('report');
     wantReport = false;
   } catch (e) {
@@ -300,6 +316,7 @@ export function begin(namespace, whenEnded) {
       changed();
     },
     reset(items) {
+      relisted('services', items.map((s) => s.version));
       setServices(items);
       state.partial = false;
       for (const s of state.services.values()) noteWrites(s, s.key, 'Service');
@@ -310,6 +327,7 @@ export function begin(namespace, whenEnded) {
     },
     one(type, o) {
       const s = serviceOf(o);
+      seen.services = Number(s.version);
       const was = state.services.get(s.key);
       setService(s.key, type === 'DELETED' ? null : s);
       const last = lastWrite(was, s);
@@ -326,6 +344,7 @@ export function begin(namespace, whenEnded) {
     read: sliceOf,
     short: ['endpointslices', namespace],
     reset(items) {
+      relisted('slices', items.map((s) => s.version));
       setSlices(items);
       listed.add('slices');
       all = true;
@@ -334,6 +353,7 @@ export function begin(namespace, whenEnded) {
     },
     one(type, o) {
       const s = sliceOf(o);
+      seen.slices = Number(s.version);
       const { before, keys } = setSlice(s, type === 'DELETED');
       if (keys.length > 1) { // the label names another Service
         noteDifference(before, null);
@@ -351,12 +371,14 @@ export function begin(namespace, whenEnded) {
       say('Nodes')(code === 403 && namespace ? '' : text, code); // the user of one namespace need not see them
     },
     reset(items) {
+      relisted('nodes', items.map((n) => n.metadata.resourceVersion));
       state.nodes = new Map(items.map((n) => [n.metadata.name, nodeOf(n)]));
       state.nodesVersion++;
       changed();
     },
     one(type, o) {
       const n = nodeOf(o);
+      seen.nodes = Number(o.metadata.resourceVersion);
       const was = state.nodes.get(n.name);
       if (type === 'DELETED') state.nodes.delete(n.name); else state.nodes.set(n.name, n);
       state.nodesVersion++;
@@ -375,7 +397,6 @@ export function begin(namespace, whenEnded) {
 }
 
 function nodeOf(o) {
-  saw(o);
   const ready = (o.status.conditions || []).find((c) => c.type === 'Ready');
   return { name: o.metadata.name, ready: !!ready && ready.status === 'True', why: ready ? ready.message || ready.reason || '' : '',
     addresses: (o.status.addresses || []).filter((a) => a.type === 'InternalIP').map((a) => a.address) };

@@ -45,8 +45,8 @@ struct slot_key {
 };
 
 /* Some slots of a list: each entry of a map takes 56 bytes besides its key and value. Of IPv4 an address is one word, of
- * IPv6 it is four. A port of 0 means that the slot is empty. With key and what an entry takes it just fits into 192 bytes,
- * which is how the kernel allocates it (Linux 6.1). */
+ * IPv6 it is four. A port of 0 means that the slot is empty. With its key and what an entry takes it fits into the 192 bytes
+ * that the kernel allocates for it (Linux 6.1). */
 struct block {
 	__u32 word[16];
 	__u16 port[IN_BLOCK4];
