@@ -38,9 +38,22 @@ var pageQuestions = []struct {
 	{"/fairlead/services", time.Minute, true},
 }
 
-// runPages measures what open pages cost the server beside 1,000 Services.
+// pageSizes are the numbers of Services beside which pages are open.
+var pageSizes = []int{100, 1000}
+
+// runPages measures what open pages cost the server.
 func (b *bench) runPages(ctx context.Context) (figures []figure, err error) {
-	size := planeSize{services: b.few(1000, 60), endpoints: b.few(5, 2), limit: b.limit()}
+	for _, n := range pageSizes {
+		got, err := b.pagesAt(ctx, planeSize{services: b.few(n, 60), endpoints: b.few(5, 2), limit: b.limit()})
+		if err != nil {
+			return figures, fmt.Errorf("at %d Services: %w", n, err)
+		}
+		figures = append(figures, got...)
+	}
+	return figures, nil
+}
+
+func (b *bench) pagesAt(ctx context.Context, size planeSize) (figures []figure, err error) {
 	lasts := pageTime
 	if b.small {
 		lasts = 2 * time.Second

@@ -54,7 +54,7 @@ func runs() []run {
 			[]string{needsBPF}, nil},
 		{"sockmap", "local connections whose two sockets a map of sockets joins", (*bench).runSockmap, []string{needsBPF}, nil},
 		{"questions", "plan, explain and status at 10,000 services x 5 endpoints", (*bench).runQuestions, nil, nil},
-		{"pages", "what 50 open pages cost the server at 1,000 services x 5 endpoints", (*bench).runPages, nil, nil},
+		{"pages", "what 50 open pages cost the server at 100 and 1,000 services x 5 endpoints", (*bench).runPages, nil, nil},
 		{"iptables", "iptables mode, at 2,000 services x 10 endpoints with the nf_tables variant and 10,000 with the legacy one",
 			(*bench).runIPTables, nil, kubeProxy},
 		{"dns", "the cluster's names, against CoreDNS", (*bench).runDNS, nil, coreDNS},
