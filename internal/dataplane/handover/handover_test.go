@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dataplane/handover"
@@ -44,16 +43,9 @@ func handOver(t *testing.T, create func() (dataplane.Applier, error), mode strin
 		}
 		return p
 	})
-	a, b, c, d := e.Host("a"), e.Host("b"), e.Host("c"), e.Host("d")
-	at := func(addr netip.Addr) table.Endpoint { return table.Endpoint{Addr: netip.AddrPortFrom(addr, 9376)} }
-	front4 := table.Frontend{Addr: flows.AP("10.96.0.10:80"), Endpoints: []table.Endpoint{at(a.Addr4()), at(b.Addr4())}}
-	node := table.Frontend{Kind: table.NodePort, Addr: flows.AP("0.0.0.0:30080"), Endpoints: front4.Endpoints}
-	front6 := table.Frontend{Addr: flows.AP("[fd00:10:96::10]:80"), Endpoints: []table.Endpoint{at(a.Addr6()), at(b.Addr6())}}
-	web4, web6 := flows.Port("web", "http", svc.IPv4, svc.TCP, front4, node), flows.Port("web", "http", svc.IPv6, svc.TCP, front6)
-	web4.Affinity, web6.Affinity = time.Hour, time.Hour
-	tab := table.New(web4, web6)
-	tab.NodePortAddrs = []netip.Addr{e.Node.Addr4()}
-	e.Apply(t, tab, nil)
+	c, d := e.Host("c"), e.Host("d")
+	web4, web6 := e.Affine(t)
+	front4, front6 := web4.Frontends[0], web6.Frontends[0]
 	ask := func(from *testbed.Host, to netip.AddrPort) string {
 		t.Helper()
 		answer, err := from.Ask(t.Context(), svc.TCP, to)

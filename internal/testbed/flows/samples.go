@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"testing"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/svc"
@@ -33,6 +34,24 @@ func Port(name, portName string, f svc.Family, p svc.Protocol, fronts ...table.F
 		ID:     svc.PortName{Name: svc.Name{Namespace: "default", Name: name}, Port: portName},
 		Family: f, Protocol: p, Frontends: fronts,
 	}
+}
+
+// Affine applies a Service with session affinity and returns its port in both families. The endpoints of each frontend are a and b; in
+// IPv4 the second frontend is a node port.
+func (e *Env) Affine(t testing.TB) (web4, web6 *table.ServicePort) {
+	t.Helper()
+	a, b := e.Host("a"), e.Host("b")
+	at := func(addr netip.Addr) table.Endpoint { return table.Endpoint{Addr: netip.AddrPortFrom(addr, endpointPort)} }
+	front := table.Frontend{Addr: AP("10.96.0.10:80"), Endpoints: []table.Endpoint{at(a.Addr4()), at(b.Addr4())}}
+	node := table.Frontend{Kind: table.NodePort, Addr: AP("0.0.0.0:30080"), Endpoints: front.Endpoints}
+	web4 = Port("web", "http", svc.IPv4, svc.TCP, front, node)
+	web6 = Port("web", "http", svc.IPv6, svc.TCP,
+		table.Frontend{Addr: AP("[fd00:10:96::10]:80"), Endpoints: []table.Endpoint{at(a.Addr6()), at(b.Addr6())}})
+	web4.Affinity, web6.Affinity = time.Hour, time.Hour
+	tab := table.New(web4, web6)
+	tab.NodePortAddrs = []netip.Addr{e.Node.Addr4()}
+	e.Apply(t, tab, nil)
+	return web4, web6
 }
 
 // EveryField is a Table that uses every field of a Frontend.

@@ -32,8 +32,8 @@ var frontLists = map[string]string{
   spec: {type: LoadBalancer, ports: [{port: 80}]}
 - metadata: {name: web, namespace: shop}
   spec: {type: ClusterIP, ports: [{port: 80}]}
-- metadata: {name: alone-fairlead-ingress, namespace: team, labels: {fairlead.dev/front: ingress}, ownerReferences: [
-    {apiVersion: networking.k8s.io/v1, kind: Ingress, name: alone, uid: i3, controller: true}]}
+- metadata: {name: single-fairlead-ingress, namespace: team, labels: {fairlead.dev/front: ingress}, ownerReferences: [
+    {apiVersion: networking.k8s.io/v1, kind: Ingress, name: single, uid: i3, controller: true}]}
   spec: {type: LoadBalancer, ports: [{port: 80}]}`,
 	"/api/v1/namespaces": `
 - metadata: {name: shop}
@@ -51,7 +51,7 @@ var frontLists = map[string]string{
     {path: /x, pathType: Exact, backend: {service: {name: none, port: {name: http}}}}]}}]}
 - metadata: {name: tea, namespace: team, uid: i2}
   spec: {ingressClassName: fairlead, tls: [{hosts: [tea.example], secretName: c}]}
-- metadata: {name: alone, namespace: team, uid: i3, annotations: {fairlead.dev/front: own}}
+- metadata: {name: single, namespace: team, uid: i3, annotations: {fairlead.dev/front: own}}
   spec: {ingressClassName: fairlead, rules: [{host: books.example, http: {paths: [
     {path: /, pathType: Prefix, backend: {service: {name: none, port: {number: 80}}}}]}}]}
 - metadata: {name: foreign, namespace: team}
@@ -155,17 +155,17 @@ func reportOf(t *testing.T, lists map[string]string) *Report {
 // An Ingress with a front for itself is shown at its own Service, with what is wrong with it, and not at the shared one.
 func TestFrontOfOneIngress(t *testing.T) {
 	all := reportOf(t, frontLists).Services
-	i := slices.IndexFunc(all, func(s lbService) bool { return s.Name == "alone-fairlead-ingress" })
+	i := slices.IndexFunc(all, func(s lbService) bool { return s.Name == "single-fairlead-ingress" })
 	if i < 0 {
 		t.Fatalf("%+v", all)
 	}
 	f := all[i].Front
-	if f == nil || f.Kind != "Ingress" || f.Name != "alone" || f.Problem != "" || len(f.Routes) != 1 || f.Routes[0].Name != "alone" ||
+	if f == nil || f.Kind != "Ingress" || f.Name != "single" || f.Problem != "" || len(f.Routes) != 1 || f.Routes[0].Name != "single" ||
 		!strings.Contains(f.Routes[0].Problem, "there is no Service team/none") {
 		t.Errorf("%+v", f)
 	}
 	for _, r := range all[1].Front.Routes {
-		if r.Name == "alone" {
+		if r.Name == "single" {
 			t.Errorf("at the shared front, too: %+v", r)
 		}
 	}

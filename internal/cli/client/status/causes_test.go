@@ -150,9 +150,9 @@ func TestStatusNamesCauses(t *testing.T) {
 			classes := make([]networkingv1.IngressClass, 2)
 			classes[0].Name, classes[0].Spec.Controller = "for-nginx", names.NginxController
 			classes[1].Name, classes[1].Spec.Controller = "nginx", "k8s.io/ingress-nginx"
-			alone := *written.DeepCopy()
-			alone.Name, alone.Annotations = "alone", map[string]string{"fairlead.dev/front": "own"}
-			r.judgeIngresses([]networkingv1.Ingress{two, written, annotated, alone}, classes, now)
+			single := *written.DeepCopy()
+			single.Name, single.Annotations = "single", map[string]string{"fairlead.dev/front": "own"}
+			r.judgeIngresses([]networkingv1.Ingress{two, written, annotated, single}, classes, now)
 		}, []string{
 			"ingress default/one has no class, and no controller serves it: set spec.ingressClassName",
 			"ingress default/one: no controller of class nginx has given it an address; fairlead serves the class fairlead",
@@ -160,7 +160,7 @@ func TestStatusNamesCauses(t *testing.T) {
 			"ingress default/one: no controller of class nginx has given it an address; fairlead serves the class for-nginx",
 			"ingress default/written has no address: look at service kube-system/fairlead-ingress and at the Events of the Ingress",
 			"ingress default/annotated has no address: look at service kube-system/fairlead-ingress and at the Events of the Ingress",
-			"ingress default/alone has no address: look at service default/alone-fairlead-ingress and at the Events of the Ingress",
+			"ingress default/single has no address: look at service default/single-fairlead-ingress and at the Events of the Ingress",
 		}},
 		"limits": {func(r *Report) {
 			p := running("a")
