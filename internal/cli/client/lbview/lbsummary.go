@@ -81,7 +81,11 @@ func SummaryOf(ctx context.Context, client kubernetes.Interface, cfg *rest.Confi
 	for _, kind := range o.unread {
 		out.Problems = append(out.Problems, "you may not list "+kind)
 	}
-	all := o.routesJudged(o.classesOf(ctx))
+	classes, err := o.classesOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := o.routesJudged(classes)
 	ingresses, err := out.ingresses(ctx, o, namespace)
 	if err != nil {
 		return nil, err
@@ -123,16 +127,19 @@ type judged struct {
 }
 
 // classesOf returns the controllers of GatewayClasses by their names, nil if the user may not list them.
-func (o *frontObjects) classesOf(ctx context.Context) map[string]string {
+func (o *frontObjects) classesOf(ctx context.Context) (map[string]string, error) {
 	list, err := o.api.Classes().List(ctx, metav1.ListOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return nil
+	switch {
+	case apierrors.IsForbidden(err):
+		return nil, nil
+	case err != nil && !apierrors.IsNotFound(err):
+		return nil, err
 	}
 	out := map[string]string{}
 	for _, c := range listed(list, err).Items {
 		out[c.Name] = string(c.Spec.ControllerName)
 	}
-	return out
+	return out, nil
 }
 
 // routesJudged judges the routes.

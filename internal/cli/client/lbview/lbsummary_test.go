@@ -87,7 +87,7 @@ func TestStandingOfRoutes(t *testing.T) {
 			"tea":  "problem: tls[0]: Secret team/c: it does not exist", "fine": "served: ",
 			"books":  "problem: rules[0].http.paths[1].backend: there is no Service shop/none",
 			"silent": "problem: its controller has written no address",
-			"single":  "problem: rules[0].http.paths[0].backend: there is no Service team/none",
+			"single": "problem: rules[0].http.paths[0].backend: there is no Service team/none",
 			"lost":   "unknown: there is no IngressClass lost", "unclassed": "unknown: it names no class, and no IngressClass is the default"}},
 		"no GatewayClasses, no Events": {"", with(map[string]string{gatewayAPI + "gatewayclasses": forbidden, "/api/v1/events": forbidden}),
 			map[string]string{"ours": "unknown: you may not list gatewayclasses, and no controller has looked at it",

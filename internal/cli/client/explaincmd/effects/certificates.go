@@ -133,8 +133,10 @@ func text(c *tls.Certificate, now time.Time) string {
 // of returns the listeners that use a Secret.
 func (u *Users) of(secret svc.Name) (out []use) {
 	for _, s := range u.Services {
-		r := claim.Read(s)
-		if s.Namespace == secret.Namespace && s.Spec.Type == corev1.ServiceTypeLoadBalancer && r.Way == dialect.Proxied {
+		if s.Namespace != secret.Namespace || s.Spec.Type != corev1.ServiceTypeLoadBalancer {
+			continue
+		}
+		if r := claim.Read(s); r.Way == dialect.Proxied {
 			out = append(out, ofService(s, &r.Spec, secret.Name)...)
 		}
 	}

@@ -255,6 +255,24 @@ func TestPools(t *testing.T) {
 	}
 }
 
+// A pool that leaves out .0 and .255, or that has a text which cannot be parsed, has an address no more, as the controller sees it.
+func TestPoolsAsTheControllerSeesThem(t *testing.T) {
+	was := v1.IPAddressPool{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: v1.IPAddressPoolSpec{Addresses: []string{"192.0.2.0/24"}}}
+	careful, broken := was, was
+	careful.Spec.AvoidBuggyIPs = true
+	broken.Spec.Addresses = []string{"192.0.2.0/24", "192.0.2.x"}
+	for addr, c := range map[string]struct {
+		is   v1.IPAddressPool
+		says int
+	}{"192.0.2.255": {careful, 1}, "192.0.2.7": {careful, 0}, "192.0.2.8": {broken, 1}} {
+		b := &Balancing{Claims: []claim.Claim{{Addr: netip.MustParseAddr(addr), Pool: "a", Services: []svc.Name{{Namespace: "shop", Name: "web"}}}}}
+		got := b.Pools([]v1.IPAddressPool{was}, []v1.IPAddressPool{c.is})
+		if len(got) != c.says || c.says > 0 && !strings.Contains(lineOf(&got[0]), addr+" is in no pool any more") {
+			t.Errorf("%s: %+v, want %d lines", addr, got, c.says)
+		}
+	}
+}
+
 // With the policy Local no node without an endpoint takes over an address.
 func TestPoolsOfLocalServices(t *testing.T) {
 	web := svc.Name{Namespace: "shop", Name: "web"}

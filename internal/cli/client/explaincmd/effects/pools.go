@@ -1,8 +1,8 @@
 package effects
 
 import (
+	"cmp"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -34,9 +34,9 @@ func (b *Balancing) Pools(was, is []v1.IPAddressPool) (out []explain.Change) {
 	for _, n := range b.Nodes {
 		nodes[n.Name] = n
 	}
-	wereIn, areIn := rangesOf(was), rangesOf(is)
+	wereIn, areIn := allocatorOf(was), allocatorOf(is)
 	for _, c := range b.Claims {
-		before, after := holding(was, wereIn, c.Addr), holding(is, areIn, c.Addr)
+		before, after := named(was, wereIn.PoolOf(c.Addr)), named(is, areIn.PoolOf(c.Addr))
 		if c.Pool != "" && before == nil { // it was outside of its pool already
 			before = named(was, c.Pool)
 		}
@@ -100,41 +100,41 @@ func (b *Balancing) silenced(
 	return out
 }
 
-// holding returns the pool that has an address, the oldest of several; nil if none has.
-func holding(pools []v1.IPAddressPool, ranges [][]pool.Range, a netip.Addr) (best *v1.IPAddressPool) {
-	for i := range pools {
-		p := &pools[i]
-		if slices.ContainsFunc(ranges[i], func(r pool.Range) bool { return r.Contains(a) }) && (best == nil || older(p, best)) {
-			best = p
+// allocatorOf returns what tells which pool has an address: of several pools the oldest. One that does not exist yet is the newest, and
+// one with a text that cannot be parsed has none.
+func allocatorOf(pools []v1.IPAddressPool) *pool.Allocator {
+	byAge := slices.Clone(pools)
+	slices.SortFunc(byAge, func(a, b v1.IPAddressPool) int {
+		x, y := a.CreationTimestamp, b.CreationTimestamp
+		switch {
+		case x.IsZero() && !y.IsZero():
+			return 1
+		case y.IsZero() && !x.IsZero():
+			return -1
+		}
+		return cmp.Or(x.Compare(y.Time), strings.Compare(a.Name, b.Name))
+	})
+	var list []pool.Pool
+	for i := range byAge {
+		if ranges, ok := rangesOf(&byAge[i]); ok {
+			list = append(list, pool.Pool{Name: byAge[i].Name, Ranges: ranges, AvoidBuggy: byAge[i].Spec.AvoidBuggyIPs})
 		}
 	}
-	return best
-}
-
-// older reports whether a pool is older than another one; one that does not exist yet is the newest.
-func older(a, b *v1.IPAddressPool) bool {
-	switch {
-	case a.CreationTimestamp.IsZero():
-		return false
-	case b.CreationTimestamp.IsZero():
-		return true
-	case a.CreationTimestamp.Equal(&b.CreationTimestamp):
-		return a.Name < b.Name
-	}
-	return a.CreationTimestamp.Before(&b.CreationTimestamp)
-}
-
-// rangesOf returns the ranges of each pool, without text that cannot be parsed.
-func rangesOf(pools []v1.IPAddressPool) [][]pool.Range {
-	out := make([][]pool.Range, len(pools))
-	for i := range pools {
-		for _, text := range pools[i].Spec.Addresses {
-			if r, err := pool.Parse(text); err == nil {
-				out[i] = append(out[i], r)
-			}
-		}
-	}
+	out := pool.New()
+	out.SetPools(list)
 	return out
+}
+
+// rangesOf returns the ranges of a pool, and whether all texts can be parsed.
+func rangesOf(p *v1.IPAddressPool) (out []pool.Range, ok bool) {
+	for _, text := range p.Spec.Addresses {
+		r, err := pool.Parse(text)
+		if err != nil {
+			return nil, false
+		}
+		out = append(out, r)
+	}
+	return out, true
 }
 
 func named(pools []v1.IPAddressPool, name string) *v1.IPAddressPool {
