@@ -143,15 +143,21 @@ func only(values ...string) func(string) string {
 // value is left out: its writer has been warned. at is where the annotations stand.
 func Warnings(kind string, at *field.Path, now, before map[string]string) (out []string) {
 	own, canary := false, false // such an Ingress gives its front what is for load balancers
+	var refused []string        // what the front does not take
 	if kind == "Ingress" {
-		own, _ = fronts.Read(now)
+		if own, _ = fronts.Read(now); own {
+			_, refused = dialect.OfFront(now)
+		}
 		if canary = nginx.Read(now).Canary != nil; canary != (nginx.Read(before).Canary != nil) {
 			before = maps.Clone(before) // what it has for all requests has lost its effect, or has one again
 			delete(before, svc.MaintenanceAnnotation)
 		}
 	}
 	return warn(at, now, before, func(key, value string) string {
-		if own && slices.Contains(dialect.OwnKeys(), key) {
+		if slices.Contains(refused, key) {
+			return "it has no effect: the Ingress has the protocols, certificates and paths of its front"
+		}
+		if own && key != dialect.LBCompress && slices.Contains(dialect.OwnKeys(), key) {
 			return ""
 		}
 		if key == svc.MaintenanceAnnotation && canary {

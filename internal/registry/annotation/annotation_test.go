@@ -167,6 +167,11 @@ func TestFrontOfAnIngress(t *testing.T) {
 	if out := Warnings("Ingress", at, keys, nil); len(out) != 0 {
 		t.Errorf("with a front: %q", out)
 	}
+	keys["fairlead.dev/lb-compress"], keys["fairlead.dev/lb-protocol"] = "lz77", "http"
+	if out := Warnings("Ingress", at, keys, nil); len(out) != 2 || !strings.Contains(out[0], "lz77") ||
+		!strings.Contains(out[1], "the Ingress has the protocols, certificates and paths of its front") {
+		t.Errorf("with what a front does not take: %q", out)
+	}
 	if out := Warnings("Service", at, map[string]string{fronts.Annotation: fronts.Own}, nil); len(out) != 1 {
 		t.Errorf("of a Service: %q", out)
 	}
