@@ -254,8 +254,9 @@ func (p *Peers) receive(c *echo.Conn) {
 	}
 }
 
-// heard takes in an answer, with the lock held.
+// heard takes in an answer, with the lock held. What was asked needs no other one.
 func (p *Peers) heard(name string) {
+	delete(p.nonces, name)
 	p.watch.Heard(p.now(), name)
 	p.beyond.heard(p.now(), name)
 }

@@ -67,12 +67,14 @@ type memory struct {
 	name string
 }
 
+// eachMemory calls f with each memory. One that fails does not keep the others from it.
 func eachMemory(f func(*memory) error) error {
 	c, err := nftables.Dial()
 	if err != nil {
 		return err
 	}
 	defer c.Close()
+	var errs []error
 	for _, family := range []svc.Family{svc.IPv4, svc.IPv6} {
 		l := newLayout(family, &Config{})
 		comment, there, err := c.Table(l.table) // not its rules, which can be many
@@ -85,11 +87,11 @@ func eachMemory(f func(*memory) error) error {
 		for _, m := range []memory{{name: setSticky}, {name: setNodeSticky, node: true}} {
 			m.layout, m.sets, m.conn = l, setsOf(m.node), c
 			if err := f(&m); err != nil {
-				return fmt.Errorf("map %s of table %s: %w", m.name, l.table, err)
+				errs = append(errs, fmt.Errorf("map %s of table %s: %w", m.name, l.table, err))
 			}
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // clients reads the clients, with the ports whose frontends are still there.

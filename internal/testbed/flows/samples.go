@@ -41,7 +41,9 @@ func Port(name, portName string, f svc.Family, p svc.Protocol, fronts ...table.F
 func (e *Env) Affine(t testing.TB) (web4, web6 *table.ServicePort) {
 	t.Helper()
 	a, b := e.Host("a"), e.Host("b")
-	at := func(addr netip.Addr) table.Endpoint { return table.Endpoint{Addr: netip.AddrPortFrom(addr, endpointPort)} }
+	at := func(addr netip.Addr) table.Endpoint {
+		return table.Endpoint{Addr: netip.AddrPortFrom(addr, endpointPort)}
+	}
 	front := table.Frontend{Addr: AP("10.96.0.10:80"), Endpoints: []table.Endpoint{at(a.Addr4()), at(b.Addr4())}}
 	node := table.Frontend{Kind: table.NodePort, Addr: AP("0.0.0.0:30080"), Endpoints: front.Endpoints}
 	web4 = Port("web", "http", svc.IPv4, svc.TCP, front, node)
