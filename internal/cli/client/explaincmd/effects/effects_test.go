@@ -265,7 +265,8 @@ func TestPoolsAsTheControllerSeesThem(t *testing.T) {
 		is   v1.IPAddressPool
 		says int
 	}{"192.0.2.255": {careful, 1}, "192.0.2.7": {careful, 0}, "192.0.2.8": {broken, 1}} {
-		b := &Balancing{Claims: []claim.Claim{{Addr: netip.MustParseAddr(addr), Pool: "a", Services: []svc.Name{{Namespace: "shop", Name: "web"}}}}}
+		web := []svc.Name{{Namespace: "shop", Name: "web"}}
+		b := &Balancing{Claims: []claim.Claim{{Addr: netip.MustParseAddr(addr), Pool: "a", Services: web}}}
 		got := b.Pools([]v1.IPAddressPool{was}, []v1.IPAddressPool{c.is})
 		if len(got) != c.says || c.says > 0 && !strings.Contains(lineOf(&got[0]), addr+" is in no pool any more") {
 			t.Errorf("%s: %+v, want %d lines", addr, got, c.says)
